@@ -108,6 +108,9 @@ class ModelRunnerConfig:
     `preferred_batch_sizes` are formed if the requests that wait make one up, without
     delay; `max_queue_delay` seconds a free device waits for more rows if a run takes
     any number of them (0: never);
+    if `ragged`, rows of different length run together if the file says that padding
+    changes none: as long as rows times the longest are at most `max_batch_tokens` (0:
+    as the device says) and no more than the part `max_padding` of them is padding;
     `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
     1 the highest, each with a queue of its own (0: one queue for all), of which
     `default_priority` is that of requests that name none (0: the middle one, and of
@@ -142,6 +145,9 @@ class ModelRunnerConfig:
     max_batch_size: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay: float = 0.0
+    ragged: bool = True
+    max_batch_tokens: int = 0
+    max_padding: float = 0.1
     max_queue_size: int = 1024
     priority_levels: int = 0
     default_priority: int = 0
@@ -159,6 +165,8 @@ class ModelRunnerConfig:
         self._in_range("ring_buffer_size_multiplier", 1, 1024)
         self._in_range("max_batch_size", 0, 65536)
         self._in_range("max_queue_delay", 0, 60)
+        self._in_range("max_batch_tokens", 0, 1 << 24)
+        self._in_range("max_padding", 0, 0.9)
         for size in self.preferred_batch_sizes:
             if not 1 <= size <= (self.max_batch_size or 65536):
                 most = self.max_batch_size or 65536

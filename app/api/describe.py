@@ -38,7 +38,10 @@ _BACKENDS = {
 }
 # Of what a file says of itself: so much is shown, and these have a place of their own.
 _LONGEST_PROPERTY, _MOST_PROPERTIES = 500, 50
-_NO_PROPERTIES = ("batching", "batch_size", "batching_reason", "popgate.example")
+_NO_PROPERTIES = (
+    "batching", "batch_size", "batching_reason", "popgate.example", "ragged",
+    "ragged_reason",
+)  # fmt: skip
 # The protocol's datatypes in the words of Triton's model configuration.
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
@@ -120,7 +123,12 @@ def _batching_reason(loaded: LoadedModel) -> str:
         return "the model's config.toml says so"
     if isinstance(loaded.runner, ModelRunner):
         metadata = loaded.runner.model.metadata
-        return metadata.option("popgate.batching_reason", "") or ""
+        reason = metadata.option("popgate.batching_reason", "") or ""
+        lengths = loaded.runner.ragged_reason
+        if lengths:
+            how = "together" if loaded.runner.ragged else "alone"
+            reason = f"{reason}; rows of different length run {how}: {lengths}"
+        return reason
     return "it is an ensemble: each of its models decides"
 
 

@@ -35,6 +35,7 @@ from app.config.frozen_inputs import check_frozen, with_frozen_files
 from app.config.labels import check_labels, read_labels
 from app.config.model_files import read_text, shown
 from app.config.priorities import PriorityLevel, check_levels
+from app.config.ragged_config import RaggedConfig
 from app.config.sequence_config import SequenceConfig
 from app.config.steps_config import StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
@@ -276,6 +277,7 @@ class ModelConfig:
     responses: StepsConfig | None = key(
         None, "a request runs in steps and has several responses"
     )
+    ragged: RaggedConfig | None = key(None, "rows of different length run together")
     warmup: WarmupConfig | None = key(
         None, "what every replica runs before it takes requests"
     )
@@ -309,6 +311,8 @@ class ModelConfig:
                 f"that there are {self.priority_levels}"
             )
             raise ValueError(msg)
+        if self.ragged is not None and self.preferred_batch_sizes:
+            raise ValueError("a model has either [ragged] or preferred_batch_sizes")
         if self.sequence is not None and self.responses is not None:
             raise ValueError("a model has either [sequence] or [responses], not both")
         check_levels(self.priority, self.priority_levels)

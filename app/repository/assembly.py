@@ -15,6 +15,7 @@ import orjson
 from app.config.frozen_inputs import frozen_arrays
 from app.config.model_config import ModelConfig
 from app.config.priorities import queue_sizes
+from app.config.ragged_config import RaggedConfig
 from app.config.triton import GraphChanges
 from app.repository.formats import FormatScheduler, format_named
 from app.repository.python_models import is_generator
@@ -68,6 +69,7 @@ def runner_config(
     channel_memory = config.channel_memory
     if channel_memory is None:
         channel_memory = min(max(largest_body, CHANNEL_MEMORY), MOST_CHANNEL_MEMORY)
+    ragged = config.ragged or RaggedConfig()
     return ModelRunnerConfig(
         replication_factor=config.instances,
         replica_to_device=placement,
@@ -78,6 +80,9 @@ def runner_config(
         max_batch_size=config.max_batch_size,
         preferred_batch_sizes=config.preferred_batch_sizes,
         max_queue_delay=config.max_queue_delay,
+        ragged=ragged.enabled and not config.preferred_batch_sizes,
+        max_batch_tokens=ragged.max_batch_tokens,
+        max_padding=ragged.max_padding,
         max_queue_size=config.max_queue_size,
         priority_levels=config.priority_levels,
         default_priority=config.default_priority,
@@ -125,7 +130,26 @@ def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
         named_optional_inputs(config),
         source.format,
         recipe.decode(),
+        ragged_inputs(source, config),
     )
+
+
+def ragged_inputs(
+    source: VersionSource, config: ModelConfig
+) -> tuple[tuple[str, float], ...]:
+    """Return the inputs that are declared to have a length, with their padding values.
+
+    They are those of the configuration, or else of the model's format.
+    """
+    ragged = config.ragged or RaggedConfig()
+    if not ragged.enabled:
+        return ()
+    found = ragged.inputs
+    if source.format and not found:
+        declares = getattr(format_named(source.format), "ragged", None)
+        if declares is not None:
+            found = declares(source.files, format_options(source, config))
+    return tuple(sorted((name, float(pad)) for name, pad in found.items()))
 
 
 def format_options(source: VersionSource, config: ModelConfig) -> Any:

@@ -14,6 +14,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from tempfile import mkdtemp
@@ -97,11 +98,11 @@ class CompileCache:
         # most repositories hold compiled models.
         from engine.compiler import CompileOptions
 
-        options = CompileOptions()
+        options = CompileOptions(ragged=dict(changes.ragged))
         if changes.counts_rows and not changes.are_of_the_graph:
             # Without its data: a change of names is no reason to read that.
             shapes = changes.row_shapes(_load(source, load_external_data=False))
-            options = CompileOptions(shapes=shapes)
+            options = replace(options, shapes=shapes)
         key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
         key = _digest(source, key)
         return self._usable_folder() / key[:2] / f"{key}.popef", options
@@ -153,7 +154,13 @@ def compile_into(
         inputs, outputs = changes.apply(model)
     except ValueError as e:
         raise InvalidModel(str(e)) from None
-    options = CompileOptions(name=source.stem, inputs=inputs, outputs=outputs)
+    ragged = dict(changes.ragged)
+    if changes.format:  # which names all the inputs that its models may have
+        there = {value.name for value in model.graph.input}
+        ragged = {name: pad for name, pad in ragged.items() if name in there}
+    options = CompileOptions(
+        name=source.stem, inputs=inputs, outputs=outputs, ragged=ragged
+    )
     compile_model(model, target, options, progress)
 
 

@@ -35,6 +35,10 @@ class ModelFormat(Protocol):
 
     `section` is the class of its section in ``config.toml``, which has the format's
     name; all of its keys have defaults (`app.config.config_keys.section`).
+
+    A format may also have a method `ragged(files, options)`. It returns the inputs
+    whose second axis is a length that padding does not change, with their padding
+    values. The compiler checks that, and ignores inputs that a model does not have.
     """
 
     section: type[Any]

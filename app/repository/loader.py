@@ -24,6 +24,7 @@ from app.repository.assembly import (
     assemble,
     graph_changes,
     named_optional_inputs,
+    ragged_inputs,
     runner_config,
 )
 from app.repository.compile_cache import CompileCache
@@ -206,7 +207,12 @@ class ModelLoader:
         until: float,
     ) -> LoadedModel:
         files = self._files(source, config)
-        runner = self._open(f"{name}/{source.version}", files, config, placement)
+        label = f"{name}/{source.version}"
+        runner = self._open(label, files, config, placement)
+        if not runner.ragged and ragged_inputs(source, config):
+            why = runner.ragged_reason or "the file was compiled without [ragged]"
+            msg = "model %s: rows of different length run alone: %s"
+            logger.warning(msg, label, why)
         return self._ready(name, source, config, replaces, until, files, runner)
 
     def _load_python(

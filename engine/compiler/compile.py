@@ -41,12 +41,14 @@ from engine.compiler.package import (
     selector_anchor,
 )
 from engine.compiler.rows.batching import decide
-from engine.compiler.rows.row_check import Run
+from engine.compiler.rows.lengths import shown_lengths
+from engine.compiler.rows.row_check import Dependent, Run
 from engine.compiler.rows.row_proof import wrongly_fixed
 from engine.compiler.source import OnnxModel, OnnxSource, read_model
 from engine.compiler.weights import Weight, drop_unused, take_inside, take_out
 from engine.errors import InvalidConfig, InvalidModel
 from engine.model.anchors import OPTION_FUSED, OPTION_LABELS
+from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
 from engine.programs.executable import Steps, StreamIn, Switch
 from engine.programs.executor import Executor
 from engine.programs.onnx_session import OnnxSession, make_run_options
@@ -90,7 +92,8 @@ def compile_model(
             options,
             limit,
         )
-    notes = _notes(loaded.source.proto, options) + _labels(loaded.labels)
+        lengths = _lengths(loaded.part, decision, trial, options, limit)
+    notes = _notes(loaded.source.proto, options) + _labels(loaded.labels) + lengths
     final = make_package(name, [loaded.part], loaded.part.main, decision, notes)
     return _write(final, Path(target), decision, say)
 
@@ -145,6 +148,29 @@ def compile_fused(
     )
     with _Trial(package, sessions, options.threads):
         return _write(package, Path(target), decision, say)
+
+
+def _lengths(
+    part: Part,
+    decision: BatchDecision,
+    trial: _Trial,
+    options: CompileOptions,
+    limit: TimeLimit,
+) -> list[Option]:
+    """Whether rows of different length may run together, for the metadata."""
+    if not options.ragged:
+        return []
+    run = trial.run(part, limit)
+    try:
+        shown = shown_lengths(part, run, decision, options, limit)
+    except Dependent as found:
+        _log.info("rows of different length run alone: %s", found)
+        return [Option(OPTION_RAGGED_REASON, str(found))]
+    reason = "rows give the same answers alone and padded beside longer ones"
+    return [
+        Option(OPTION_RAGGED, shown.to_text()),
+        Option(OPTION_RAGGED_REASON, reason),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ class CompileOptions:
     """New names of outputs."""
     shapes: Mapping[str, Dims] = field(default_factory=dict)
     """New shapes of inputs or outputs, by their names in the source."""
+    ragged: Mapping[str, float] = field(default_factory=dict)
+    """Padding values of the inputs whose second axis is a length that padding does not
+    change, by their names outside."""
     user_metadata: Mapping[str, str] = field(default_factory=dict)
     """Kept in the container under `user.<key>`."""
     description: str = ""

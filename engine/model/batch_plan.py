@@ -22,6 +22,7 @@ from engine.model.anchors import (
     OPTION_MAX_BATCH,
     MainAnchors,
 )
+from engine.model.ragged import OPTION_RAGGED, RaggedPlan, ShownLengths
 from engine.programs.executable import Executable
 from engine.programs.transfers import stream_transfers
 from engine.tensor import DataDesc, Tensor
@@ -54,7 +55,8 @@ class BatchPlan:
 
     `dim` is the batch dimension. `run_units` units make a run (0: as many as there
     are), `batch_units` one transfer. At most about `max_units` are run together; 0:
-    units of different requests are not.
+    units of different requests are not. `ragged` is set if rows of different length run
+    together.
     """
 
     dim: int
@@ -63,6 +65,7 @@ class BatchPlan:
     max_units: int
     inputs: tuple[AnchorRows, ...]
     outputs: tuple[AnchorRows, ...]
+    ragged: RaggedPlan | None = None
 
     def units(self, tensors: Mapping[str, Tensor]) -> int:
         """The units of a request; InvalidInput if its tensors do not agree."""
@@ -173,11 +176,12 @@ class BatchPlan:
             self.batch_units,
             self.max_units,
             *anchors,
+            None if self.ragged is None else self.ragged.to_message(),
         ]
 
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> BatchPlan:
-        dim, run_units, batch_units, max_units, inputs, outputs = message
+        dim, run_units, batch_units, max_units, inputs, outputs, ragged = message
         return cls(
             int(dim),
             int(run_units),
@@ -185,6 +189,7 @@ class BatchPlan:
             int(max_units),
             tuple(AnchorRows(*row) for row in inputs),
             tuple(AnchorRows(*row) for row in outputs),
+            None if ragged is None else RaggedPlan.from_message(ragged),
         )
 
 
@@ -196,6 +201,31 @@ def plan_batches(
     Raises InvalidConfig if the configuration asks for what the model cannot do,
     InvalidModel for metadata or programs that make no sense.
     """
+    plan = _plan_of(model, anchors, config)
+    shown = model.metadata.option(OPTION_RAGGED) if config.ragged else None
+    if not shown or not _may_be_ragged(plan):
+        return plan
+    lengths = ShownLengths.from_text(shown)
+    if not lengths.inputs.keys() <= {anchor.name for anchor in plan.inputs}:
+        return plan  # one of them is frozen, with a length of its own
+    ragged = RaggedPlan(
+        tuple(lengths.inputs.get(anchor.name) for anchor in plan.inputs),
+        tuple(lengths.outputs.get(anchor.name, ()) for anchor in plan.outputs),
+        config.max_batch_tokens,
+        config.max_padding,
+    )
+    return replace(plan, ragged=ragged)
+
+
+def _may_be_ragged(plan: BatchPlan) -> bool:
+    """Return whether a run takes any number of rows, each once."""
+    once = all(rows.transfers == 1 for rows in (*plan.inputs, *plan.outputs))
+    return plan.max_units > 1 and not plan.run_units and not plan.dim and once
+
+
+def _plan_of(
+    model: Model, anchors: MainAnchors, config: ModelRunnerConfig
+) -> BatchPlan:
     metadata = model.metadata
     fixed = _batch_size(metadata, OPTION_BATCH_SIZE)
     most = fixed or _batch_size(metadata, OPTION_MAX_BATCH)

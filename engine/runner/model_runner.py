@@ -22,6 +22,7 @@ from engine.model.batch_plan import plan_batches
 from engine.model.channel_layout import plan_layout
 from engine.model.iterations import split_iterations
 from engine.model.model_file import ModelFiles, open_model
+from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
 from engine.model.save_outputs import SaveOutputs
 from engine.model.validation import check_inputs, check_outputs
 from engine.runner.flushing import Flusher
@@ -114,6 +115,20 @@ class ModelRunner:
     def batching(self) -> bool:
         """Whether rows of different requests may run together."""
         return self.max_batch_size > 0
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows of different length may run together, padded to the longest."""
+        return self._batches.ragged is not None
+
+    @property
+    def ragged_reason(self) -> str:
+        """Why rows of different length run together, or why not; empty if the file does
+        not say."""
+        metadata = self._model.metadata
+        if metadata.option(OPTION_RAGGED) and not self.ragged:
+            return "its options do not allow it"
+        return metadata.option(OPTION_RAGGED_REASON) or ""
 
     @property
     def batching_dim(self) -> int:

@@ -119,6 +119,8 @@ class ReplicaChannel(RequestChannel):
         #: Whether requests can be taken: false once closed or lost.
         self.usable = True
         self._is_lost = False
+        #: Rows of different length do not run in the order in which they came.
+        self._in_order = description.batches.ragged is None
         #: Whether the last outputs were large: then they are copied out early.
         self._large_outputs = False
         self.number = device.open_channel(self, self._channel, layout)
@@ -137,6 +139,8 @@ class ReplicaChannel(RequestChannel):
         with self._lock:
             if not self.usable:
                 return 0
+            if not self._in_order:
+                return len(self._backlog) + len(self._untaken(self._placed()))
             return len(self._backlog) + self._channel.requests.untaken
 
     @property
@@ -321,6 +325,8 @@ class ReplicaChannel(RequestChannel):
             request.deadline_ns,
             now,
         )
+        if not self._in_order:
+            channel.set_begun(slot, 0)
         request.slot = slot
         self._owners[slot] = request.number
         # 3. Publish, the request last: a device that sees the request sees its data.
@@ -407,7 +413,7 @@ class ReplicaChannel(RequestChannel):
             wanted = request is not None and not request.done and outcome == DONE
             # Output slots are released in the order of completions. Then the backlog,
             # before `resolve` calls back, so that the device has its next work early.
-            failed = self._collect(number, request if wanted else None)
+            failed = self._collect(number, outcome, request if wanted else None)
             if self._backlog:
                 self._refill()
             if request is None or request.done:
@@ -441,16 +447,20 @@ class ReplicaChannel(RequestChannel):
                 self._rows -= request.rows or 1
                 request.resolve(failure)
 
-    def _collect(self, number: int, request: Request | None) -> EngineError | None:
+    def _collect(
+        self, number: int, outcome: int, request: Request | None
+    ) -> EngineError | None:
         """Copy the outputs of request `number` out of their slots, where `request` is
         there to have them, and release the slots. Returns what kept them from being
         copied."""
+        if outcome != DONE and not self._in_order:
+            return None  # the next outputs are those of another request
         failure: EngineError | None = None
         outputs: dict[str, Tensor] = {}
         for name, data_type, anchor in self._outputs:
             slot = -1
             try:
-                slot = anchor.find(number)
+                slot = anchor.find(number, self._in_order)
                 if slot >= 0 and request is not None and failure is None:
                     start, nbytes, shape = anchor.record(slot)
                     payload, into = anchor.payload, request.into
@@ -583,16 +593,32 @@ class ReplicaChannel(RequestChannel):
         with self._lock:
             if not self.usable:
                 return []
-            placed = [r for r in self._in_flight.values() if r.slot >= 0]
-            return placed[: max(0, len(placed) - self._channel.requests.untaken)]
+            placed = self._placed()
+            waiting = {id(request) for request in self._untaken(placed)}
+            return [request for request in placed if id(request) not in waiting]
+
+    def _placed(self) -> list[Request]:
+        """The requests that are in the rings, oldest first."""
+        return [r for r in self._in_flight.values() if r.slot >= 0]
+
+    def _untaken(self, placed: list[Request]) -> list[Request]:
+        """Those of `placed` that no run has taken."""
+        channel = self._channel
+        if not self._in_order:
+            owners = self._owners
+            return [
+                r
+                for r in placed
+                if owners[r.slot] == r.number and not channel.is_begun(r.slot)
+            ]
+        # Taken in their order, so those that are not are the last ones.
+        count = channel.requests.untaken
+        return placed[max(0, len(placed) - count) :] if count else []
 
     def _unstarted(self) -> list[tuple[Request, Mapping[str, Tensor]]]:
         """The requests that no run has taken, oldest first, which another replica may
         have."""
-        # Taken in their order, so those of the rings that are not are the last ones.
-        placed = [r for r in self._in_flight.values() if r.slot >= 0]
-        count = self._channel.requests.untaken
-        waiting = {id(r) for r in placed[len(placed) - count :]} if count else set()
+        waiting = {id(request) for request in self._untaken(self._placed())}
         kept = self._kept
         return [
             (request, kept[number])

@@ -170,9 +170,10 @@ class AnchorRing(RingCounters):
         self.skip()
         return shape, data
 
-    def find(self, request: int) -> int:
+    def find(self, request: int, in_order: bool = True) -> int:
         """The slot with the data of `request`, to be released with `skip`; -1 if the
-        next data belongs to a later one."""
+        next data belongs to a later one. If requests do not end `in_order`, there must
+        be data of `request`, and other data before it is dropped."""
         while True:
             if self._next == self._written_seen:
                 self._written_seen = self._control[0]
@@ -182,8 +183,10 @@ class AnchorRing(RingCounters):
                     full_fence()
             slot = self._next % self.capacity
             owner = self.words[(self.table_at + slot * ANCHOR_SLOT) // 8]
-            if owner >= request:
-                return slot if owner == request else -1
+            if owner == request:
+                return slot
+            if in_order and owner > request:
+                return -1
             self.skip()
 
     def lock_of(self, request: int) -> int:

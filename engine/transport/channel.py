@@ -20,6 +20,8 @@ Request descriptor (8 words of 64 bits):
                 8 = its rows leave an incomplete run, whatever the policy (with 1)
     3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
     4 submitted CLOCK_MONOTONIC nanoseconds
+    5 begun     1 when a run has taken it, if requests do not run in their order
+                (the client writes 0, then the device 1)
 
 Anchor descriptors: see engine/transport/anchor_ring.py.
 
@@ -56,6 +58,7 @@ LEAVES: Final = 8
 #: Bytes that an anchor of a channel may have.
 MAX_PAYLOAD: Final = 1 << 40
 _FLAGS_WORD: Final = 2
+_BEGUN_WORD: Final = 5
 REQUEST = Struct("<5Q")
 
 
@@ -184,6 +187,14 @@ class Channel:
         if it `leaves`, its rows do not wait for a run either."""
         word = (self.layout.table_at + slot * REQUEST_SLOT) // 8 + _FLAGS_WORD
         self._words[word] = CANCELLED | LEAVES if leaves else CANCELLED
+
+    def set_begun(self, slot: int, begun: int) -> None:
+        """Say whether a run has taken the request in `slot`."""
+        self._words[self.request_at(slot) // 8 + _BEGUN_WORD] = begun
+
+    def is_begun(self, slot: int) -> bool:
+        """Return whether a run has taken the request in `slot`."""
+        return self._words[self.request_at(slot) // 8 + _BEGUN_WORD] != 0
 
     def close(self) -> None:
         """Unmap; the rings must not be used after that."""

@@ -20,6 +20,7 @@ from engine.programs.transfers import is_conditional, stream_transfers
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
 from engine.worker.python_loading import python_executor
+from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import BatchingPolicy, Replica
 from engine.worker.results import Waiter
@@ -97,6 +98,9 @@ def _rules(
     _check_transfers(stream_transfers(executable, main), plan, anchors)
     # Where requests choose what runs, none may run with another.
     conditional = is_conditional(executable, main)
+    if conditional and plan.ragged is not None:
+        what = "what runs depends on each request"
+        raise InvalidModel(f"rows of different length cannot run together: {what}")
     policy = BatchingPolicy(
         max_rows=0 if conditional else plan.max_units,
         conditional=conditional,
@@ -108,8 +112,15 @@ def _rules(
         asks=bool(message["asks"]),
         drops_cancelled=bool(message["drops_cancelled"]),
         look_ahead=int(message["look_ahead"]),
+        max_tokens=plan.ragged.tokens_on(message["providers"]) if plan.ragged else 0,
     )
     return plan, policy
+
+
+def _kind(plan: BatchPlan, policy: BatchingPolicy) -> type[Replica]:
+    if plan.ragged is not None:
+        return RaggedReplica
+    return RegroupingReplica if _regroups(plan, policy) else Replica
 
 
 def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
@@ -147,8 +158,7 @@ def _replica(
     executor, data = mine
     plan, policy = rules
     anchors = main_anchors(model, frozen.keys())
-    kind = RegroupingReplica if _regroups(plan, policy) else Replica
-    replica = kind(
+    replica = _kind(plan, policy)(
         number,
         str(message["name"]),
         executor,

@@ -59,6 +59,9 @@ class BatchingPolicy:
     `fill_run_ns`; then the client is asked for rows where `asks`, else they are zeros.
     `drops_cancelled`: rows of cancelled requests leave an incomplete run. Runs beyond
     the next that are prepared with it: `look_ahead` (-1: as many as there are).
+
+    If rows of different length run together (engine/worker/ragged.py), rows times the
+    longest length are at most `max_tokens`.
     """
 
     max_rows: int = 0
@@ -71,6 +74,7 @@ class BatchingPolicy:
     asks: bool = False
     drops_cancelled: bool = False
     look_ahead: int = -1
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,14 @@ class Results:
         for entry in entries:
             mine = values
             if len(entries) > 1:
-                mine = self.part(values, first, first + entry.rows)
+                mine = self.rows_of(entry, values, first)
             self.publish_one(entry, mine)
             yield entry
             first += entry.rows
+
+    def rows_of(self, entry: Entry, values: Values, first: int) -> Values:
+        """Return the rows of one request, which begin at the unit `first`."""
+        return self.part(values, first, first + entry.rows)
 
     def part(self, values: Values, first: int, end: int) -> dict[int, Array]:
         """Units `first` to `end` of what a batch gave."""

@@ -25,7 +25,9 @@ class GraphChanges:
     `counts_rows`: the first dimension of every input is stated to be that of one batch,
     which the file need not say. `optional`: inputs that stay inputs though the file
     gives them values (initializers). `format` is the plugin that changes the graph
-    (`app.repository.formats`), by the JSON document `recipe`.
+    (`app.repository.formats`), by the JSON document `recipe`. `ragged` are inputs whose
+    rows may have any length, with their padding values; it changes nothing, and is
+    checked by the compiler.
     """
 
     reshapes: Reshapes = field(default_factory=Reshapes)
@@ -33,6 +35,7 @@ class GraphChanges:
     optional: tuple[str, ...] = ()
     format: str = ""
     recipe: str = ""
+    ragged: tuple[tuple[str, float], ...] = ()
 
     def to_message(self) -> dict[str, Any]:
         """What JSON can hold."""
@@ -51,6 +54,7 @@ class GraphChanges:
             tuple(message["optional"]),
             message["format"],
             message["recipe"],
+            tuple((str(name), float(pad)) for name, pad in message["ragged"]),
         )
 
     @property

@@ -61,9 +61,9 @@ MAX_BATCH = 2 << 30
 """Bytes of synthetic rows beyond which a batch is not tried."""
 _SLOW = 0.02
 """Seconds of one row that make a model slow."""
-_WIDE = 0.05
+WIDE = 0.05
 """Of the largest value of the row: no rounding error, whatever a model makes of it."""
-_TIGHT = {
+TIGHT = {
     DataType.F64: 1e-9,
     DataType.F32: 1e-4,
     DataType.F16: 1e-2,
@@ -300,11 +300,11 @@ class RowCheck:
         are not within the wide one."""
         tight = True
         for tensor in self._interface.outputs:
-            gap = _gap(actual[tensor.name], expected[tensor.name], tensor.data_type)
+            gap = gap_of(actual[tensor.name], expected[tensor.name], tensor.data_type)
             what = f"a row of output {tensor.name!r} differs {when}"
-            if gap > _WIDE:
+            if gap > WIDE:
                 raise Dependent(what)
-            if gap > _TIGHT.get(tensor.data_type, 0.0):
+            if gap > TIGHT.get(tensor.data_type, 0.0):
                 tight = False
                 self._furthest = what
         return tight
@@ -327,11 +327,11 @@ def same_bits(one: Array, other: Array) -> bool:
     return bool(np.array_equal(one, other))
 
 
-def _gap(one: Array, other: Array, data_type: DataType) -> float:
+def gap_of(one: Array, other: Array, data_type: DataType) -> float:
     """How far apart two outputs are, as a part of the largest value of their row."""
     if one.shape != other.shape:
         return np.inf
-    if data_type not in _TIGHT or one.size == 0:
+    if data_type not in TIGHT or one.size == 0:
         return 0.0 if same_bits(one, other) else np.inf
     first, second = _wide(one, data_type), _wide(other, data_type)
     finite = np.isfinite(first)

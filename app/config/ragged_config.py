@@ -1,0 +1,44 @@
+"""``[ragged]`` of a model's ``config.toml``: rows of different length in one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Strict
+
+from app.config.config_keys import between, checked, key, section
+
+
+def _inputs(value: Any) -> Mapping[str, float]:
+    if not isinstance(value, dict) or not all(
+        isinstance(pad, int | float)
+        and not isinstance(pad, bool)
+        and math.isfinite(pad)
+        for pad in value.values()
+    ):
+        raise ValueError("a table of input name to a number, the padding value")
+    return value
+
+
+@section
+@dataclass(frozen=True, slots=True)
+class RaggedConfig:
+    """Which inputs have a length that padding does not change, and how far rows are
+    padded."""
+
+    enabled: Annotated[bool, Strict()] = key(
+        True, "whether rows of different length run together"
+    )
+    inputs: Annotated[Mapping[str, float], checked(_inputs)] = key(
+        dict, "inputs whose second axis is the length, with their padding values"
+    )
+    max_batch_tokens: Annotated[int, between(0, 1 << 24)] = key(
+        0,
+        "rows times the longest length of a batch at most; 0: the device's own number",
+    )
+    max_padding: Annotated[float, between(0, 0.9)] = key(
+        0.1, "part of a batch that may be padding"
+    )

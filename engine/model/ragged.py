@@ -1,0 +1,105 @@
+"""Rows of different length: which axes of a model are lengths, and how far rows may be
+padded to run together.
+
+The compiler writes what it has shown into the file (engine/compiler/rows/lengths.py);
+the runner makes a `RaggedPlan` of it, which the device process is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from engine.errors import InvalidModel
+from popef_io import DataType
+
+#: Metadata options that the compiler writes: a `ShownLengths`, and why (not).
+OPTION_RAGGED: Final = "popgate.ragged"
+OPTION_RAGGED_REASON: Final = "popgate.ragged_reason"
+#: The axis of inputs that is the length.
+LENGTH_AXIS: Final = 1
+#: Elements of the length axis in a batch, on a processor and on other devices. Longer
+#: batches make a processor slower; other devices need long ones to be busy.
+PROCESSOR_TOKENS: Final = 256
+DEVICE_TOKENS: Final = 8192
+#: Part of a batch that may be padding.
+MAX_PADDING: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLengths:
+    """Inputs with their padding values, and the axes of each output that are lengths.
+
+    An output without such an axis has `()`.
+    """
+
+    inputs: Mapping[str, float]
+    outputs: Mapping[str, tuple[int, ...]]
+
+    def to_text(self) -> str:
+        """Return the value of the metadata option."""
+        outputs = {name: list(axes) for name, axes in self.outputs.items()}
+        return json.dumps({"inputs": dict(self.inputs), "outputs": outputs})
+
+    @classmethod
+    def from_text(cls, text: str) -> ShownLengths:
+        """Return the inverse of `to_text`. Raises InvalidModel."""
+        try:
+            found = json.loads(text)
+            return cls(
+                {str(name): float(pad) for name, pad in found["inputs"].items()},
+                {
+                    str(name): tuple(int(axis) for axis in axes)
+                    for name, axes in found["outputs"].items()
+                },
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise InvalidModel(f"the option {OPTION_RAGGED} of the file: {e}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedPlan:
+    """How rows of different length run together.
+
+    `pads` are the padding values of the inputs, in the order of their anchors; None for
+    an input that has no length. `cuts` are the axes of each output that are lengths.
+    `max_tokens` is the limit of rows times the longest length (0: the device's own),
+    `max_padding` that of the padded part.
+    """
+
+    pads: tuple[float | None, ...]
+    cuts: tuple[tuple[int, ...], ...]
+    max_tokens: int = 0
+    max_padding: float = MAX_PADDING
+
+    def tokens_on(self, providers: Sequence[str]) -> int:
+        """Return the limit of tokens for a device with these providers."""
+        if self.max_tokens:
+            return self.max_tokens
+        plain = not providers or providers[0] == "CPUExecutionProvider"
+        return PROCESSOR_TOKENS if plain else DEVICE_TOKENS
+
+    def to_message(self) -> list[object]:
+        cuts = [list(axes) for axes in self.cuts]
+        return [list(self.pads), cuts, self.max_tokens, self.max_padding]
+
+    @classmethod
+    def from_message(cls, message: Sequence[Any]) -> RaggedPlan:
+        pads, cuts, max_tokens, max_padding = message
+        return cls(
+            tuple(None if pad is None else float(pad) for pad in pads),
+            tuple(tuple(int(axis) for axis in axes) for axes in cuts),
+            int(max_tokens),
+            float(max_padding),
+        )
+
+
+def padding_of(data_type: DataType, value: float) -> float:
+    """Return a padding value as arrays hold it: BF16 is held as unsigned numbers."""
+    if data_type is DataType.BF16:
+        return int(np.float32(value).view(np.uint32)) >> 16
+    return value
