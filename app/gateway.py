@@ -155,6 +155,7 @@ class Gateway:
         self.on_demand = OnDemandLoader(self.repository)
         self._start: asyncio.Task[None] | None = None
         self._reload = asyncio.Event()
+        self._when_reloaded: list[Callable[[], None]] = []
         self._watch: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._drained = False
@@ -308,11 +309,15 @@ class Gateway:
         """Runs `call` in one of the threads that load models."""
         return await self._pools.load.run(call)
 
-    def reload(self) -> None:
+    def reload(self, when_done: Callable[[], None] = lambda: None) -> None:
         """Look now whether the keys have changed, not only in a second, and read the
         file of log settings."""
-        self._reload.set()
         self._read_log_config()
+        if self._watch is None:
+            when_done()
+            return
+        self._when_reloaded.append(when_done)
+        self._reload.set()
 
     def _read_log_config(self) -> None:
         """What cannot be read, or understood, changes nothing."""
@@ -437,11 +442,14 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload.wait(), KEYS_LOOK)
             self._reload.clear()
+            done, self._when_reloaded = self._when_reloaded, []
             # Not in a thread that loads models: it may have to wait for that.
             config = await asyncio.to_thread(self.keys.read_again)
             if config is not None:
                 self.keys.take_over(config)
                 self._warn_of_modes()
+            for call in done:
+                call()
 
     async def _run_start(self) -> None:
         begin = time.monotonic()

@@ -14,7 +14,7 @@ from functools import partial
 from app.gateway import Gateway
 from app.http.access import Access, is_loopback
 from app.http.front import InferFront
-from app.http.listeners import Listeners
+from app.http.listeners import MAIN, Listeners, inherited_sockets
 from app.http.server import GatewayServer, ListenError
 from app.http.tls import Certificate, TlsError
 from app.main import create_app
@@ -27,6 +27,7 @@ from app.server_process import (
     server_options,
     spare_the_collector,
 )
+from app.service_manager import ServiceManager, state_of
 from app.serving.table import ModelTable
 from app.settings import Settings
 from engine import (
@@ -59,12 +60,14 @@ def run_gateway(
     """
     _check_descriptors()
     certificate = _certificate(settings)
-    listeners = Listeners(settings)
+    listeners = Listeners(settings, inherited_sockets())
+    manager = ServiceManager()
     url = listeners.url
 
     def started(gateway: Gateway) -> None:
         spare_the_collector()
         on_started(url, gateway)
+        manager.look()
 
     def failed(error: Exception) -> None:
         no_device = isinstance(error, NoDeviceAvailable | TimedOut)
@@ -76,11 +79,11 @@ def run_gateway(
             settings,
             on_started=started,
             on_failed=failed,
-            others=partial(_others, settings, listeners.of_workers),
+            others=partial(_others, settings, listeners),
         )
         prepare_process(settings)
         app = create_app(gateway=gateway)
-        server = _server(settings, gateway, app, listeners, certificate)
+        server = _server(settings, gateway, app, listeners, certificate, manager)
         in_models = gateway.count_unfinished  # those of workers too
         # Less the one that asks.
         gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
@@ -96,6 +99,7 @@ def run_gateway(
         gateway.journal.write_gathered()
     finally:
         listeners.close()
+        manager.close()
     if not is_written() or server.force_exit or gateway.is_busy:
         # A thread still writes, compiles or waits for a device: it is not waited for.
         if sys.stdout is not None:  # it was closed before the process began
@@ -119,7 +123,7 @@ def _check_descriptors() -> None:
 
 def _others(
     settings: Settings,
-    listeners: list[socket.socket],
+    listeners: Listeners,
     table: ModelTable,
     metrics: MetricsRegistry,
 ) -> OtherProcesses:
@@ -128,7 +132,13 @@ def _others(
     # One process needs none of it.
     from app.workers.supervisor import Workers
 
-    return Workers(settings, listeners, table, metrics)
+    return Workers(
+        settings,
+        listeners.of_workers,
+        table,
+        metrics,
+        keeps_listeners=MAIN in listeners.inherited,
+    )
 
 
 def _server(
@@ -137,13 +147,24 @@ def _server(
     app: InferFront,
     listeners: Listeners,
     certificate: Certificate | None,
+    manager: ServiceManager,
 ) -> GatewayServer:
+    def drain() -> None:
+        manager.stopping()
+        gateway.begin_drain()
+
+    def reload() -> None:
+        manager.reloading()
+        gateway.reload(manager.reloaded)
+
     options = server_options(settings) | {
         "certificate": certificate,
         "sides": listeners.sides(app),
+        "kept": list(listeners.inherited.values()),
         "is_drained": lambda: gateway.is_drained,
-        "on_drain": gateway.begin_drain,
-        "on_reload": gateway.reload,
+        "on_listening": lambda: manager.begin(lambda: state_of(gateway)),
+        "on_drain": drain,
+        "on_reload": reload,
         "abort": gateway.abort,
     }
     if settings.workers == 1:

@@ -115,6 +115,7 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
         "server_process": frozenset({"workers"}),
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
+        "service_manager": frozenset(),
         "ray": frozenset(),
         "saturation": frozenset(),
     },

@@ -1,32 +1,59 @@
-"""`Listeners`: the sockets of a server."""
+"""`Listeners`: the sockets of a server.
+
+A service manager may have made them and hand them over (LISTEN_FDS). systemd opens them
+before the server starts and keeps them when it ends, so clients that connect in between
+wait for the next process.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from app.http.front import InferFront
 from app.http.management_socket import ManagementFront
 from app.http.metrics_port import MetricsFront
-from app.http.server import ListenError, listen_tcp, listen_unix
+from app.http.server import UNSENT, ListenError, listen_tcp, listen_unix
 from app.settings import Settings
+
+#: The first descriptor that is handed over; the others follow it.
+_FIRST = 3
+#: Names of sockets that are for something else than requests (FileDescriptorName=).
+METRICS, MANAGEMENT = "metrics", "management"
+#: The name of the main socket among those that are handed over.
+MAIN = ""
 
 
 class Listeners:
     """The sockets that are listened on, which are closed, and whose files are removed,
-    together."""
+    together.
 
-    def __init__(self, settings: Settings) -> None:
+    Sockets that were `inherited` take the place of those that the settings name. Their
+    owner keeps them open, so that connections to them wait for the next process.
+    """
+
+    def __init__(
+        self, settings: Settings, inherited: Mapping[str, socket.socket] | None = None
+    ) -> None:
         """Raises `ListenError`, with nothing left open."""
         self._settings = settings
-        self._open: list[socket.socket] = []
+        self.inherited = dict(inherited or {})
+        self._open: list[socket.socket] = [*self.inherited.values()]
         self._files: list[Path] = []
         self.metrics: socket.socket | None = None
         self.management: socket.socket | None = None
         port, path = settings.metrics_port, settings.management_socket
         try:
             workers = settings.workers
-            if settings.uds is not None:
+            if MAIN in self.inherited:
+                self.main = self.inherited[MAIN]
+                if self.main.family != socket.AF_UNIX:
+                    lowat = socket.TCP_NOTSENT_LOWAT
+                    self.main.setsockopt(socket.IPPROTO_TCP, lowat, UNSENT)
+                self.of_workers = [self.main] * workers
+            elif settings.uds is not None:
                 self.main = self._unix(settings.uds)
                 self.of_workers = [self.main] * workers
             else:
@@ -34,11 +61,16 @@ class Listeners:
                 self.of_workers = [self.main]
                 if workers > 1:
                     self._share_out(settings.host, workers)
-            if port and port == settings.port and settings.uds is None:
+            is_tcp = self.main.family != socket.AF_UNIX
+            if port and is_tcp and port == self.main.getsockname()[1]:
                 port = None  # all of it is there already
-            if port is not None:
+            if METRICS in self.inherited:
+                self.metrics = self.inherited[METRICS]
+            elif port is not None:
                 self.metrics = self._tcp(settings.host, port)
-            if path is not None:
+            if MANAGEMENT in self.inherited:
+                self.management = self.inherited[MANAGEMENT]
+            elif path is not None:
                 self.management = self._unix(path, private=True)
         except ListenError:
             self.close()
@@ -69,13 +101,24 @@ class Listeners:
     @property
     def url(self) -> str:
         """Where the main socket is reached."""
-        path = self._settings.uds
-        return f"unix:{path}" if path else _url(self._settings, self.main)
+        return self._url(self.main)
 
     @property
     def metrics_url(self) -> str | None:
         """Of the port for metrics; None without one."""
-        return None if self.metrics is None else _url(self._settings, self.metrics)
+        return None if self.metrics is None else self._url(self.metrics)
+
+    def _url(self, listener: socket.socket) -> str:
+        name = listener.getsockname()
+        if listener.family == socket.AF_UNIX:
+            return f"unix:{name}"
+        is_ours = listener not in self.inherited.values()
+        host, port = self._settings.host if is_ours else name[0], name[1]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+        if ":" in shown and not shown.startswith("["):
+            shown = f"[{shown}]"
+        scheme = "http" if self._settings.tls_cert is None else "https"
+        return f"{scheme}://{shown}:{port}"
 
     def sides(self, app: InferFront) -> list[tuple[InferFront, socket.socket]]:
         """What is served besides the main socket, and where."""
@@ -96,10 +139,67 @@ class Listeners:
         return f"<Listeners {self._open}>"
 
 
-def _url(settings: Settings, listener: socket.socket) -> str:
-    host, port = settings.host, listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    if ":" in shown and not shown.startswith("["):
-        shown = f"[{shown}]"
-    scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://{shown}:{port}"
+def inherited_sockets(
+    environ: MutableMapping[str, str] = os.environ,
+) -> dict[str, socket.socket]:
+    """Return the sockets that were handed over to this process, by their use: `MAIN`,
+    `METRICS` and `MANAGEMENT`.
+
+    Take the variables out of `environ`: they are not for child processes. Raise
+    `ListenError` for sockets that cannot be served.
+    """
+    process = environ.pop("LISTEN_PID", "")
+    text = environ.pop("LISTEN_FDS", "")
+    names = environ.pop("LISTEN_FDNAMES", "").split(":")
+    if process != str(os.getpid()) or not (text.isascii() and text.isdigit()):
+        return {}
+    found: dict[str, socket.socket] = {}
+    for number in range(int(text)):
+        name = names[number] if number < len(names) else ""
+        use = name if name in (METRICS, MANAGEMENT) else MAIN
+        if use in found:
+            msg = (
+                f"LISTEN_FDS={text}: there are several sockets for "
+                f"{use or 'requests'}; one is served, and others are named "
+                f"{METRICS} and {MANAGEMENT} (FileDescriptorName=)"
+            )
+            raise ListenError(msg)
+        found[use] = _listening(_FIRST + number)
+    if MANAGEMENT in found:
+        _check_private(found[MANAGEMENT])
+    return found
+
+
+def _check_private(listener: socket.socket) -> None:
+    """Raise `ListenError` if every user could open a socket that needs no key."""
+    name = listener.getsockname()
+    if (
+        listener.family != socket.AF_UNIX
+        or not isinstance(name, str)
+        or not name.startswith("/")
+        or os.stat(name).st_mode & 0o002
+    ):
+        msg = (
+            f"LISTEN_FDS: the socket {MANAGEMENT} ({name!r}) is open to every user, "
+            f"and management needs no key there: ListenStream=/PATH, SocketMode=0600"
+        )
+        raise ListenError(msg)
+
+
+def _listening(descriptor: int) -> socket.socket:
+    try:
+        os.set_inheritable(descriptor, False)
+        listener = socket.socket(fileno=descriptor)
+        is_stream = listener.type == socket.SOCK_STREAM
+        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as e:
+        msg = f"LISTEN_FDS: descriptor {descriptor}: {e.strerror or e}"
+        raise ListenError(msg) from None
+    if not (is_stream and listens):
+        msg = (
+            f"LISTEN_FDS: descriptor {descriptor} is not a stream socket that listens "
+            f"(ListenStream= with Accept=no)"
+        )
+        raise ListenError(msg)
+    listener.setblocking(False)
+    return listener

@@ -167,9 +167,12 @@ class GatewayServer(uvicorn.Server):
     number) for whoever has that address.
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
+    Sockets that are `kept` belong to another process: new connections to them go on
+    waiting there.
     `floods` counts what all of them refuse.
     While `is_drained` says so, every answer is its connection's last, so that clients
     come again through a balancer that knows of other servers.
+    `on_listening` is called once, by the event loop, when all sockets are open.
     `on_drain` is called when the end begins (from a signal handler: it may only set
     things), `on_reload` when files should be read again, `abort` when the time is up:
     it must make every request in flight end soon.
@@ -191,7 +194,9 @@ class GatewayServer(uvicorn.Server):
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
         floods: Floods | None = None,
         connections: Total | None = None,
+        kept: Sequence[socket.socket] = (),
         is_drained: Callable[[], bool] = lambda: False,
+        on_listening: Callable[[], None] = lambda: None,
         on_drain: Callable[[], None] = lambda: None,
         on_reload: Callable[[], None] = lambda: None,
         abort: Callable[[], Awaitable[None]] | None = None,
@@ -226,7 +231,9 @@ class GatewayServer(uvicorn.Server):
         self._certificate = certificate
         self._app = app
         self._sides = sides
+        self._kept = kept
         self._is_drained = is_drained
+        self._on_listening = on_listening
         self._on_drain = on_drain
         self._on_reload = on_reload
         self._abort = abort
@@ -290,6 +297,7 @@ class GatewayServer(uvicorn.Server):
         main = [(self._app, listener) for listener in sockets or ()]
         for app, listener in (*main, *self._sides):
             await self._listen(app, listener)
+        self._on_listening()
 
     async def _listen(self, app: InferFront, listener: socket.socket) -> None:
         """Serve `app` on a socket. As uvicorn does, but that a TLS handshake has no
@@ -376,7 +384,8 @@ class GatewayServer(uvicorn.Server):
 
     async def _close_listeners(self, sockets: list[socket.socket]) -> None:
         for listener in sockets:
-            refuse_new_connections(listener)
+            if listener not in self._kept:
+                refuse_new_connections(listener)
         if not self.force_exit:
             await asyncio.sleep(2 * TICK)  # the loop takes what the queue still holds
         for door in self._doors:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,12 +47,6 @@ from engine import die_with, leave_ending_to_owner
 class WorkerServer(GatewayServer):
     """Ends when its supervisor says so: signals are that one's business."""
 
-    on_listening: Callable[[], None]
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.on_listening()
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -75,9 +69,12 @@ def main(arguments: list[str] | None = None) -> int:
     worker = _worker(sock, counters, journal, settings, start)
     totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
     counters.answers.nobody = "" if settings.keys is None else OTHER
-    server = _server(worker, journal, settings, start, totals, counters.answers)
+    listener = socket.socket(fileno=listener_fd)
+    server = _server(
+        worker, journal, settings, start, totals, counters.answers, listener
+    )
     spare_the_collector()
-    server.run(sockets=[socket.socket(fileno=listener_fd)])
+    server.run(sockets=[listener])
     journal.write_gathered()
     if spans is not None:
         spans.close()
@@ -124,6 +121,7 @@ def _server(
     start: Message,
     totals: SharedTotals,
     answers: Answers,
+    listener: socket.socket,
 ) -> WorkerServer:
     number = start["number"]
     transfers = TransferMemory(settings.transfer_memory, totals.bytes_held(number))
@@ -150,10 +148,11 @@ def _server(
         # Without a number, descriptors are the bound, and each process has its own.
         connections=totals.connections(number) if settings.max_connections else None,
         certificate=certificate_of(settings),
+        kept=[listener] if start["keeps_listener"] else [],
         is_drained=lambda: worker.is_drained,
+        on_listening=worker.say_listening,
         abort=worker.abort,
     )
-    server.on_listening = worker.say_listening
     worker.on_connection = server.take_over
     worker.on_drain = lambda: server.stop(0)
     worker.connections = lambda: server.server_state.connections

@@ -60,12 +60,16 @@ class Workers(OtherProcesses):
         listeners: Sequence[socket.socket],
         table: ModelTable,
         metrics: MetricsRegistry,
+        *,
+        keeps_listeners: bool = False,
     ) -> None:
+        """`keeps_listeners`: they belong to another process, and outlive this one."""
         self._table = table
         self._metrics = metrics
         self.start_message: Message = {
             "settings": settings_message(settings),
             "workers": len(listeners),
+            "keeps_listener": keeps_listeners,
         }
         #: Of the workers, and of this process.
         self.totals = SharedTotals.create(len(listeners) + 1)

@@ -208,6 +208,10 @@ def test_the_service_starts_what_there_is() -> None:
     command = read_unit()["Service"]["ExecStart"].split()
     known = {name for option in declared_options() for name in option.names}
     assert command[1] == "serve"
+    service = read_unit()["Service"]
+    # The server sends what these wait for (tests/app/test_service_manager.py).
+    assert service["Type"] == "notify"
+    assert int(service["WatchdogSec"]) > Settings().device_timeout
     assert {word for word in command if word.startswith("--")} <= known
 
 
@@ -218,9 +222,13 @@ def test_systemd_reads_it_and_finds_little_exposed(tmp_path: Path) -> None:
     text = (DEPLOY / "systemd" / "popgate.service").read_text()
     unit = tmp_path / "popgate.service"
     unit.write_text(text.replace("/opt/popgate/bin/popgate", sys.executable))
-    for command in (["verify"], ["security", "--offline=true", "--threshold=20"]):
+    sockets = shutil.copy(DEPLOY / "systemd" / "popgate.socket", tmp_path)
+    for command in (
+        ["verify", str(unit), sockets],
+        ["security", "--offline=true", "--threshold=20", str(unit)],
+    ):
         found = subprocess.run(
-            ["systemd-analyze", "--no-pager", *command, str(unit)],
+            ["systemd-analyze", "--no-pager", *command],
             capture_output=True,
             text=True,
             check=False,

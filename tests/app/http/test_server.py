@@ -1,7 +1,4 @@
-"""The server's end: who is answered, who is refused, what is left behind.
-
-Covers: app/http/listeners.py.
-"""
+"""The server's end: who is answered, who is refused, what is left behind."""
 
 from __future__ import annotations
 
