@@ -9,6 +9,7 @@ plugins/text/src/popgate_text/tokenizer.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ pytest.importorskip("safetensors")
 
 from plugins.text.tests.folders import (
     HIDDEN,
+    WORDS,
     classifier_folder,
     embedding_folder,
     write_tokenizer,
@@ -67,7 +69,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     for mode in MODES:
         embedding_folder(root / mode, {"pooling_mode": mode}, names=("Pooling",))
-    embedding_folder(root / "unit")
+    for name in ("unit", "lengths", "single"):
+        embedding_folder(root / name)
     classifier_folder(root / "classes", ["good", "bad", "ugly"])
     classifier_folder(root / "rank", ["score"])
     return root
@@ -118,6 +121,33 @@ def test_many_texts_of_one_request_are_joined_in_order(served: ServedGateway) ->
     alone = [vectors(served, "mean", [text])[0] for text in texts[:4]]
     np.testing.assert_allclose(found[:4], alone, atol=1e-5)
     np.testing.assert_allclose(found[4:8], found[:4], atol=1e-5)
+
+
+def test_texts_of_many_lengths_share_batches_and_give_the_same_as_alone(
+    served: ServedGateway,
+) -> None:
+    words = np.random.default_rng(0).choice(WORDS, 60)
+    texts = [" ".join(words[:count]) for count in range(1, 61)]
+    alone = np.concatenate([vectors(served, "lengths", [text]) for text in texts])
+    # Of one client no two texts have the same length.
+    orders = [np.random.default_rng(n).permutation(60) for n in range(8)]
+    with ThreadPoolExecutor(len(orders)) as clients:
+        together = clients.map(
+            lambda order: vectors(served, "lengths", [texts[n] for n in order]), orders
+        )
+        for order, found in zip(orders, together, strict=True):
+            np.testing.assert_allclose(found, alone[order], atol=1e-5)
+    found = vectors(served, "single", texts)
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+    answer = served.client.get("/v2/models/single/stats").json()
+    sizes = [one["batch_size"] for one in answer["model_stats"][0]["batch_stats"]]
+    assert max(sizes) > 1  # of one request, so of several lengths
+
+
+@pytest.mark.parametrize("name", [*MODES, "unit", "classes", "rank"])
+def test_padding_changes_no_text(served: ServedGateway, name: str) -> None:
+    reason = served.client.get(f"/v1/models/{name}").json()["batching_reason"]
+    assert "rows of different length run together" in reason
 
 
 def test_a_classifier_gives_shares_and_a_reranker_scores(served: ServedGateway) -> None:

@@ -335,6 +335,19 @@ def _pad_token(folder: Path) -> str:
     return ""
 
 
+def pad_id(folder: Path, model: TextModel) -> int:
+    """Return the id of the padding token; 0 if no file says it. Raises ValueError."""
+    found = _read(folder, "config.json").get("pad_token_id")
+    if isinstance(found, int) and found >= 0:
+        return found
+    added = _read(folder, TOKENIZER).get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and token.get("content") == model.pad_token:
+            found = token.get("id")
+            return found if isinstance(found, int) and found >= 0 else 0
+    return 0
+
+
 def _label_count(config: Mapping[str, Any]) -> int:
     labels = config.get("id2label")
     if isinstance(labels, dict) and labels:

@@ -9,7 +9,7 @@ from typing import Any
 from app.serving.table import Runner
 from app.spec import ModelSpec
 from popgate_text.config import TextConfig
-from popgate_text.folder import files_of, root_of, understand
+from popgate_text.folder import files_of, pad_id, root_of, understand
 
 
 class TextFormat:
@@ -27,6 +27,17 @@ class TextFormat:
         from popgate_text.conversion import convert
 
         convert(model, recipe)
+
+    def ragged(self, files: Sequence[Path], options: TextConfig) -> Mapping[str, float]:
+        """Return the padding values of all inputs that text models have."""
+        folder = root_of(files)
+        model = understand(folder, options)
+        return {
+            "input_ids": pad_id(folder, model),
+            "attention_mask": 0,
+            "token_type_ids": 0,
+            "position_ids": model.offset,
+        }
 
     def scheduler(
         self,
