@@ -26,7 +26,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray test-buckets image \
+	conformance fuzz soak chaos many-models embedded test-ray test-buckets test-text image \
 	pin-image lock sbom audit docs-api clean
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
 	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
 	@echo "make test-buckets   models from servers of S3, GCS, Azure, OCI and a hub (installs them)"
+	@echo "make test-text      text models beside sentence-transformers and stock clients (installs them)"
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
 	@echo "make bench          gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance    every ONNX backend test over HTTP"
@@ -110,6 +111,24 @@ test-buckets: $(VENV)/.installed-dev
 	mkdir -p build/registry
 	! command -v apt-get || (cd build/registry && apt-get download -q docker-registry && dpkg -x docker-registry_*.deb .) || true
 	$(bin)/python -m pytest tests/app/repository/remote
+
+# Vectors beside sentence-transformers' own, and the stock clients of others, each in an
+# environment of its own: 2 GB, most of it torch.
+test-text: $(VENV)/.installed-dev build/text-folders/.installed build/text-clients/.installed
+	POPGATE_TEXT_FOLDERS=$(CURDIR)/build/text-folders/bin/python \
+	POPGATE_TEXT_CLIENTS=$(CURDIR)/build/text-clients/bin/python \
+		$(bin)/python -m pytest plugins/text/tests
+
+build/text-folders/.installed:
+	$(PYTHON) -m venv build/text-folders
+	build/text-folders/bin/pip install -q torch==2.13.0 sentence-transformers onnx onnxscript
+	@touch $@
+
+build/text-clients/.installed:
+	$(PYTHON) -m venv build/text-clients
+	build/text-clients/bin/pip install -q openai cohere litellm huggingface_hub \
+		langchain-openai llama-index-embeddings-openai
+	@touch $@
 
 # Not part of `make test`: counting branches costs four tenths of the processor time.
 coverage: $(VENV)/.installed-dev
