@@ -23,6 +23,8 @@ which raises ValueError with a whole sentence.
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
@@ -121,12 +123,26 @@ def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
 
 
 def read_file(kind: type[T], path: Path, most: int) -> T:
-    """The section that is a TOML file of at most `most` bytes. Raises `KeyProblem`, and
-    OSError."""
-    with path.open("rb") as file:
+    """Return the section that is a TOML file of at most `most` bytes. Raise
+    `KeyProblem`, and OSError."""
+    return read_document(kind, read_bounded(path, most))
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the bytes of a regular file, at most `most`; a pipe is not waited for.
+    Raise `KeyProblem`, and OSError."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with open(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise KeyProblem("it is no regular file")
         data = file.read(most + 1)
     if len(data) > most:
         raise KeyProblem(f"more than {most} bytes")
+    return data
+
+
+def read_document(kind: type[T], data: bytes) -> T:
+    """Return the section that is a TOML document. Raise `KeyProblem`."""
     try:
         document = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as e:  # TOMLDecodeError, UnicodeDecodeError

@@ -35,7 +35,8 @@ from app.config.config_keys import (
     checked,
     entries,
     key,
-    read_file,
+    read_bounded,
+    read_document,
     section,
     text,
 )
@@ -144,11 +145,12 @@ class KeysConfig:
 
 def read_keys(path: Path) -> KeysConfig:
     """The keys of a file. Raises `KeyProblem` for what it cannot be, and OSError."""
-    if not path.read_bytes().strip():
+    data = read_bounded(path, _LARGEST_FILE)
+    if not data.strip():
         # As it is while something writes it anew: that is to lock nobody out.
         msg = "it is empty; a file that is to have no keys says anonymous = []"
         raise KeyProblem(msg)
-    return read_file(KeysConfig, path, _LARGEST_FILE)
+    return read_document(KeysConfig, data)
 
 
 def digest_of(secret: bytes) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from app.config.config_keys import KeyProblem
 from app.config.keys import KeyConfig, KeysConfig, digest_of, read_keys
+from app.config.log_config import read_log_config
 
 DIGEST = digest_of(b"secret")
 
@@ -85,6 +87,21 @@ def test_what_is_wrong_is_named(
     with pytest.raises(KeyProblem) as caught:
         read(tmp_path, text)
     assert problem in str(caught.value)
+
+
+def test_a_file_is_read_within_bounds(tmp_path: Path) -> None:
+    """Neither a file of 1 TB, which takes no place on the disk, nor a pipe that nobody
+    writes into holds up the server."""
+    huge, pipe = tmp_path / "huge.toml", tmp_path / "pipe.toml"
+    with huge.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(KeyProblem, match="more than 1048576 bytes"):
+        read_keys(huge)
+    os.mkfifo(pipe)
+    with pytest.raises(KeyProblem, match="it is no regular file"):
+        read_keys(pipe)
+    with pytest.raises(KeyProblem, match="it is no regular file"):
+        read_log_config(pipe)
 
 
 @pytest.mark.parametrize("secret", ["pg_not-a-hash", f"sha256:{DIGEST.hex()}"])
