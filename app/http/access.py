@@ -201,11 +201,18 @@ class Access:
     def label(self, headers: Mapping[bytes, bytes], names: Sequence[str] = ()) -> str:
         """Return the name of the key that a request brings, allowed or not, as the
         counters have it (app/observe/answers.py)."""
-        if not self._for_all:
-            return ""
-        table, given = self.keys.table, given_key(headers)
-        key = table.of_certificate(names) if given is None else table.find(given)
-        return OTHER if key is None else key.config.name
+        return self.name_of(headers, names) or OTHER if self._for_all else ""
+
+    def name_of(self, headers: Mapping[bytes, bytes], names: Sequence[str] = ()) -> str:
+        """Return the name of the key that a request brings, allowed or not; empty if it
+        brings none, or a wrong one."""
+        key = self._key_of(given_key(headers), names)
+        return "" if key is None else key.config.name
+
+    def _key_of(self, given: bytes | None, names: Sequence[str]) -> Key | None:
+        """Return the key that was sent, or else that of the client's certificate."""
+        table = self.keys.table
+        return table.of_certificate(names) if given is None else table.find(given)
 
     def _distrust(self, headers: Mapping[bytes, bytes], client: str | None) -> str:
         """Why a call without a key may not manage; empty if it may."""
@@ -224,8 +231,7 @@ class Access:
     ) -> Key | None:
         table = self.keys.table
         given = given_key(headers)
-        # A key that is sent counts more than the certificate of who sends it.
-        key = table.of_certificate(names) if given is None else table.find(given)
+        key = self._key_of(given, names)
         if key is None:
             # A wrong key is told, even where none is needed: it was meant to count.
             if given is None and group in table.anonymous:

@@ -202,6 +202,7 @@ class InferFront:
             key = self.access.check(about, scope["method"], headers, peer, names)
         except HttpError as error:
             _slow_down(scope)
+            scope[KEY].key = self.access.name_of(headers, scope.get(NAMES, ()))
             # A body stays unread.
             refusal = ErrorResponse.of(error, close=is_post)
             await send_error(send, self._in_form(path, refusal))

@@ -46,7 +46,7 @@ class RequestLog:
         self.scope: Scope = {**scope, "headers": [*rest, (HEADER, self.request_id)]}
         self.scope[KEY] = self
         self.is_done = False
-        #: The name of the key that let it in.
+        #: The name of the key that it brought, even if that key does not allow it.
         self.key = ""
         peer: Any = self.scope.get("client")
         self.client = str(peer[0]) if peer else ""

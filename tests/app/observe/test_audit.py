@@ -10,6 +10,8 @@ from app.config.keys import digest_of
 from tests.app.served import ServedGateway
 from tests.engine import models
 
+GROUPS = (("ops", "manage"), ("shop", "infer"), ("some", "manage"))
+
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_who_changed_what(tmp_path: Path, workers: str) -> None:
@@ -19,7 +21,12 @@ def test_who_changed_what(tmp_path: Path, workers: str) -> None:
         "".join(
             f"[[key]]\nname = '{name}'\nsha256 = '{digest_of(name.encode()).hex()}'\n"
             f"groups = ['{group}']\n"
-            for name, group in (("ops", "manage"), ("shop", "infer"))
+            + ("models = ['affine']\n" if name == "some" else "")
+            for name, group in (
+                ("ops", "manage"),
+                ("shop", "infer"),
+                ("some", "manage"),
+            )
         )
     )
     options = ["--keys", str(keys), "--log-level", "error", "--access-log", "off"]
@@ -46,7 +53,7 @@ def test_who_changed_what(tmp_path: Path, workers: str) -> None:
             outcome = "done" if status == 200 else "refused"
             assert f"INFO    app.audit: management call {outcome}: " in line
             assert f" path={path} status={status} client=127.0.0.1" in line
-            assert (" key=ops" in line) == (key == "ops")
+            assert (f" key={key} " in f"{line} ") == (key != "wrong")
             assert ("code=" in line) == (status != 200)
         assert ask.get("/v1/models", headers={"x-api-key": "ops"}).status_code == 403
         forged = {"x-api-key": "ops", "x-request-id": "forged"}
@@ -54,4 +61,10 @@ def test_who_changed_what(tmp_path: Path, workers: str) -> None:
         assert ask.post(path, headers=forged).status_code == 404
         line = gateway.wait_line("request_id=forged ")
         assert "path='/v1/models/a\\nINFO x/load'" in line
-        assert len([one for one in gateway.lines if "app.audit" in one]) == 10
+        # A key for some models names itself when another model is refused to it.
+        told = {"x-api-key": "some", "x-request-id": "others"}
+        assert ask.post("/v1/models/b/load", headers=told).status_code == 403
+        line = gateway.wait_line("request_id=others ")
+        assert "management call refused: " in line
+        assert " key=some code=key_not_allowed " in line
+        assert len([one for one in gateway.lines if "app.audit" in one]) == 11
