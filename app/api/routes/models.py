@@ -37,9 +37,9 @@ from app.api.schemas import (
 )
 from app.errors import HttpError, VersionNotAvailable
 from app.gateway import Gateway
-from app.repository.loader import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, RepositoryError
+from app.serving.timeout_policy import TimeoutPolicy
 
 router = APIRouter(prefix="/v1")
 _TAGS: list[str | Enum] = ["models"]
@@ -88,7 +88,7 @@ async def get_client(
     gateway: GatewayOf, request: Request, name: ModelName
 ) -> PlainTextResponse:
     """Ready to run: the model's inputs and this server's address are filled in."""
-    return _program(gateway, request, find_model(gateway, name).default)
+    return await _program(gateway, request, name)
 
 
 @router.get(
@@ -102,13 +102,17 @@ async def get_version_client(
     gateway: GatewayOf, request: Request, name: ModelName, version: Version
 ) -> PlainTextResponse:
     """The same of one version."""
-    loaded = find_version(find_model(gateway, name), version)
-    return _program(gateway, request, loaded, version)
+    return await _program(gateway, request, name, version)
 
 
-def _program(
-    gateway: Gateway, request: Request, loaded: LoadedModel | None, version: str = ""
+async def _program(
+    gateway: Gateway, request: Request, name: str, version: str | None = None
 ) -> PlainTextResponse:
+    """Return the program; load the model first if requests are to load it."""
+    record = find_model(gateway, name)
+    policy = TimeoutPolicy(gateway.settings.request_timeout)
+    await gateway.on_demand.ensure(name, version, policy)
+    loaded = find_version(record, version)
     if loaded is None:
         raise HttpError(
             503,
@@ -120,7 +124,7 @@ def _program(
         loaded.example,
         loaded.fill,
         url=_address(gateway, request),
-        version=version,
+        version=version or "",
         asks_key=gateway.settings.keys is not None or bool(gateway.settings.api_key),
         sequence=example_parameters(loaded).get("sequence_id"),
         streams=gives_several(loaded),

@@ -1,0 +1,327 @@
+"""What a server can do, behind each kind of front: with keys, TLS, workers, on demand.
+
+Covers nothing of its own: the cells of tests/matrix name these tests for many pairs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import numpy as np
+import pytest
+import trustme
+
+from app.config.keys import digest_of
+from plugins.text.tests.folders import embedding_folder
+from popgate.client import AsyncClient, Client
+from tests.app.served import POPGATE, ROOT, ServedGateway, add
+from tests.app.serving.test_generators import COUNT, write
+from tests.app.serving.test_keys_apart import SEQUENCE, SUM
+from tests.engine import models
+from tests.support import FOR_EVER, WAIT, until
+
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+AFFINE = [3.0, 5.0, 7.0, 9.0]
+TWICE = [7.0, 11.0, 15.0, 19.0]
+MEMORY = 'memory = "100MiB"\n'
+CHAIN = """
+[[ensemble.step]]
+model = "affine"
+outputs = { output = "between" }
+[[ensemble.step]]
+model = "affine"
+inputs = { input = "between" }
+"""
+KEYS = f"""
+[[key]]
+name = "me"
+sha256 = "{digest_of(b"secret").hex()}"
+models = ["*"]
+groups = ["infer", "metadata", "manage", "metrics", "pages"]
+"""
+
+
+@dataclass
+class Front:
+    """A server, and what its clients need to know."""
+
+    gateway: ServedGateway
+    kind: str
+    authority: Path
+    folder: Path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {
+            "POPGATE_URL": self.gateway.url,
+            "POPGATE_KEY": "secret",
+            "SSL_CERT_FILE": str(self.authority),
+        }
+
+    @property
+    def verify(self) -> Any:
+        return ssl.create_default_context(cafile=str(self.authority))
+
+    def connect(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.gateway.url, timeout=WAIT, trust_env=False,
+            verify=self.verify,
+            headers={"x-api-key": "secret"},
+        )  # fmt: skip
+
+    def post(self, path: str, **document: Any) -> httpx.Response:
+        with self.connect() as client:
+            return client.post(path, json=document)
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        with self.connect() as client:
+            return client.get(path, headers=headers)
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*POPGATE, *arguments], cwd=ROOT, env={**os.environ, **self.variables},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module", params=["keys", "tls", "workers", "memory"])
+def front(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Front]:
+    folder = tmp_path_factory.mktemp("front")
+    root = folder / "models"
+    root.mkdir()
+    add(root, "affine", config=MEMORY)
+    add(root, "other", config=MEMORY)
+    add(root, "slow", models.slow, config=MEMORY + "max_queue_size = 1\n")
+    write(root, "count", COUNT, MEMORY)
+    write(root, "sum", SUM, MEMORY + SEQUENCE)
+    (root / "chain").mkdir()
+    (root / "chain" / "config.toml").write_text(CHAIN)
+    embedding_folder(root / "unit")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "authority.pem"))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    (folder / "keys.toml").write_text(KEYS)
+    (folder / "keys.toml").chmod(0o600)
+    kind = str(request.param)
+    options = {
+        "keys": ["--keys", f"{folder}/keys.toml"],
+        "tls": ["--tls-cert", f"{folder}/server.pem"],
+        "workers": ["--workers", "2"],
+        "memory": ["--lazy", "--model-memory", "300MiB"],
+    }[kind]
+    if kind != "keys":
+        options += ["--trust-loopback"]
+    options += ["--allow-python", "--allow-shared-memory", "--run-timeout", "0"]
+    options += ["--cache-dir", f"{folder}/cache"]
+    with ServedGateway(root, *options) as gateway:
+        found = Front(gateway, kind, folder / "authority.pem", folder)
+        until(lambda: found.get("/v1/health/ready").status_code == 200)
+        yield found
+
+
+def outputs(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return {out["name"]: out["data"] for out in response.json()["outputs"]}
+
+
+def infer(front: Front, model: str, **inputs: Any) -> dict[str, Any]:
+    return outputs(front.post(f"/v1/models/{model}/infer", inputs=inputs))
+
+
+def test_python_models_and_ensembles(front: Front) -> None:
+    assert infer(front, "count", n=[1], text=["a"]) == {"i": [0], "word": ["a"]}
+    assert infer(front, "chain", input=ROW) == {"output": TWICE}
+    # An ensemble leaves with its members, and comes with them.
+    assert infer(front, "other", input=ROW) == {"output": AFFINE}
+    assert infer(front, "chain", input=ROW) == {"output": TWICE}
+
+
+def test_sequences(front: Front) -> None:
+    def step(x: int, flags: str = "") -> int:
+        flag = {"sequence_start": "s" in flags, "sequence_end": "e" in flags}
+        parameters = {"sequence_id": 42, **flag}
+        path = "/v1/models/sum/infer"
+        answer = front.post(path, inputs={"x": [x]}, parameters=parameters)
+        return int(outputs(answer)["y"][0])
+
+    assert [step(1, "s"), step(2), step(3, "e")] == [1, 3, 6]
+
+
+def test_streams(front: Front) -> None:
+    body = {"n": 5, "text": "a"}
+    path = "/v2/models/count/generate_stream"
+    with front.connect() as client, client.stream("POST", path, json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    assert [json.loads(line[6:])["i"] for line in lines] == list(range(5))
+
+
+def test_a_client_that_leaves_its_stream(front: Front) -> None:
+    def ended() -> int:
+        return sum("closed hang" in line for line in front.gateway.lines)
+
+    before, body = ended(), {"n": 1, "text": "hang"}
+    path = "/v2/models/count/generate_stream"
+    with front.connect() as client, pytest.raises(httpx.ReadTimeout):
+        client.post(path, json=body, timeout=0.5)
+    until(lambda: ended() == before + 1)
+
+
+def test_a_queue_that_is_full_and_a_deadline(front: Front) -> None:
+    path = "/v1/models/slow/infer"
+    work = {"inputs": {"count": FOR_EVER}}
+    with front.connect() as client:
+        late = client.post(path, json={**work, "parameters": {"timeout": 200_000}})
+        assert late.status_code == 504, late.text
+
+    async def crowd() -> list[httpx.Response]:
+        body = {**work, "parameters": {"timeout": 3_000_000}}
+        async with httpx.AsyncClient(
+            base_url=front.gateway.url, timeout=WAIT, trust_env=False,
+            verify=front.verify,
+            headers={"x-api-key": "secret"},
+        ) as client:  # fmt: skip
+            asked = [client.post(path, json=body) for _ in range(12)]
+            return list(await asyncio.gather(*asked))
+
+    answers = asyncio.run(crowd())
+    codes = {answer.status_code for answer in answers}
+    assert codes == {429, 504}, [answer.text for answer in answers]
+    for answer in answers:
+        assert answer.status_code != 429 or "retry-after" in answer.headers
+
+
+def test_shared_memory(front: Front) -> None:
+    name = f"popgate-pairs-{os.getpid()}"
+    segment = Path("/dev/shm") / name
+    segment.write_bytes(np.array(ROW, np.float32).tobytes())
+    region = "/v2/systemsharedmemory/region/pairs"
+    place = {"shared_memory_region": "pairs", "shared_memory_byte_size": 16}
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "parameters": place}
+    try:
+        done = front.post(f"{region}/register", key=name, offset=0, byte_size=16)
+        assert done.status_code == 200, done.text
+        for model, expected in (("affine", AFFINE), ("chain", TWICE)):
+            answer = front.post(f"/v2/models/{model}/infer", inputs=[tensor])
+            assert outputs(answer) == {"output": expected}
+        assert front.post(f"{region}/unregister").status_code == 200
+    finally:
+        segment.unlink()
+
+
+def test_encodings(front: Front) -> None:
+    sent = {"inputs": {"input": ROW}}
+    with front.connect() as client:
+        packed = client.post(
+            "/v1/models/affine/infer",
+            content=msgpack.packb(sent),
+            headers={
+                "content-type": "application/msgpack",
+                "accept": "application/json",
+            },
+        )
+        assert outputs(packed) == {"output": AFFINE}
+    for encoding in ("json", "msgpack", "binary", "npy"):
+        shown = front.run(
+            "infer", "affine", "-i", f"input={ROW}", "--encoding", encoding
+        )
+        assert "9" in shown
+
+
+def test_protocols(front: Front) -> None:
+    predicted = front.post("/v1/models/affine:predict", instances=ROW)
+    assert predicted.json() == {"predictions": [AFFINE]}
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4], "data": ROW}
+    answer = front.post("/v2/models/affine/infer", inputs=[tensor])
+    assert outputs(answer) == {"output": AFFINE}
+    made = front.post("/v2/models/count/generate", n=1, text="a")
+    assert made.json()["i"] == 0, made.text
+
+
+def test_text_models(front: Front) -> None:
+    answer = front.post("/openai/v1/embeddings", model="unit", input=["the cat"])
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"][0]["embedding"]) > 1
+
+
+def test_models_come_and_go(front: Front) -> None:
+    assert "affine" in front.run("models")
+    assert front.run("load", "other") == "other version 1: ready\n"
+    assert infer(front, "other", input=ROW) == {"output": AFFINE}
+    front.run("unload", "other")
+    refused = front.post("/v1/models/other/infer", inputs={"input": ROW})
+    assert refused.status_code == 503
+    front.run("load", "other")
+
+
+def test_clients(front: Front) -> None:
+    key: Any = {"api_key": "secret", "verify": front.verify}
+
+    async def ask() -> Any:
+        async with AsyncClient(front.gateway.url, **key) as client:
+            return await client.infer("affine", input=np.array(ROW, np.float32))
+
+    with Client(front.gateway.url, **key) as client:
+        found = client.infer("affine", input=np.array(ROW, np.float32))
+        assert found["output"].ravel().tolist() == AFFINE
+        assert [int(each["i"][0]) for each in client.stream("count", n=[3], text=["a"])]
+        with client.sequence("sum", sequence_id=7) as sequence:
+            assert int(sequence(x=[1])["y"][0]) == 1
+    assert asyncio.run(ask())["output"].ravel().tolist() == AFFINE
+
+
+def test_the_program_of_a_model(front: Front) -> None:
+    for model in ("affine", "count", "sum", "chain"):
+        program = front.get(f"/v1/models/{model}/client.py")
+        assert program.status_code == 200, program.text
+        done = subprocess.run(
+            [sys.executable, "-c", program.text], cwd=ROOT, check=False,
+            env={"PYTHONPATH": str(ROOT), **front.variables}, capture_output=True,
+            text=True, timeout=WAIT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+def test_batch_and_perf(front: Front) -> None:
+    rows = front.folder / "rows.jsonl"
+    rows.write_text("[1, 2, 3, 4]\n[5, 6, 7, 8]\n")
+    target = front.folder / "out.jsonl"
+    for model in ("affine", "chain"):
+        front.run("batch", model, "-i", str(rows), "-o", str(target))
+        assert len(target.read_text().splitlines()) == 2
+        target.unlink()
+    quick = ("--seconds", "0.1", "--warm-up", "0", "--within", "1000")
+    for model in ("affine", "chain"):
+        front.run("perf", model, *quick)
+
+
+def test_operators_see_it(front: Front) -> None:
+    answer = front.post("/v1/models/chain/infer", inputs={"input": ROW})
+    assert outputs(answer) == {"output": TWICE}
+    wrong = front.post("/v1/models/affine/infer", inputs={"input": [1]})
+    assert wrong.status_code == 400
+    text = front.get("/metrics").text
+    assert 'nv_inference_request_success{model="chain"' in text
+    shown = front.get("/v1/requests?limit=200").json()
+    ids = {one["id"] for one in shown["failed"]}
+    assert wrong.headers["x-request-id"] in ids
+    assert front.gateway.wait_line(wrong.headers["x-request-id"])
+    assert "affine" in front.run("top", "--once", "--interval", "0.1")
+    assert "/v1/models/chain/infer" in front.get("/openapi.json").json()["paths"]
+    assert "<html" in front.get("/", accept="text/html").text
