@@ -57,6 +57,8 @@ class LinkedDevice(ABC):
         self._left_behind: deque[Callable[[], None]] = deque()
         #: Calls of users' callbacks that are due, to be made without the lock.
         self.data_requests: deque[Callable[[], None]] = deque()
+        #: What follows copies that a thread has made, for the side that drives.
+        self._copied: deque[Callable[[], None]] = deque()
 
     # -- what owners and those who join do differently
 
@@ -183,6 +185,8 @@ class LinkedDevice(ABC):
                 return 0
             # The lock is held from taking completions to the last `finish`: slots are
             # released in the order of the completions, whichever thread takes them.
+            while self._copied:  # before completions that are behind them
+                self._copied.popleft()()
             link = connection.link
             link.completions.take(taken)
             count = len(taken)
@@ -259,6 +263,13 @@ class LinkedDevice(ABC):
         if connection.link.submit(channel):
             os.eventfd_write(connection.wake_fd, 1)
 
+    def follow_up(self, after: Callable[[], None]) -> None:
+        """Have the side that drives call `after` soon, with the lock.
+
+        From any thread, while one of the device's channels is open."""
+        self._copied.append(after)
+        os.eventfd_write(self._result_fd, 1)
+
     def tell_cancelled(self) -> None:
         """Requests were marked as cancelled: a run of nothing else ends now."""
         with self.lock:
@@ -328,5 +339,6 @@ class LinkedDevice(ABC):
             self._busy_before = self.busy_ns
             connection, self._connection = self._connection, None
             self._taken.clear()  # of a process that is gone
+            self._copied.clear()
             if connection is not None:
                 connection.close()

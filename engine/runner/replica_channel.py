@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns
 
+import numpy as np
+
 from engine.config import weighted
 from engine.devices.device_state import READY
 from engine.devices.linked_device import LinkedDevice
@@ -23,6 +25,7 @@ from engine.errors import (
     CallbackFailed,
     DeadlineExceeded,
     DeviceLost,
+    EngineBug,
     EngineError,
     InvalidInput,
     QueueFull,
@@ -32,8 +35,9 @@ from engine.runner.request_numbers import request_numbers
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.service_time import SELDOM, ServiceTime
 from engine.runner.tracepoints import Tracepoints
-from engine.tensor import Tensor
+from engine.tensor import Array, Tensor
 from engine.transport.anchor_ring import MAX_RANK, AnchorRing
+from engine.transport.bulk_copy import COPIED_AT_ONCE, COPIER, BulkCopy, bytes_of
 from engine.transport.channel import REQUEST, REQUEST_SLOT, Channel
 from engine.transport.link import MOST_OUTSTANDING
 from engine.transport.outcome import (
@@ -45,6 +49,7 @@ from engine.transport.outcome import (
     not_copied,
 )
 from engine.transport.output_arrays import OutputArrays
+from engine.transport.result_memory import RESULT_MEMORY
 
 #: Takes a request that another replica of the model had not begun, with its inputs;
 #: returns whether it does.
@@ -57,6 +62,39 @@ logger = logging.getLogger(__name__)
 #: Bytes of an output from which caches decide how fast copies are.
 LARGE_OUTPUT = 256 * 1024
 
+_BYTE = np.dtype(np.uint8)
+#: (outcome, number, queue_ns, compute_ns, rows, text) of `finish`.
+_Finished = tuple[int, int, int, int, int, str]
+
+
+class _Arriving:
+    """The first request of the backlog: a thread copies its inputs to their places."""
+
+    __slots__ = ("copy", "places")
+
+    def __init__(
+        self, copy: BulkCopy, places: list[tuple[AnchorRing, Tensor, int]]
+    ) -> None:
+        self.copy = copy
+        self.places = places
+
+
+class _Leaving:
+    """A finished request: a thread copies its outputs out of their slots."""
+
+    __slots__ = ("copy", "outputs", "request")
+
+    def __init__(
+        self, request: Request, copy: BulkCopy, outputs: dict[str, Tensor]
+    ) -> None:
+        self.request = request
+        self.copy = copy
+        self.outputs = outputs
+
+
+#: Says that the outputs are not there yet.
+_LEAVING = EngineBug("outputs are being copied")
+
 
 class ReplicaChannel(RequestChannel):
     """The rings to one replica on one device, and the requests on their way.
@@ -65,6 +103,11 @@ class ReplicaChannel(RequestChannel):
     wait here, as references to the caller's memory, and are copied in as soon as
     results make room. All methods may be called from any thread; they take the
     device's lock.
+
+    If an event loop drives, a thread copies what is large (`bulk_copy.py`). Requests
+    behind one that is being copied in wait in the backlog, and completions behind one
+    that is being copied out wait here, so that both keep their order. Nothing of a
+    request is published, and no slot released, before its copy is over.
 
     It is a line of its replica (`ReplicaLines`): of a `priority` level, and of a
     `weight` and `lane`, 0 where there is none. `lines` are all the channels to the
@@ -105,6 +148,14 @@ class ReplicaChannel(RequestChannel):
         self._in_flight: dict[int, Request] = {}
         self._backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
         layout = description.layout
+        self._arriving: _Arriving | None = None
+        self._leaving: _Leaving | None = None
+        #: Of the outputs that are being copied out, the first; and when they have been,
+        #: until their slots are released, else -1.
+        self._leaving_from = 0
+        self._released = -1
+        #: Completions that have come while outputs were being copied, theirs first.
+        self._finished: deque[_Finished] = deque()
         self._owners = [0] * layout.slots
         self._channel = channel = Channel.create(description.name, layout)
         self._inputs = [
@@ -288,8 +339,14 @@ class ReplicaChannel(RequestChannel):
             beside = min(beside, max(1, self._rows) * (weights - mine) // mine or 1)
         return higher + self._rows + beside
 
-    def _try_push(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
-        """Put a request into the rings; False if one of them has no room."""
+    def _try_push(
+        self,
+        request: Request,
+        tensors: Mapping[str, Tensor],
+        places: list[tuple[AnchorRing, Tensor, int]] | None = None,
+    ) -> bool:
+        """Put a request into the rings; return False if one of them has no room, or if
+        a thread copies it. `places`: where its bytes are, if they are there already."""
         channel = self._channel
         slot = channel.requests.try_write_lock()
         if slot < 0:
@@ -297,21 +354,27 @@ class ReplicaChannel(RequestChannel):
         # 1. What can fail or find no room, before anything is published: a slot that is
         #    locked and not completed is locked again by the next request, so a request
         #    is either in all rings or in none.
-        places: list[tuple[AnchorRing, Tensor, int]] = []
-        for name, anchor in self._inputs:
-            tensor = tensors.get(name)
-            if tensor is None:
-                continue
-            if len(tensor.shape) > MAX_RANK:
-                raise _too_many_dimensions(name, tensor)
-            offset = anchor.place(tensor.nbytes)
-            if offset < 0:
-                return False
-            end = offset
-            for part in tensor.parts:
-                start, end = end, end + len(part)
-                anchor.payload[start:end] = part
-            places.append((anchor, tensor, offset))
+        if places is None:
+            places = []
+            size = 0
+            for name, anchor in self._inputs:
+                tensor = tensors.get(name)
+                if tensor is None:
+                    continue
+                if len(tensor.shape) > MAX_RANK:
+                    raise _too_many_dimensions(name, tensor)
+                size += tensor.nbytes
+                if size > COPIED_AT_ONCE and self.device.is_adopted:
+                    self._copy_in(tensors)
+                    return False
+                offset = anchor.place(tensor.nbytes)
+                if offset < 0:
+                    return False
+                end = offset
+                for part in tensor.parts:
+                    start, end = end, end + len(part)
+                    anchor.payload[start:end] = part
+                places.append((anchor, tensor, offset))
         # 2. Descriptors, which the device does not read before they are published.
         for anchor, tensor, offset in places:
             anchor.describe(0, request.number, offset, tensor.nbytes, tensor.shape)
@@ -337,6 +400,33 @@ class ReplicaChannel(RequestChannel):
         self.device.notify(self.number)
         return True
 
+    def _copy_in(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have a thread copy a request to its places, if there is room for all of it.
+
+        It becomes the first of the backlog, which `_refill` goes on with."""
+        places: list[tuple[AnchorRing, Tensor, int]] = []
+        pairs: list[tuple[Array, Array]] = []
+        for name, anchor in self._inputs:
+            tensor = tensors.get(name)
+            if tensor is None:
+                continue
+            if len(tensor.shape) > MAX_RANK:
+                raise _too_many_dimensions(name, tensor)
+            # Takes nothing: it is free until the request is published, because nothing
+            # else is placed meanwhile.
+            offset = anchor.place(tensor.nbytes)
+            if offset < 0:
+                return
+            end = offset
+            for part in tensor.parts:
+                start, end = end, end + len(part)
+                if end > start:
+                    pairs.append((bytes_of(anchor.payload[start:end]), bytes_of(part)))
+            places.append((anchor, tensor, offset))
+        copy = BulkCopy(pairs, partial(self.device.follow_up, self._refill))
+        self._arriving = _Arriving(copy, places)
+        COPIER.add(copy)
+
     def _check_fits(self, tensors: Mapping[str, Tensor]) -> None:
         for name, anchor in self._inputs:
             tensor = tensors.get(name)
@@ -361,9 +451,19 @@ class ReplicaChannel(RequestChannel):
         while self._backlog:
             request, tensors = self._backlog[0]
             failure: EngineError | None = None
-            try:
-                if not request.done and not self._try_push(request, tensors):
+            arriving, places = self._arriving, None
+            if arriving is not None:
+                if not (arriving.copy.is_over or request.done):
                     return
+                self._arriving = None
+                arriving.copy.stop()
+                places = arriving.places
+            try:
+                if not request.done:
+                    if arriving is not None and arriving.copy.failure is not None:
+                        raise arriving.copy.failure
+                    if not self._try_push(request, tensors, places):
+                        return
             except Exception as error:
                 failure = broken_off(error)
             self._backlog.popleft()
@@ -400,6 +500,9 @@ class ReplicaChannel(RequestChannel):
         Once the request is no longer in flight only this call can resolve it, so
         whatever is raised from there on ends up at its `resolve`.
         """
+        if self._leaving is not None:  # which it is behind
+            self._finished.append((outcome, number, queue_ns, compute_ns, rows, text))
+            return
         # One of four cases: done and waited for; done, but abandoned meanwhile (its
         # slots are released all the same); ended without results; or a question
         # (NEEDS_ROWS), which is of no request.
@@ -414,6 +517,14 @@ class ReplicaChannel(RequestChannel):
             # Output slots are released in the order of completions. Then the backlog,
             # before `resolve` calls back, so that the device has its next work early.
             failed = self._collect(number, outcome, request if wanted else None)
+            if failed is _LEAVING and request is not None:
+                # It goes on in `_go_on`, and is in flight until then: the oldest.
+                self._in_flight = {number: request, **self._in_flight}
+                self.device.outstanding += 1
+                completion = (outcome, number, queue_ns, compute_ns, rows, text)
+                self._finished.appendleft(completion)
+                request = None
+                return
             if self._backlog:
                 self._refill()
             if request is None or request.done:
@@ -431,14 +542,8 @@ class ReplicaChannel(RequestChannel):
                         service.observe(rows, queue_ns, compute_ns, waiting)
                     else:
                         service.seen = compute_ns
-                if request.predicted_ns:
-                    expired = outcome == Outcome.EXPIRED
-                    in_time = not expired and monotonic_ns() <= request.predicted_ns
-                    self.service_time.learn(met=in_time)
-                if outcome != DONE:
-                    failed = error_of(outcome, text)
-                elif failed is None and request.began_ns and self._points is not None:
-                    self._points.record(request)
+                if outcome != DONE or request.predicted_ns or request.began_ns:
+                    failed = self._look_closer(request, outcome, text, failed)
             failure = failed
         except Exception as error:
             failure = broken_off(error)
@@ -447,17 +552,38 @@ class ReplicaChannel(RequestChannel):
                 self._rows -= request.rows or 1
                 request.resolve(failure)
 
+    def _look_closer(
+        self, request: Request, outcome: int, text: str, failed: EngineError | None
+    ) -> EngineError | None:
+        """Finish a request that failed, or of which more is to be recorded; return how
+        it failed."""
+        if request.predicted_ns:
+            expired = outcome == Outcome.EXPIRED
+            in_time = not expired and monotonic_ns() <= request.predicted_ns
+            self.service_time.learn(met=in_time)
+        if outcome != DONE:
+            return error_of(outcome, text)
+        if failed is None and request.began_ns and self._points is not None:
+            self._points.record(request)
+        return failed
+
     def _collect(
         self, number: int, outcome: int, request: Request | None
     ) -> EngineError | None:
-        """Copy the outputs of request `number` out of their slots, where `request` is
-        there to have them, and release the slots. Returns what kept them from being
-        copied."""
+        """Copy the outputs of request `number` out of their slots, if `request` is
+        there to have them, and release the slots. Return the error that kept them from
+        being copied, or `_LEAVING` if a thread copies them first."""
         if outcome != DONE and not self._in_order:
             return None  # the next outputs are those of another request
         failure: EngineError | None = None
         outputs: dict[str, Tensor] = {}
-        for name, data_type, anchor in self._outputs:
+        size = 0
+        anchors = self._outputs
+        if self._released >= 0:  # a thread has copied the rest
+            anchors, self._released = anchors[self._released :], -1
+            if request is not None:
+                outputs = dict(request.outputs)
+        for name, data_type, anchor in anchors:
             slot = -1
             try:
                 slot = anchor.find(number, self._in_order)
@@ -465,9 +591,14 @@ class ReplicaChannel(RequestChannel):
                     start, nbytes, shape = anchor.record(slot)
                     payload, into = anchor.payload, request.into
                     self._large_outputs = nbytes >= LARGE_OUTPUT
+                    size += nbytes
                     if into is not None:
                         into.take(name, data_type, shape, payload, start, nbytes)
-                    else:
+                    elif name not in outputs:
+                        if size > COPIED_AT_ONCE and self.device.is_adopted:
+                            self._copy_out(request, outputs, name)
+                            slot = -1  # not released yet
+                            return _LEAVING
                         data = bytes(payload[start : start + nbytes])
                         outputs[name] = Tensor(data_type, shape, (data,), nbytes)
             except Exception as error:
@@ -482,6 +613,47 @@ class ReplicaChannel(RequestChannel):
             if request.into is not None:
                 request.into.end()
         return failure
+
+    def _copy_out(
+        self, request: Request, outputs: dict[str, Tensor], first: str
+    ) -> None:
+        """Have a thread copy the outputs of a request, from the one named `first` on;
+        the slots of those before it have been released."""
+        pairs: list[tuple[Array, Array]] = []
+        released = [name for name, _, _ in self._outputs].index(first)
+        for name, data_type, anchor in self._outputs[released:]:
+            slot = anchor.find(request.number, self._in_order)
+            if slot < 0:
+                continue
+            start, nbytes, shape = anchor.record(slot)
+            parts: tuple[memoryview, ...] = ()
+            if nbytes:
+                array = RESULT_MEMORY.array((nbytes,), _BYTE, nbytes)
+                parts = (array.data,)
+                pairs.append((array, bytes_of(anchor.payload[start : start + nbytes])))
+            outputs[name] = Tensor(data_type, shape, parts, nbytes)
+        copy = BulkCopy(pairs, partial(self.device.follow_up, self._go_on))
+        self._leaving = _Leaving(request, copy, outputs)
+        self._leaving_from = released
+        COPIER.add(copy)
+
+    def _go_on(self) -> None:
+        """Outputs have been copied, or nobody wants them any more: finish the request,
+        and those behind it. By the side that drives, with the lock."""
+        leaving = self._leaving
+        if leaving is None or not leaving.copy.is_over:
+            return
+        self._leaving = None
+        self._released = self._leaving_from
+        request, finished = leaving.request, self._finished
+        if not request.done:
+            request.outputs = leaving.outputs
+            if leaving.copy.failure is not None:
+                name = next(iter(leaving.outputs))
+                request.outputs = {}
+                self._end(request, not_copied(name, leaving.copy.failure))
+        while finished and self._leaving is None:
+            self.finish(*finished.popleft())
 
     def _count_cancelled(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
@@ -537,6 +709,10 @@ class ReplicaChannel(RequestChannel):
                 self._end(request, error)
             if usable and slot < 0:
                 self._refill()
+            leaving = self._leaving
+            if leaving is not None and leaving.request is request:
+                leaving.copy.stop()
+                self.device.follow_up(self._go_on)
 
     def _measure(self, request: Request) -> None:
         """Set the times of a request that ends without a completion: how long it has
@@ -645,6 +821,7 @@ class ReplicaChannel(RequestChannel):
     def fail_all(self, error: EngineError) -> None:
         """Fail all requests: the device is lost, or the channel closes."""
         with self._lock:
+            self._stop_copies()
             requests = list(self._in_flight.values())
             try:
                 for request in requests:
@@ -659,6 +836,16 @@ class ReplicaChannel(RequestChannel):
                 self._rows = 0
                 for request in requests:
                     request.resolve(error)
+
+    def _stop_copies(self) -> None:
+        """Let no thread touch the rings any more."""
+        arriving, self._arriving = self._arriving, None
+        leaving, self._leaving = self._leaving, None
+        if arriving is not None:
+            arriving.copy.stop()
+        if leaving is not None:
+            leaving.copy.stop()
+        self._finished.clear()
 
     def _cancel(self, requests: list[Request]) -> None:
         """Let the device drop requests, or end their run."""

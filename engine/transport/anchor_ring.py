@@ -41,6 +41,8 @@ RECORD_ALIGNMENT = 8
 #: So many bytes must be free at the start of the memory for a ring to go back there
 #: before its end: rows side by side make one array, and it tears them apart.
 WORTH_TURNING = 1 << 20
+#: Bytes that are given back to the system for one record.
+GIVEN_BACK_AT_ONCE = 16 << 20
 
 
 class AnchorRing(RingCounters):
@@ -55,7 +57,7 @@ class AnchorRing(RingCounters):
 
     The first `usual` bytes are gone round in for as long as they do (0: all). What was
     used beyond them, by records larger than usual, is given back to the system when
-    nothing is left there and a record of the usual size comes.
+    nothing is left there and records of the usual size come: some with each of them.
     """
 
     __slots__ = (
@@ -130,9 +132,10 @@ class AnchorRing(RingCounters):
         return head if tail - head >= size else -1
 
     def _shrink(self) -> None:
-        at = self.payload_at
-        self._memory.give_back(at + self._usual, at + self._reached)
-        self._reached = self._usual
+        """Give back the last bytes, but not more than takes a few milliseconds."""
+        at, reached = self.payload_at, self._reached
+        self._reached = max(self._usual, reached - GIVEN_BACK_AT_ONCE)
+        self._memory.give_back(at + self._reached, at + reached)
 
     def describe(
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]

@@ -1,0 +1,131 @@
+"""Copies of many bytes, made by a thread while an event loop goes on.
+
+numpy lets go of the interpreter's lock while it copies and while the kernel hands out
+pages; `bytes()` and slices of a memoryview do not. One thread of the process copies for
+all, a block of each copy in turn, so that a large copy holds up no small one for long.
+
+A copy may be stopped at any time. After `stop` the thread touches neither side, and
+holds no reference to them, so that the memory may be used again, unmapped or closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from engine.tensor import Array, Buffer
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a request, or of its results, up to which an event loop copies them itself.
+COPIED_AT_ONCE: Final = 4 << 20
+#: Bytes that are copied between two looks at whether the copy was stopped.
+BLOCK: Final = 1 << 20
+
+
+def bytes_of(buffer: Buffer) -> Array:
+    """Return a view of all bytes of a contiguous buffer."""
+    return np.frombuffer(buffer, np.uint8)
+
+
+class BulkCopy:
+    """Pairs of a target and a source of as many bytes; copied by `COPIER`.
+
+    `tell` is called by the copying thread once the copy is over, and not if it was
+    stopped before. It must not block. Any thread may call the methods.
+    """
+
+    __slots__ = ("_at", "_lock", "_pairs", "_tell", "failure", "is_over")
+
+    def __init__(
+        self, pairs: Sequence[tuple[Array, Array]], tell: Callable[[], None]
+    ) -> None:
+        self._pairs = [pair for pair in pairs if len(pair[0])]
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._at = 0
+        #: Whether all was copied, or the copy has failed, or was stopped.
+        self.is_over = False
+        #: The error that ended the copy early.
+        self.failure: Exception | None = None
+
+    def stop(self) -> None:
+        """Copy no more; waits for the block that is being copied."""
+        with self._lock:
+            self.is_over = True
+            self._pairs.clear()
+
+    def step(self) -> bool:
+        """Copy the next block; return whether there are more."""
+        with self._lock:
+            if self.is_over:
+                return False
+            try:
+                self._copy_block()
+            except Exception as error:
+                self.failure = error
+                self._pairs.clear()
+            if self._pairs:
+                return True
+            self.is_over = True
+            # Under the lock: after `stop` nothing is told any more.
+            self._tell()
+            return False
+
+    def _copy_block(self) -> None:
+        """Copy a block of the last pair. Its references to the memory end with it."""
+        if not self._pairs:
+            return
+        target, source = self._pairs[-1]
+        start, end = self._at, min(self._at + BLOCK, len(target))
+        np.copyto(target[start:end], source[start:end])
+        self._at = end
+        if end == len(target):
+            self._pairs.pop()
+            self._at = 0
+
+    def __repr__(self) -> str:
+        state = "over" if self.is_over else f"{len(self._pairs)} pairs to go"
+        return f"<BulkCopy, {state}>"
+
+
+class Copier:
+    """The thread that copies; it is started by the first copy."""
+
+    def __init__(self) -> None:
+        self._copies: queue.SimpleQueue[BulkCopy] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def add(self, copy: BulkCopy) -> None:
+        """Have a copy made. Returns at once."""
+        with self._starting:
+            # In a forked child the parent's thread is not there.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="popgate-copy", daemon=True
+                )
+                self._thread.start()
+        self._copies.put(copy)
+
+    def _run(self) -> None:
+        while True:
+            copy = self._copies.get()
+            try:
+                if copy.step():
+                    self._copies.put(copy)
+            except Exception:
+                logger.exception("a copy could not be told to be over")
+            del copy  # while it waits for the next one
+
+    def __repr__(self) -> str:
+        return f"<Copier {self._copies.qsize()} copies>"
+
+
+COPIER: Final = Copier()
+"""That of this process."""
