@@ -43,6 +43,7 @@ from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, READ, Floods
 from app.http.front import NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
+from app.http.read_budget import ReadBudget
 from app.http.stalls import Stall, acknowledged, is_all_taken
 from app.http.streaming import wants_events
 from app.http.tls import names_of
@@ -105,6 +106,7 @@ class GatewayProtocol(HttpToolsProtocol):
         turns: Turns,
         floods: Floods,
         limit: ConnectionLimit,
+        budget: ReadBudget,
         *arguments: Any,
         **options: Any,
     ) -> None:
@@ -119,6 +121,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._turns = turns
         self._floods = floods
         self._limit = limit
+        self._budget = budget
         # Whether there were enough connections without this one, and of what.
         self._is_extra = False
         self._entry = Entry.FREE
@@ -174,7 +177,7 @@ class GatewayProtocol(HttpToolsProtocol):
         cls, front: InferFront, floods: Floods, limit: ConnectionLimit
     ) -> partial[GatewayProtocol]:
         """What uvicorn calls for each connection."""
-        return partial(cls, front, CommonHead(), Turns(), floods, limit)
+        return partial(cls, front, CommonHead(), Turns(), floods, limit, ReadBudget())
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -358,6 +361,11 @@ class GatewayProtocol(HttpToolsProtocol):
         if body is None or len(body) <= HIGH_WATER_LIMIT:
             self._reading.resume_reading()
 
+    def _read_more(self) -> None:
+        """Another turn of the event loop has begun."""
+        if self._slowed is None and not self.transport.is_closing():
+            self._read_on()
+
     def slow_down(self, refusals: float = 1.0) -> None:
         """Count what was refused; in a flood, look at what this client sends when its
         turn has come again."""
@@ -395,6 +403,10 @@ class GatewayProtocol(HttpToolsProtocol):
             self._give_back()
             return
         if exchange.missing:
+            if self._budget.spend(taken, self.loop):
+                self._reading.is_full = True
+                self._reading.pause_reading()
+                self._budget.wait(self._read_more)
             return
         self.parser = self._new_parser()
         self._in_message = False

@@ -1,9 +1,6 @@
 """What is large is copied by a thread where an event loop drives: whatever becomes of
 the request meanwhile, those beside it are served, and nobody writes into a slot that is
-another's.
-
-Covers: engine/runner/replica_channel.py.
-"""
+another's (engine/runner/replica_channel.py)."""
 
 from __future__ import annotations
 
