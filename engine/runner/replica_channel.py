@@ -581,8 +581,7 @@ class ReplicaChannel(RequestChannel):
         anchors = self._outputs
         if self._released >= 0:  # a thread has copied the rest
             anchors, self._released = anchors[self._released :], -1
-            if request is not None:
-                outputs = dict(request.outputs)
+            outputs = {} if request is None else dict(request.outputs)
         for name, data_type, anchor in anchors:
             slot = -1
             try:
