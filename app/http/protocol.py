@@ -43,11 +43,10 @@ from app.http.exchange import CommonHead, Exchange
 from app.http.floods import DROPPED, ENTRY, HANDSHAKE, READ, Floods
 from app.http.front import NAMES, InferFront
 from app.http.known_head import LARGEST_BODY, KnownHead
-from app.http.read_budget import ReadBudget
 from app.http.stalls import Stall, acknowledged, is_all_taken
 from app.http.streaming import wants_events
 from app.http.tls import names_of
-from app.http.turns import Turns
+from app.http.turns import ReadBudget, Turns
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 

@@ -19,7 +19,7 @@ from app.http.connection_limit import ConnectionLimit
 from app.http.floods import Floods
 from app.http.front import InferFront
 from app.http.protocol import GatewayProtocol
-from app.http.turns import PART, Turns
+from app.http.turns import BYTES, PART, ReadBudget, Turns
 from app.serving.service import Service
 from app.serving.table import ModelTable
 from tests.support import WAIT
@@ -191,3 +191,39 @@ def test_requests_of_a_crowd_have_a_turn_each() -> None:
 def test_a_body_in_small_chunks_is_parsed_in_parts(rest: bytes) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_send_small_chunks(rest))
+
+
+async def turns_of_loop(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_turn_has_so_many_bytes_and_the_next_one_as_many() -> None:
+    async def spend() -> None:
+        budget, loop = ReadBudget(), asyncio.get_running_loop()
+        for _ in range(3):
+            assert not budget.spend(BYTES // 2, loop)
+            assert not budget.spend(BYTES // 4, loop)
+            assert budget.spend(BYTES // 2, loop)
+            assert budget.spend(1, loop)
+            await turns_of_loop(2)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(spend())
+
+
+def test_all_that_wait_go_on_in_their_order_some_in_a_turn() -> None:
+    async def wait() -> None:
+        budget, loop = ReadBudget(), asyncio.get_running_loop()
+        gone_on: list[int] = []
+        for number in range(10):
+            assert budget.spend(BYTES, loop)
+            budget.wait(lambda number=number: gone_on.append(number))  # type: ignore[misc]
+        assert gone_on == []
+        await turns_of_loop(1)
+        assert 0 < len(gone_on) < 10
+        await turns_of_loop(4)
+        assert gone_on == [*range(10)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(wait())
