@@ -314,7 +314,7 @@ def test_a_model_may_have_handlers_of_signals(
     """Which interrupt its process while that waits for requests."""
     write(live, "alarms", ALARMS)
     manage(served, "alarms", "load").raise_for_status()
+    # On a busy machine some come before the first answer.
     first = served.infer("alarms", x=[0])
-    assert first["alarms"] == [0]
-    until(lambda: served.infer("alarms", x=[0])["alarms"][0] >= 5)
+    until(lambda: served.infer("alarms", x=[0])["alarms"][0] >= first["alarms"][0] + 5)
     assert served.infer("alarms", x=[0])["process"] == first["process"]
