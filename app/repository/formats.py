@@ -47,6 +47,10 @@ class ModelFormat(Protocol):
         """Return the files of the model in `folder`, the ONNX file first; nothing if
         the folder is none of this format. Raises OSError."""
 
+    def notes(self, files: Sequence[Path], options: Any) -> Sequence[str]:
+        """Return what was understood of a folder, for `popgate validate`. Raises
+        ValueError as `recipe`."""
+
     def recipe(self, files: Sequence[Path], options: Any) -> Mapping[str, Any]:
         """Return the arguments of `convert`, as JSON can hold them.
 

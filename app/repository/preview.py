@@ -18,11 +18,13 @@ from app.config.triton import PBTXT_NAME
 from app.repository.assembly import (
     Assembled,
     assemble,
+    format_options,
     named_optional_inputs,
     runner_config,
 )
 from app.repository.compile_cache import CompileCache
 from app.repository.ensemble_loader import NO_PLACE, assemble_ensemble
+from app.repository.formats import format_named
 from app.repository.loader import LoadError, compiled_files, explained, input_defaults
 from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
@@ -191,7 +193,8 @@ class _Previewer:
     def _preview(self, source: ModelSource) -> ModelPreview:
         name = source.name
         notes = [f"{name}/{note}" for note in source.notes]
-        notes += _odd_entries(self._root / name)
+        if not any(version.format for version in source.versions):
+            notes += _odd_entries(self._root / name)
         preview = ModelPreview(name, source.config, notes=tuple(notes))
         if source.url is not None:
             problem = self._elsewhere(source, notes)
@@ -255,6 +258,10 @@ class _Previewer:
             with explained(f"{name}/{source.version}"):
                 made, memory = self._loadable(name, source, config)
                 notes = tuple(_needed(made.visible, config))
+                if source.format:
+                    options = format_options(source, config)
+                    kind = format_named(source.format)
+                    notes += tuple(kind.notes(source.files, options))
                 if source.is_python:
                     notes += (f"{PYTHON_MODEL} is code, run with the server's rights",)
         except _NotKnown as e:

@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.app.served import ServedGateway
+from tests.app.served import ServedGateway, run_popgate
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
@@ -163,6 +163,14 @@ def test_a_classifier_gives_shares_and_a_reranker_scores(served: ServedGateway) 
         for one in (body, raw)
     )
     np.testing.assert_allclose(score, 1 / (1 + np.exp(-np.array(plain))), atol=1e-5)
+
+
+def test_validate_says_what_was_understood(root: Path, tmp_path: Path) -> None:
+    result = run_popgate("validate", root, "--cache-dir", tmp_path)
+    words = " ".join(result.stdout.split())
+    assert "embedding of onnx/model.onnx, pooling mean, length 1, 64 tokens" in words
+    assert "classifier of model.onnx, 64 tokens a text" in words
+    assert "1_Pooling" not in words
 
 
 @pytest.mark.parametrize(

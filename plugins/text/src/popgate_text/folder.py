@@ -150,6 +150,24 @@ def understand(folder: Path, options: TextConfig) -> TextModel:
     )
 
 
+def describe(folder: Path, taken: Path, options: TextConfig) -> list[str]:
+    """Return what was understood of a folder, a line each. Raises as `understand`."""
+    model = understand(folder, options)
+    what = f"{model.kind} of {taken.relative_to(folder)}"
+    if model.kind == "embedding":
+        what += f", pooling {' + '.join(model.pooling) or 'in the graph'}"
+        what += f", {len(model.dense)} dense" if model.dense else ""
+        what += ", length 1" if model.normalize else ""
+    lines = [f"{what}, {model.max_length} tokens a text"]
+    if model.prompts:
+        default = f", {model.default_prompt} by default" if model.default_prompt else ""
+        lines.append(f"prompts: {', '.join(sorted(model.prompts))}{default}")
+    others = other_weights(folder, taken)
+    if others:
+        lines.append(f"other weights, for file in [text]: {', '.join(others)}")
+    return lines
+
+
 def _read(folder: Path, name: str) -> dict[str, Any]:
     found = _document(folder / name, name)
     if found is None:

@@ -9,7 +9,13 @@ from typing import Any
 from app.serving.table import Runner
 from app.spec import ModelSpec
 from popgate_text.config import TextConfig
-from popgate_text.folder import files_of, pad_id, root_of, understand
+from popgate_text.folder import (
+    describe,
+    files_of,
+    pad_id,
+    root_of,
+    understand,
+)
 
 
 class TextFormat:
@@ -19,6 +25,9 @@ class TextFormat:
 
     def files(self, folder: Path, options: TextConfig) -> tuple[Path, ...]:
         return files_of(folder, options)
+
+    def notes(self, files: Sequence[Path], options: TextConfig) -> Sequence[str]:
+        return describe(root_of(files), files[0], options)
 
     def recipe(self, files: Sequence[Path], options: TextConfig) -> Mapping[str, Any]:
         return understand(root_of(files), options).recipe()
