@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -49,6 +50,21 @@ name = "me"
 sha256 = "{digest_of(b"secret").hex()}"
 models = ["*"]
 groups = ["infer", "metadata", "manage", "metrics", "pages"]
+"""
+
+#: Gives its second response when a file is there.
+GATE = """
+import os, time
+
+class Gate:
+    inputs = {"path": "BYTES[1]"}
+    outputs = {"i": "INT32[1]"}
+    def __call__(self, path):
+        yield {"i": [0]}
+        while not os.path.exists(path[0]):
+            time.sleep(0.01)
+        yield {"i": [1]}
+        yield {"i": [2]}
 """
 
 
@@ -325,3 +341,83 @@ def test_operators_see_it(front: Front) -> None:
     assert "affine" in front.run("top", "--once", "--interval", "0.1")
     assert "/v1/models/chain/infer" in front.get("/openapi.json").json()["paths"]
     assert "<html" in front.get("/", accept="text/html").text
+
+
+def test_text_models_are_asked_by_all_that_ask(front: Front) -> None:
+    details = front.get("/v2/models/unit").json()
+    (given,) = details["inputs"]
+    assert given["datatype"] == "BYTES"
+    one = json.dumps(["the cat"])
+    assert front.run("infer", "unit", "-i", f"{given['name']}={one}")
+    rows = front.folder / "texts.jsonl"
+    rows.write_text('["the cat"]\n["a dog"]\n')
+    target = front.folder / "vectors.jsonl"
+    front.run("batch", "unit", "-i", str(rows), "-o", str(target))
+    assert len(target.read_text().splitlines()) == 2
+    quick = ("--seconds", "0.1", "--warm-up", "0", "--within", "1000")
+    front.run("perf", "unit", *quick, "-i", f"{given['name']}={one}")
+    with Client(front.gateway.url, api_key="secret", verify=front.verify) as client:
+        (vectors,) = client.infer("unit", ["the cat"]).values()
+    assert vectors.shape[0] == 1
+    assert 'nv_inference_request_success{model="unit"' in front.get("/metrics").text
+    shown = front.get("/v1/requests?limit=200").json()
+    assert "unit" in {one["model"] for one in shown["answered"]}
+    assert "unit" in front.run("models")
+    assert "unit" in front.run("top", "--once", "--interval", "0.1")
+    assert "ready" in front.run("load", "unit")
+
+
+def test_models_of_all_kinds_are_shown_and_managed(front: Front) -> None:
+    """Those with state, of several responses and of several models as any other."""
+    test_sequences(front)
+    test_streams(front)
+    test_python_models_and_ensembles(front)
+    metrics = front.get("/metrics").text
+    document = front.get("/openapi.json").json()["paths"]
+    listed = front.run("models")
+    shown = front.run("top", "--once", "--interval", "0.1")
+    for name in ("sum", "count", "chain"):
+        assert f'nv_inference_request_success{{model="{name}"' in metrics
+        if front.kind != "memory":  # where models have come and gone meanwhile
+            assert f"/v1/models/{name}/infer" in document
+        assert name in listed
+        assert name in shown
+        front.run("unload", name)
+        assert front.get(f"/v2/models/{name}/ready").status_code != 200
+        front.run("load", name)
+    test_sequences(front)
+    test_streams(front)
+    with Client(front.gateway.url, api_key="secret", verify=front.verify) as client:
+        found = client.infer("chain", input=np.array(ROW, np.float32))
+    assert found["output"].ravel().tolist() == TWICE
+    shown = front.run("infer", "chain", "-i", f"input={ROW}")
+    assert "19" in shown
+
+
+def test_what_runs_is_answered_when_the_server_ends(tmp_path: Path) -> None:
+    """A stream of a model in Python ends whole; an open sequence holds nothing up."""
+    root = tmp_path / "models"
+    root.mkdir()
+    write(root, "gate", GATE)
+    write(root, "sum", SUM, SEQUENCE)
+    gate = tmp_path / "gate"
+    with ServedGateway(root, "--allow-python", "--trust-loopback") as gateway:
+        gateway.wait_ready()
+        start = {"sequence_id": 1, "sequence_start": True}
+        path = "/v1/models/sum/infer"
+        begun = {"inputs": {"x": [1]}, "parameters": start}
+        assert gateway.client.post(path, json=begun).status_code == 200
+        body = {"path": str(gate)}
+        stream = gateway.client.stream(
+            "POST", "/v2/models/gate/generate_stream", json=body
+        )
+        with stream as answer:
+            lines = answer.iter_lines()
+            first = next(line for line in lines if line.startswith("data: "))
+            gateway.send(signal.SIGTERM)
+            gateway.wait_line("shutting down")
+            gate.touch()
+            rest = [line for line in lines if line.startswith("data: ")]
+        events = [json.loads(line[6:]) for line in (first, *rest)]
+        assert [event.get("i", event) for event in events] == [0, 1, 2], gateway.output
+        assert gateway.join() == 0
