@@ -24,13 +24,17 @@ import pytest
 import trustme
 
 from app.config.keys import digest_of
-from plugins.text.tests.folders import embedding_folder
 from popgate.client import AsyncClient, Client
 from tests.app.served import POPGATE, ROOT, ServedGateway, add
 from tests.app.serving.test_generators import COUNT, write
 from tests.app.serving.test_keys_apart import SEQUENCE, SUM
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("safetensors")
+
+from plugins.text.tests.folders import embedding_folder
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
