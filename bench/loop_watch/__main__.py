@@ -102,7 +102,8 @@ def fortran() -> Ask:
 
 
 def strings(count: int) -> Ask:
-    return zipped(in_json("texts", "BYTES", count, "[" + '"a",' * count + '"a"]'))
+    data = "[" + '"a",' * (count - 1) + '"a"]'
+    return zipped(in_json("texts", "BYTES", count, data))
 
 
 def packed_strings() -> Ask:
@@ -130,7 +131,7 @@ CASES: dict[str, tuple[Callable[[], Ask], set[int]]] = {
     "16 MB in, JSON out": (lambda: numbers_out(4 * MIB), {200}),
     "npy in Fortran order": (fortran, {200}),
     "4 M strings in JSON, gzip": (lambda: strings(4_000_000), {400, 413}),
-    "1 M strings in JSON": (lambda: strings(MIB - 1), {200, 400}),
+    "1 M strings in JSON": (lambda: strings(MIB - 1), {200}),
     "8 M strings in msgpack": (packed_strings, {400, 413}),
     "4 M strings to generate": (generated, {400, 413}),
     "48 MB of JSON with a NaN": (one_nan, {200}),
