@@ -40,6 +40,7 @@ from popir.float8 import (
 )
 from popir.grouping import Groups, from_assignment, refined, strided
 from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
+from popir.placement import Placement
 from popir.records import (
     RECORDS,
     Call,
@@ -51,6 +52,7 @@ from popir.records import (
     has_gradient,
     operator_types,
 )
+from popir.remote import RemoteBuffer
 from popir.rewriting import decompose_sums, merge_exchanges
 from popir.seeds import (
     MAX_UINT64,
@@ -58,6 +60,7 @@ from popir.seeds import (
     two_uint32_to_uint64,
     uint64_to_two_uint32,
 )
+from popir.shards import shard_size
 
 __all__ = (
     "DTYPES",
@@ -80,7 +83,9 @@ __all__ = (
     "NotYet",
     "Operator",
     "Order",
+    "Placement",
     "Record",
+    "RemoteBuffer",
     "RunError",
     "Settings",
     "Spec",
@@ -116,6 +121,7 @@ __all__ = (
     "replace",
     "run_before",
     "schedule",
+    "shard_size",
     "sharing",
     "strided",
     "to_carrier",

@@ -6,7 +6,7 @@ kernel for: one table, `KERNELS`, says which it has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from popir.dtypes import AnyDtype, Array, Shape
+from popir.errors import NotYet
+from popir.grouping import Collective
 
 _FLOATS = "float16 float32 float64"
 _SIGNED = f"{_FLOATS} int8 int16 int32 int64"
@@ -148,7 +150,15 @@ class Builder:
         self.region: object = None
         """What `block` stands in: a value computed inside a loop or a branch is not
         there outside of it."""
+        self.collective: Callable[[Collective, Value], Value] | None = None
+        """Ends the block, and has replicas exchange a value before the next."""
         self._constants: dict[tuple[str, Shape, bytes], Value] = {}
+
+    def exchange(self, what: Collective, value: Value) -> Value:
+        """Return what a replica has of `value` after a collective."""
+        if self.collective is None:
+            raise NotYet(f"gradients of gradients through {what.operator}")
+        return self.collective(what, value)
 
     def node(
         self,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from popir.dtypes import Array, to_carrier
-from popir.errors import IrError
+from popir.errors import IrError, NotYet
 from popir.ir import Ir, Tensor
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ def export_popef(
     from popir.lowering.compile import MAIN, compile_ir
 
     ir = program if isinstance(program, Ir) else program._below
+    if getattr(ir.options, "replicatedGraphCount", 1) > 1:
+        raise NotYet("a program of several replicas cannot be written to a file yet")
     compiled = compile_ir(ir, check=check_order, host_effects=False)
+    if compiled.ends.sent or compiled.ends.received or compiled.remote:
+        raise NotYet("a program with remote memory cannot be written to a file yet")
     decision = _rows(compiled, batch, threads)
     content = compiled.executable.encode()
     rest = _rest(ir, compiled)

@@ -57,7 +57,10 @@ def _second_rule(type_: str, call: Call, lower: Lower) -> GradRule:
         b, values = g.b, [g[f"i{n}"] for n in range(count)]
         own = [b.identity(value) for value in values]  # a value may come in twice
         start = len(b.block.nodes)
+        # The gradient of a collective is none of nodes: it says so.
+        collective, b.collective = b.collective, None
         made = lower(b, g.call, list(own))
+        b.collective = collective
         nodes = b.block.nodes[start:]
         arriving: dict[Value, Value] = {}
         for value, up in zip(made, ups, strict=False):

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["reduce", "gather", "concat", "scatter", "shard", "slice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +121,17 @@ def refined(groups: Groups) -> tuple[Groups, list[int], list[int]]:
     to_device = [groups.assignment[each[0]] for each in constant.members]
     to_host = [to_device.index(group) for group in range(groups.num_groups)]
     return constant, to_device, to_host
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Collective:
+    """The members of each group exchange values."""
+
+    what: Kind
+    operator: str
+    """Which operator it is, for messages."""
+    groups: Groups
+    op: str = ""
+    axis: int = 0
+    shape: tuple[int, ...] = ()
+    """Of the result."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from popir.dtypes import Array, DType, Shape
 from popir.errors import IrError
+from popir.placement import ALIKE, Placement
 from popir.records import TAKES_FLOAT8, Call, Record, Settings, Spec, record_of
 
 Kind: TypeAlias = Literal[
@@ -33,6 +34,8 @@ class Tensor:
     by_reference: bool = False
     is_current: bool = True
     """Whether `data` of a variable are what the device has."""
+    placement: Placement = ALIKE
+    """Of a variable: on which replicas what part of `data` is."""
 
     @property
     def dtype(self) -> DType:

@@ -14,8 +14,10 @@ import numpy as np
 
 from popir.dtypes import Array, to_carrier
 from popir.errors import IrError, NotYet, RunError, ValueOutOfRange
+from popir.exchanges import Exchanges
 from popir.float8 import MAX_SCALE, MIN_SCALE
 from popir.ir import Ir, Operator, Tensor
+from popir.placement import collect, is_alone, shares
 
 if TYPE_CHECKING:
     from engine import Device
@@ -46,6 +48,7 @@ class Session:
     on_pool: it will be attached to devices of the pool; else it runs in the caller's
     process.
     transfers: slices that each host array brings to a run; default: the Ir's.
+    replicas: how many run it together, in lockstep.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     Not thread-safe.
     """
@@ -59,18 +62,32 @@ class Session:
         check_scales: bool = False,
         on_pool: bool = False,
         transfers: int | None = None,
+        replicas: int = 1,
     ) -> None:
         # Where something is lowered, onnx and the engine are needed; not before.
         from popir.lowering.compile import compile_ir
 
         self.program: Program = compile_ir(
-            ir, check=check_order, check_scales=check_scales, transfers=transfers
+            ir,
+            check=check_order,
+            check_scales=check_scales,
+            transfers=transfers,
+            replicas=replicas,
         )
         if on_pool and self.program.functions:
             (name, *_) = (op.type for op in self.program.functions.values())
             raise NotYet(
                 f"{name} is a NumPy function, which devices of the pool do not run: "
                 "use 'cpu' or 'ipu_model', or give the operator ONNX nodes"
+            )
+        if replicas > 1 and self.program.functions:
+            raise NotYet("operators that are NumPy functions run on one replica only")
+        ends = self.program.ends
+        self._exchanges = Exchanges(ends) if ends.sent or ends.received else None
+        if on_pool and (replicas > 1 or self._exchanges is not None):
+            raise NotYet(
+                "remote memory and several replicas are not there yet on a device of "
+                "the pool: use 'ipu_model', which runs in this process"
             )
         self.host_is_current = True
         """Whether the host's copies of the variables are what the device has."""
@@ -90,7 +107,11 @@ class Session:
         if self._device is not None:
             return
         program, self.is_lost = self.program, False
-        if self._on_pool:
+        if program.replicas > 1:
+            from popir.replicas import LockstepSession
+
+            self._device = LockstepSession(program, self._exchanges)
+        elif self._on_pool:
             from popir.device_session import DeviceSession
 
             assert device is not None
@@ -112,17 +133,18 @@ class Session:
     ) -> None:
         """Run the main program once.
 
-        Arrays are by the tensor of the stream, with a first dimension of transfers and
-        of the carrier's type. Outputs are filled.
+        Arrays are by the tensor of the stream, with a first dimension of transfers, a
+        second of replicas where there are several, and of the carrier's type. Outputs
+        are filled.
         """
         self._attached()
         program = self.program
         given: dict[str, Any] = {
-            handle: to_carrier(inputs[tensor])
+            handle: self._of_replicas(to_carrier(inputs[tensor]))
             for handle, tensor in program.inputs.items()
         }
         taken: dict[str, Any] = {
-            handle: to_carrier(outputs[tensor])
+            handle: self._of_replicas(to_carrier(outputs[tensor]))
             for handle, tensor in program.outputs.items()
         }
         for handle, operator in program.prints.items():
@@ -134,12 +156,21 @@ class Session:
             self.host_is_current = False
         self._run(program.metadata.program_flow.main, given, taken)
 
+    def _of_replicas(self, array: Array) -> Any:
+        """An array of a stream; where there are several replicas, that of each."""
+        count = self.program.replicas
+        return array if count == 1 else [array[:, r] for r in range(count)]
+
     def _run(
         self,
         programs: Iterable[int],
         given: Mapping[str, Any],
         taken: Mapping[str, Any],
     ) -> None:
+        if self._exchanges is not None and self.program.replicas == 1:
+            self._exchanges.begin()
+            given = {**given, **self._exchanges.sources()}
+            taken = {**taken, **self._exchanges.sinks()}
         try:
             self._attached().run(programs, given, taken)
         except (RunError, KeyboardInterrupt):
@@ -151,7 +182,18 @@ class Session:
         from popir.lowering.compile import LOAD
         from popir.lowering.lower import input_handle
 
-        data = {input_handle(t.id): _rows(t) for t in self.program.variables}
+        program = self.program
+        for variable in program.remote:
+            _place(variable, program.replicas)
+        if program.replicas > 1:
+            data: dict[str, Any] = {
+                input_handle(t.id): [
+                    s[np.newaxis] for s in _shares(t, program.replicas)
+                ]
+                for t in program.variables
+            }
+        else:
+            data = {input_handle(t.id): _rows(t) for t in program.variables}
         self._run([LOAD], data, {})
         self.host_is_current = True
 
@@ -160,12 +202,30 @@ class Session:
         from popir.lowering.compile import SAVE
         from popir.lowering.lower import weight_handle
 
-        places: dict[str, Any] = {
-            weight_handle(t.id): _rows(t) if t in self.program.written else _nothing
-            for t in self.program.variables
-        }
-        self._run([SAVE], {}, places)
+        program = self.program
+        if program.replicas > 1:
+            self._replicas_to_host()
+        else:
+            places: dict[str, Any] = {
+                weight_handle(t.id): _rows(t) if t in program.written else _nothing
+                for t in program.variables
+            }
+            self._run([SAVE], {}, places)
+        for variable in program.remote:
+            _fetch(variable, program.replicas)
         self.host_is_current = True
+
+    def _replicas_to_host(self) -> None:
+        from popir.lowering.compile import SAVE
+        from popir.lowering.lower import weight_handle
+
+        program = self.program
+        found: dict[Tensor, list[Array]] = {t: [] for t in program.variables}
+        self._run([SAVE], {}, {weight_handle(t.id): found[t].append for t in found})
+        for variable in program.written.intersection(found):
+            assert variable.data is not None
+            data = to_carrier(variable.data)
+            collect(data, variable.placement, found[variable])
 
     def _attached(self) -> Runner:
         if self._device is None:
@@ -235,6 +295,44 @@ def _rows(variable: Tensor) -> Array:
     """A variable's host copy as a stream of one transfer, without a copy."""
     assert variable.data is not None
     return to_carrier(variable.data)[np.newaxis]
+
+
+def _shares(variable: Tensor, replicas: int) -> list[Array]:
+    """For each replica what it has of a variable's host copy."""
+    assert variable.data is not None
+    return shares(to_carrier(variable.data), variable.placement, replicas)
+
+
+def _place(variable: Tensor, replicas: int) -> None:
+    """Make the row of a remote variable what the host has.
+
+    A file that is mapped for writing is read and written where it lies, if no other
+    replica has the same part of it.
+    """
+    at, data = variable.placement, variable.data
+    assert at.buffer is not None
+    assert data is not None
+    in_file = isinstance(data, np.memmap) and data.flags.writeable
+    alone = in_file and is_alone(at, replicas)
+    for replica, part in enumerate(_shares(variable, replicas)):
+        in_place = alone and np.may_share_memory(part, data)
+        at.buffer.place(replica, at.offset, part, in_place)
+
+
+def _fetch(variable: Tensor, replicas: int) -> None:
+    """Bring the row of a remote variable to the host's copy."""
+    at, data = variable.placement, variable.data
+    assert at.buffer is not None
+    assert data is not None
+    if not data.flags.writeable:
+        return
+    values = [at.buffer.peek(r, at.offset) for r in range(replicas)]
+    if not is_alone(at, replicas):
+        # What the host's copy becomes is not what the other members have.
+        for replica in range(replicas):
+            at.buffer.own(replica, at.offset)
+        values = [at.buffer.peek(r, at.offset) for r in range(replicas)]
+    collect(to_carrier(data), at, values)
 
 
 def _nothing(_: Array) -> None:

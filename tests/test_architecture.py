@@ -45,7 +45,13 @@ WEB_AND_EVENT_LOOPS = frozenset(
 )
 #: Roots beside the packages' own: those who only run models need not import onnx.
 OTHER_ROOTS = frozenset(
-    {"engine.compiler", "engine.programs", "popir.session", "popgate.client"}
+    {
+        "engine.compiler",
+        "engine.programs",
+        "engine.programs.onnx_session",
+        "popir.session",
+        "popgate.client",
+    }
 )
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {

@@ -90,6 +90,10 @@ class InferenceSession:
         flow = self._ir.data_flow
         return self._ir.transfers if flow is None else int(flow.batchesPerStep())
 
+    @property
+    def _replicas(self) -> int:
+        return int(getattr(self._ir.options, "replicatedGraphCount", 1))
+
     def prepareDevice(self, loadEngine: bool = True) -> None:
         """Compile the program, and take the device for it unless not `loadEngine`."""
         options = self._ir.options
@@ -101,6 +105,7 @@ class InferenceSession:
             printer=self.printer,
             on_pool=self._device.is_on_pool,
             transfers=self._transfers,
+            replicas=self._replicas,
         )
         self._ir.is_prepared = True
         log("session", "DEBUG", "Compilation complete")
@@ -118,7 +123,7 @@ class InferenceSession:
     def weightsFromHost(self) -> None:
         """Bring the host's copies of the weights to the device."""
         running = self._prepared()
-        count = len(running.program.variables)
+        count = len(running.program.variables) + len(running.program.remote)
         log("session", "DEBUG", f"Writing weights from host, {count} tensors")
         running.weights_from_host()
         log("session", "DEBUG", "Writing weights from host complete.")
@@ -128,7 +133,7 @@ class InferenceSession:
         running = self._prepared()
         log("session", "DEBUG", "Writing weights to host")
         running.weights_to_host()
-        for variable in running.program.variables:
+        for variable in (*running.program.variables, *running.program.remote):
             id_ = variable.id
             text = f"Reusing TensorData for d2hWeightBuffer of tensor {id_}"
             log("session", "TRACE", text)
@@ -161,7 +166,7 @@ class InferenceSession:
 
     def initAnchorArrays(self) -> dict[str, _Array]:
         """An empty array for each output stream, by its id."""
-        lead = (self._transfers,) if self._transfers > 1 else ()
+        lead = tuple(n for n in (self._transfers, self._replicas) if n > 1)
         return {
             id_: np.empty((*lead, *each.tensor.shape), each.tensor.dtype.numpy)
             for id_, each in self._streams(is_input=False).items()
@@ -170,16 +175,16 @@ class InferenceSession:
     def run(self, stepio: PyStepIO, debugName: str = "") -> None:
         """Run the main graph once."""
         running = self._prepared()
-        transfers = self._transfers
+        lead = (self._transfers, *([self._replicas] if self._replicas > 1 else ()))
         inputs, outputs, late = {}, {}, []
         for id_, each in self._streams(is_input=True).items():
             if id_ not in stepio.inputs:
                 raise popir.IrError(f"there are no data for the stream {id_!r}")
-            shape = (transfers, *each.tensor.shape)
+            shape = (*lead, *each.tensor.shape)
             data = np.ascontiguousarray(stepio.inputs[id_], each.tensor.dtype.numpy)
             inputs[each.tensor] = data.reshape(shape)
         for id_, each in self._streams(is_input=False).items():
-            rows = np.empty((transfers, *each.tensor.shape), each.tensor.dtype.numpy)
+            rows = np.empty((*lead, *each.tensor.shape), each.tensor.dtype.numpy)
             outputs[each.tensor] = rows
             if id_ in stepio.outputs:
                 late.append((stepio.outputs[id_], rows))

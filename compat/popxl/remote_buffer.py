@@ -1,19 +1,20 @@
-"""Remote buffers: descriptions only, so far; loading and storing rows is not there."""
+"""Remote buffers: tables of rows that programs load and store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any, NoReturn
 
 import popir
 from popxl import current
 from popxl.dtypes import dtype
 from popxl.program import Program
-from popxl.tensor import Tensor
+from popxl.replica_grouping import ReplicaGrouping
 
 
 class RemoteBuffer:
-    """A table of rows in remote memory."""
+    """A table of rows in remote memory, for each replica."""
 
     def __init__(
         self, tensor_shape: Iterable[int], tensor_dtype: dtype, entries: int
@@ -21,8 +22,8 @@ class RemoteBuffer:
         below = current.graph().ir
         # What is below: a buffer keeps no handles of the program alive.
         self._below = below
-        self._id = below.new_remote_buffer()
-        self._meta_shape: tuple[int, ...] = ()
+        type_ = dtype.as_dtype(tensor_dtype)._below
+        self._buffer = popir.RemoteBuffer(below.new_remote_buffer(), type_, (), 1)
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
 
     @property
@@ -34,13 +35,14 @@ class RemoteBuffer:
     ) -> None:
         """Describe it anew."""
         self._dtype = dtype.as_dtype(tensor_dtype)
-        self._shape = tuple(tensor_shape)
+        self._buffer.dtype = self._dtype._below
+        self._buffer.shape = tuple(map(int, tensor_shape))
         self.entries = entries
 
     @property
     def remote_buffer_id(self) -> int:
         """Counted from 1 in each Ir."""
-        return self._id
+        return self._buffer.number
 
     @remote_buffer_id.setter
     def remote_buffer_id(self, _: Any) -> NoReturn:
@@ -49,7 +51,7 @@ class RemoteBuffer:
     @property
     def tensor_shape(self) -> tuple[int, ...]:
         """Shape of a row."""
-        return self._shape
+        return self._buffer.shape
 
     @tensor_shape.setter
     def tensor_shape(self, _: Any) -> NoReturn:
@@ -67,16 +69,16 @@ class RemoteBuffer:
     @property
     def meta_shape(self) -> tuple[int, ...]:
         """The shape of what the rows are shards of."""
-        return self._meta_shape
+        return self._buffer.meta_shape
 
     @meta_shape.setter
     def meta_shape(self, meta_shape: Iterable[int]) -> None:
-        self._meta_shape = tuple(meta_shape)
+        self._buffer.meta_shape = tuple(map(int, meta_shape))
 
     @property
     def entries(self) -> int:
         """How many rows it has."""
-        return self._entries
+        return self._buffer.entries
 
     @entries.setter
     def entries(self, entries: int) -> None:
@@ -84,11 +86,11 @@ class RemoteBuffer:
             raise ValueError(
                 f"Entries must be a non-zero, positive integer. Value: {entries}"
             )
-        self._entries = entries
+        self._buffer.entries = entries
 
-    def validate_tensor_matches_buffer(self, t: Tensor, num_shards: int = 1) -> None:
+    def validate_tensor_matches_buffer(self, t: Any, num_shards: int = 1) -> None:
         """ValueError where `t` is no row of it."""
-        shape = self._shape if num_shards == 1 else self._meta_shape
+        shape = self.tensor_shape if num_shards == 1 else self.meta_shape
         if t.shape != shape or t.dtype is not self._dtype:
             raise ValueError(
                 f"Tensor {t.id} does not match buffer. It is {t.dtype}{list(t.shape)}, "
@@ -103,6 +105,47 @@ def remote_buffer(
     return RemoteBuffer(tensor_shape, tensor_dtype, entries)
 
 
-def replica_sharded_buffer(*args: Any, **kwargs: Any) -> NoReturn:
-    """Not there yet."""
-    raise popir.NotYet("replica_sharded_buffer is not there yet: no sharding is")
+def replica_sharded_buffer(
+    shape: Iterable[int],
+    dtype: dtype,
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+    entries: int = 1,
+) -> RemoteBuffer:
+    """A table of `entries` rows, each a shard of a tensor of `shape`, which has a first
+    axis of groups where there are several."""
+    whole = tuple(map(int, shape))
+    groups, count = _sharding(replica_grouping, shard_over)
+    if groups.num_groups > 1:
+        if not whole or whole[0] != groups.num_groups:
+            raise ValueError(
+                f"The first axis of {list(whole)} must have the length of the number "
+                f"of groups ({groups.num_groups})"
+            )
+        whole = whole[1:]
+    size = popir.shard_size(prod(whole), count)
+    made = RemoteBuffer((size,), dtype, entries)
+    made.meta_shape = whole
+    return made
+
+
+def _sharding(
+    replica_grouping: ReplicaGrouping | None, shard_over: int | None
+) -> tuple[ReplicaGrouping, int]:
+    """The groups, and how many members share a tensor; ValueError where they do not
+    come out even."""
+    groups = replica_grouping
+    if groups is None:
+        groups = Program._of(current.graph().ir).replica_grouping()  # type: ignore[attr-defined]
+    size = groups.group_size
+    count = size if shard_over is None else int(shard_over)
+    if count > size or count < 1:
+        raise ValueError(
+            f"Shard over {count} must be from 1 to the size of the groups ({size})"
+        )
+    if size % count:
+        raise ValueError(
+            f"The size of the groups ({size}) must be a multiple of shard_over "
+            f"({count})"
+        )
+    return groups, count

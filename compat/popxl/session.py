@@ -43,8 +43,6 @@ class Session:
         if not isinstance(device, popart.DeviceInfo):
             count = ir._below.device_count() * ir.replication_factor
             device = _to_device_info(device_desc, count)
-        if ir.replication_factor > 1:
-            raise popir.NotYet("Several replicas are not there yet")
         self._ir = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit
         self._was_attached: list[bool] = []
@@ -116,9 +114,9 @@ class Session:
 
     def _form_of(self, stream: Stream) -> _Form:
         transfers = self._ir.num_host_transfers
-        lead = (transfers,) if transfers > 1 else ()
-        full = (*lead, *stream.shape)
-        return _Form(stream._tensor._below, full, len(lead), stream.dtype.as_numpy())
+        replicas = self._ir.instance_replication_factor
+        below, dtype = stream._tensor._below, stream.dtype.as_numpy()
+        return _Form(below, stream.shape, transfers, replicas, dtype)
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, _Array]:
         """An empty array for each output stream."""
@@ -227,7 +225,9 @@ class Session:
         last came back is lost, in all variables."""
         checked = {tensor: _checked(tensor, d) for tensor, d in tensors.items()}
         for tensor, array in checked.items():
-            _host_copy(tensor)[...] = array
+            data = tensor._below.data
+            assert data is not None
+            data[...] = array
         if self.is_attached:
             self.weights_from_host()
 
@@ -291,34 +291,51 @@ class _Form:
     """What arrays of a stream are like."""
 
     tensor: popir.Tensor
-    shape: tuple[int, ...]
-    """With a first dimension of transfers where there are several."""
-    lead: int
-    """Whether there are: 1 or 0."""
+    of_one: tuple[int, ...]
+    """Of one transfer to one replica."""
+    transfers: int
+    replicas: int
     dtype: np.dtype[Any]
 
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The first dimensions: transfers and replicas, each if there are several."""
+        return tuple(n for n in (self.transfers, self.replicas) if n > 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array for a run."""
+        return (*self.lead, *self.of_one)
+
     def rows(self, array: _Array) -> _Array:
-        """An array of the caller's with a first dimension of transfers."""
-        if not self.lead:
-            return array.reshape(1, *self.shape)
-        return array.reshape(len(array), *self.shape[1:])
+        """An array of the caller's with a first dimension of transfers, and a second
+        of replicas if there are several."""
+        rest = self.of_one if self.replicas == 1 else (self.replicas, *self.of_one)
+        count = 1 if self.transfers == 1 else len(array)
+        return array.reshape(count, *rest)
 
     def check(self, array: _Array) -> None:
         """ValueError where `array` has another shape. One that without its ones has no
-        more dimensions than that of transfers may stand for any of one element."""
-        found, lead = array.shape, self.lead
+        more dimensions than those of transfers and replicas may stand for any of one
+        element each."""
+        found, lead = array.shape, len(self.lead)
         if found == self.shape:
             return
-        if lead and (not found or found[0] < self.shape[0]):
+        several = self.transfers > 1
+        if several and (not found or found[0] < self.transfers):
             raise ValueError(
                 f"Stream {self.tensor.id!r}: the first dimension must be "
-                f"{self.shape[0]} (num_host_transfers) at least, found {list(found)}"
+                f"{self.transfers} (num_host_transfers) at least, found {list(found)}"
             )
-        if np.squeeze(array).ndim <= lead and prod(found[lead:]) == prod(
-            self.shape[lead:]
-        ):
+        if self.replicas > 1 and found[several : several + 1] != (self.replicas,):
+            raise ValueError(
+                f"Shape mismatch of stream {self.tensor.id!r}: expected a dimension "
+                f"of {self.replicas} replicas in {list(self.shape)}, found "
+                f"{list(found)}"
+            )
+        if np.squeeze(array).ndim <= lead and prod(found[lead:]) == prod(self.of_one):
             return
-        if found[lead:] != self.shape[lead:]:
+        if found[lead:] != self.of_one:
             raise ValueError(
                 f"Shape mismatch of stream {self.tensor.id!r}: expected "
                 f"{list(self.shape)}, found {list(found)}"
@@ -352,6 +369,10 @@ def _as_type(array: _Array, wanted: np.dtype[Any]) -> _Array:
 
 
 def _host_copy(tensor: Tensor) -> _Array:
+    """The host's copy: of each group, or of each replica if all are retrieved."""
+    whole = tensor._below.placement.retrieved
+    if whole is not None:
+        return whole
     data = tensor._below.data
     assert data is not None
     return data
@@ -361,6 +382,11 @@ def _checked(tensor: Variable, data: Any) -> _Array:
     if not isinstance(tensor, Variable):
         name = getattr(tensor, "id", repr(tensor))
         raise TypeError(f"Tensor {name} is not of type Variable")
+    if tensor._below.placement.retrieved is not None:
+        raise NotImplementedError(
+            f"{tensor.id}: a variable of which all replicas are retrieved cannot be "
+            "written"
+        )
     numpy_type = tensor.dtype.as_numpy()
     if isinstance(data, bool | int | float):
         if numpy_type.names:

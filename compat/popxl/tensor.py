@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NewType, NoReturn
+from typing import Any, Literal, NewType
 
 import numpy as np
 from popart.enums import TileSet
+from popart.logs import log
 from popart.views import TensorView
 
 import popir
@@ -14,6 +15,7 @@ from popxl import current
 from popxl.dtypes import dtype
 from popxl.errors import UndefinedValue
 from popxl.program import Program
+from popxl.remote_buffer import RemoteBuffer, _sharding, replica_sharded_buffer
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor_spec import TensorSpec as TensorSpec
 from popxl.utils import downcast_np_dtypes, to_numpy
@@ -42,19 +44,25 @@ def __getattr__(name: str) -> Any:
 
 
 class _Location:
-    """Where a tensor is: on the chip, whole."""
+    """Where a tensor is."""
+
+    def __init__(self, placement: popir.Placement) -> None:
+        self._placement = placement
 
     def isRemote(self) -> bool:  # noqa: N802
         """Whether it is in remote memory."""
-        return False
+        return self._placement.buffer is not None
 
     def isSharded(self) -> bool:  # noqa: N802
         """Whether each replica holds a share."""
-        return False
+        return self._placement.shards > 1
 
-    def getRemoteBufferInfo(self) -> NoReturn:  # noqa: N802
-        """Of remote tensors only."""
-        raise popir.NotYet("remote tensors are not there yet")
+    def getRemoteBufferInfo(self) -> tuple[int, int]:  # noqa: N802
+        """The number of its buffer and its offset there; of remote tensors only."""
+        buffer = self._placement.buffer
+        if buffer is None:
+            raise popir.IrError("the tensor is not in remote memory")
+        return buffer.number, self._placement.offset
 
 
 class Tensor:
@@ -146,7 +154,7 @@ class Tensor:
     @property
     def location_info(self) -> Any:
         """Where it is."""
-        return _Location()
+        return _Location(self._below.placement)
 
     @property
     def in_sync_with_ipu(self) -> bool:
@@ -370,9 +378,12 @@ class Variable(Tensor):
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:
-        """Which replicas hold the same values: here all."""
-        groups: ReplicaGrouping = self.ir.replica_grouping()
-        return groups
+        """Which replicas hold the same values: all, if none were named."""
+        groups = self._below.placement.groups
+        if groups is not None:
+            return ReplicaGrouping._make(self.ir, groups)
+        alike: ReplicaGrouping = self.ir.replica_grouping()
+        return alike
 
     @property
     def _memmap_arr(self) -> np.memmap[Any, Any] | None:
@@ -383,16 +394,19 @@ class Variable(Tensor):
     @property
     def retrieval_mode(self) -> Literal["one_per_group", "all_replicas"]:
         """Which replicas' values come back."""
-        return "one_per_group"
+        whole = self._below.placement.retrieved
+        return "one_per_group" if whole is None else "all_replicas"
 
     @property
     def shape_on_host(self) -> tuple[int, ...]:
-        """Shape of the host's copy."""
-        return self.shape
+        """Shape of the host's copy: several groups lead it."""
+        data = self._below.data
+        assert data is not None
+        return data.shape
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
-        """Shape on a replica."""
+        """Shape on a replica; of a variable in shards that of its whole."""
         return self.shape
 
 
@@ -426,22 +440,81 @@ def variable(
     nan_on_overflow: bool | None = None,
 ) -> Variable:
     """A variable of the main graph with `data`, which are copied."""
+    placement = _placement(replica_grouping, retrieval_mode)
+    array = _variable_data(
+        data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping
+    )
+    return _new_variable(array, name, placement)
+
+
+def _placement(
+    replica_grouping: ReplicaGrouping | None, retrieval_mode: str | None
+) -> popir.Placement:
     graph = current.graph()
     if graph is not graph.ir.main:
         raise ValueError("Variables can only be made in the main graph")
     if retrieval_mode not in (None, "one_per_group", "all_replicas"):
         raise ValueError(f"Invalid retrieval_mode: {retrieval_mode}")
-    if replica_grouping is not None and replica_grouping.num_groups > 1:
-        raise popir.NotYet("variables of several groups of replicas are not there yet")
-    array: Any
-    if isinstance(data, np.memmap):
-        array = _mapped(data, dtype, downcast)
-    else:
-        given = as_dtype(data.dtype) if dtype is None and _is_float8(data) else dtype
-        array = _host_data(data, given, downcast, log2_scale, nan_on_overflow)
-    made = _made("variable", array, name)
-    assert isinstance(made, Variable)
+    groups = None if replica_grouping is None else replica_grouping._groups
+    made = popir.Placement(groups)
+    if retrieval_mode == "all_replicas":
+        made.retrieved = np.empty(0)  # until its shape is known
     return made
+
+
+def _variable_data(
+    data: Any,
+    type_: dtype | None,
+    downcast: bool,
+    log2_scale: int | None,
+    nan_on_overflow: bool | None,
+    replica_grouping: ReplicaGrouping | None,
+) -> np.ndarray[Any, Any]:
+    if isinstance(data, np.memmap):
+        mapped: np.ndarray[Any, Any] = _mapped(data, type_, downcast)
+        if replica_grouping is None or replica_grouping.is_const:
+            return mapped
+        log(
+            "popxl",
+            "WARN",
+            "you have passed np.memmap data and a non-const replica grouping: the "
+            "data are copied",
+        )
+        return np.array(mapped)
+    given = as_dtype(data.dtype) if type_ is None and _is_float8(data) else type_
+    return _host_data(data, given, downcast, log2_scale, nan_on_overflow)
+
+
+def _new_variable(
+    array: np.ndarray[Any, Any], name: str | None, placement: popir.Placement
+) -> Variable:
+    groups, shape = placement.groups, array.shape
+    if groups is not None and groups.num_groups > 1:
+        if not shape or shape[0] != groups.num_groups:
+            raise ValueError(
+                f"The first axis of the data, of shape {list(shape)}, must have the "
+                f"length of the number of groups ({groups.num_groups})"
+            )
+        shape = shape[1:]
+    made = _made("variable", array, name, shape)
+    assert isinstance(made, Variable)
+    if placement.retrieved is not None:
+        placement.retrieved = _all_replicas(array, made, placement)
+    made._below.placement = placement
+    return made
+
+
+def _all_replicas(
+    array: np.ndarray[Any, Any], made: Variable, placement: popir.Placement
+) -> np.ndarray[Any, Any] | None:
+    """What is retrieved of all replicas; None where that is what the host has."""
+    groups = placement.groups
+    count = made.ir.replication_factor if groups is None else groups.num_replicas
+    each = [0] * count if groups is None else groups.assignment
+    if count == 1 or (groups is not None and groups.num_groups == count):
+        return None
+    several = groups is not None and groups.num_groups > 1
+    return np.stack([array[g] if several else array for g in each])
 
 
 def _mapped(data: np.memmap[Any, Any], type_: dtype | None, downcast: bool) -> Any:
@@ -476,11 +549,15 @@ def constant(
 
 
 def _made(
-    kind: Literal["variable", "constant"], data: np.ndarray[Any, Any], name: str | None
+    kind: Literal["variable", "constant"],
+    data: np.ndarray[Any, Any],
+    name: str | None,
+    shape: tuple[int, ...] | None = None,
 ) -> Tensor:
     graph = current.graph()
     graph.ir.check_open()
-    spec = popir.Spec(popir.dtype_of(data.dtype), data.shape)
+    of = data.shape if shape is None else shape
+    spec = popir.Spec(popir.dtype_of(data.dtype), of)
     scopes = current.settings().scopes
     return Tensor._of(graph.new_tensor(spec, kind, name, scopes, data))
 
@@ -509,18 +586,117 @@ def graph_output(t: Tensor) -> None:
     graph.outputs.append(t._below)
 
 
-def remote_variable(*args: Any, **kwargs: Any) -> NoReturn:
-    """Not there yet."""
-    raise popir.NotYet("remote_variable is not there yet: no remote memory is")
+def remote_variable(
+    data: HostTensor,
+    remote_buffer: RemoteBuffer,
+    offset: int = 0,
+    dtype: dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: Literal["one_per_group", "all_replicas"] | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Variable:
+    """A variable that is a row of a remote buffer, at `offset`."""
+    placement = _placement(replica_grouping, retrieval_mode)
+    array = _variable_data(
+        data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping
+    )
+    made = _new_variable(array, name, placement)
+    remote_buffer.validate_tensor_matches_buffer(made)
+    _put_in_row(placement, remote_buffer, offset)
+    return made
 
 
-def remote_replica_sharded_variable(*args: Any, **kwargs: Any) -> NoReturn:
-    """Not there yet."""
-    raise popir.NotYet(
-        "remote_replica_sharded_variable is not there yet: no remote memory is"
+def _put_in_row(
+    placement: popir.Placement, remote_buffer: RemoteBuffer, offset: int
+) -> None:
+    remote_buffer._buffer.check(int(offset))
+    placement.buffer, placement.offset = remote_buffer._buffer, int(offset)
+
+
+def remote_replica_sharded_variable(
+    data: HostTensor,
+    remote_buffer: RemoteBuffer,
+    offset: int = 0,
+    dtype: dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    retrieval_mode: Literal["one_per_group", "all_replicas"] | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> Variable:
+    """A variable of which each member of a group has a shard, a row of a remote
+    buffer, at `offset`."""
+    count = Program._of(current.graph().ir).replication_factor  # type: ignore[attr-defined]
+    if count <= 1:
+        raise ValueError(
+            "The Ir's replication_factor must be above 1 for a variable in shards"
+        )
+    placement = _placement(replica_grouping, retrieval_mode)
+    array = _variable_data(
+        data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping
+    )
+    made = _new_variable(array, name, placement)
+    if not remote_buffer.meta_shape:
+        remote_buffer.meta_shape = made.shape
+    if remote_buffer.meta_shape != made.shape or remote_buffer.tensor_dtype is not (
+        made.dtype
+    ):
+        raise ValueError(
+            f"Tensor {made.id} does not match buffer. It is {made.dtype}"
+            f"{list(made.shape)}, a row is a shard of {remote_buffer.tensor_dtype}"
+            f"{list(remote_buffer.meta_shape)}"
+        )
+    size = placement.groups.size if placement.groups is not None else count
+    placement.shards = _shard_count(made, remote_buffer, size)
+    _put_in_row(placement, remote_buffer, offset)
+    return made
+
+
+def _shard_count(made: Variable, remote_buffer: RemoteBuffer, size: int) -> int:
+    """Into how many parts a row of the buffer says that the variable is cut."""
+    row = remote_buffer.tensor_shape
+    for count in range(size, 0, -1):
+        if size % count == 0 and row == (popir.shard_size(made.nelms, count),):
+            return count
+    raise ValueError(
+        f"Tensor {made.id} does not match buffer: a row of shape {list(row)} is no "
+        f"shard of {list(made.shape)} over {size} replicas"
     )
 
 
-def replica_sharded_variable(*args: Any, **kwargs: Any) -> NoReturn:
-    """Not there yet."""
-    raise popir.NotYet("replica_sharded_variable is not there yet: no sharding is")
+def replica_sharded_variable(
+    data: HostTensor,
+    dtype: dtype | None = None,
+    name: str | None = None,
+    downcast: bool = True,
+    replica_grouping: ReplicaGrouping | None = None,
+    shard_over: int | None = None,
+    retrieval_mode: Literal["one_per_group", "all_replicas"] | None = "one_per_group",
+    log2_scale: int | None = None,
+    nan_on_overflow: bool | None = None,
+) -> tuple[Variable, Tensor]:
+    """A variable of which each member of a group has a shard on the device: the handle
+    that the host reads and writes, and the shard."""
+    _placement(replica_grouping, retrieval_mode)
+    array = _variable_data(
+        data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping
+    )
+    _sharding(replica_grouping, shard_over)
+    type_ = as_dtype(array.dtype)
+    buffer = replica_sharded_buffer(array.shape, type_, replica_grouping, shard_over)
+    handle = remote_replica_sharded_variable(
+        array,
+        buffer,
+        0,
+        type_,
+        name,
+        False,
+        replica_grouping,
+        retrieval_mode,
+    )
+    shard = _op("load_shard", buffer, f"{handle.name}_rts")
+    return handle, shard

@@ -59,7 +59,8 @@ class Assembly:
 
     `variables` are those of the program, by name: they live across runs. Those of
     them that no region assigns are weights of the graphs that read them, unless the
-    regions `around` the program read them while they come or go.
+    regions `around` the program read them while they come or go, or each replica has
+    its own (not `has_weights`).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Assembly:
         variables: Mapping[str, Value],
         region: Region,
         around: Sequence[Region] = (),
+        has_weights: bool = True,
     ) -> None:
         whole = Region([step for each in (region, *around) for step in each.steps])
         self._variables = {
@@ -88,7 +90,7 @@ class Assembly:
             for value in node.inputs
             if value is not None
         }
-        self._weights = variables.keys() - self.written - read
+        self._weights = variables.keys() - self.written - read if has_weights else set()
         self._used_by = _users(whole)
         self._numbers = 0
 

@@ -9,6 +9,7 @@ from engine.programs import Executable, Node, Steps, StreamIn, StreamOut
 from popef_io import Anchor, Metadata, ProgramFlow, TensorInfo, TensorType
 from popir.aliases import check_order
 from popir.errors import IrError
+from popir.exchanges import Ends, RemoteStore
 from popir.ir import Ir, Operator, Tensor
 from popir.lowering.assembly import Assembly, data_type_of
 from popir.lowering.lower import (
@@ -43,6 +44,11 @@ class Program:
     """Name to the operator that is a function of NumPy arrays."""
     scales: Mapping[str, Tensor]
     """Stream handle to a scale of float8 that is to be checked."""
+    remote: tuple[Tensor, ...]
+    """Variables that are rows of remote buffers."""
+    ends: Ends
+    """Streams whose other end is no caller."""
+    replicas: int
 
 
 def compile_ir(
@@ -52,11 +58,13 @@ def compile_ir(
     host_effects: bool = True,
     check_scales: bool = False,
     transfers: int | None = None,
+    replicas: int = 1,
 ) -> Program:
     """Lower `ir`.
 
     check: refuse programs whose result depends on an order that nothing fixes.
     host_effects: streams for what only the caller's process does: printing.
+    replicas: how many run it together.
     check_scales: streams of the scales of float8, which the caller's process checks.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     """
@@ -65,9 +73,10 @@ def compile_ir(
     if check:
         for graph in ir.reachable():
             check_order(graph)
+    _check_groups(ir, replicas)
     lowered = Lowering(ir, host_effects, check_scales).run()
     around = [lowered.from_host, lowered.to_host]
-    assembly = Assembly(lowered.variables, lowered.region, around)
+    assembly = Assembly(lowered.variables, lowered.region, around, replicas == 1)
     main = assembly.program(lowered.region)
     after_load, before_save = map(assembly.program, around)
     tensors = ir.main.tensors
@@ -80,17 +89,57 @@ def compile_ir(
         ),
     }
     executable = assembly.executable(programs)
+    remote = tuple(
+        t
+        for t in tensors.values()
+        if t.kind == "variable" and t.placement.buffer is not None
+    )
     return Program(
         executable,
         _metadata(ir, lowered, ids, transfers or ir.transfers),
         tuple(tensors[i] for i in ids),
-        frozenset(tensors[i] for i in assembly.written),
+        frozenset(tensors[i] for i in assembly.written) | _stored(lowered, remote),
         lowered.inputs,
         lowered.outputs,
         lowered.prints,
         lowered.functions,
         lowered.scales,
+        remote,
+        lowered.ends,
+        replicas,
     )
+
+
+def _stored(lowered: Lowered, remote: tuple[Tensor, ...]) -> frozenset[Tensor]:
+    """Those of remote variables that something may store."""
+    stores = [e for e, _ in lowered.ends.sent.values() if isinstance(e, RemoteStore)]
+    return frozenset(
+        t
+        for t in remote
+        for store in stores
+        if t.placement.buffer is store.buffer
+        and store.offset in (None, t.placement.offset)
+    )
+
+
+def _check_groups(ir: Ir, replicas: int) -> None:
+    """Raise IrError where groups are of another number of replicas."""
+    of_variables = [
+        (t.id, t.placement.groups)
+        for t in ir.main.tensors.values()
+        if t.kind == "variable"
+    ]
+    of_operators = [
+        (str(op), op.attributes.get("members"))
+        for graph in ir.reachable()
+        for op in graph.operators
+    ]
+    for name, groups in (*of_variables, *of_operators):
+        if groups is not None and groups.num_replicas != replicas:
+            raise IrError(
+                f"{name} has groups of {groups.num_replicas} replicas; there are "
+                f"{replicas}"
+            )
 
 
 def _metadata(ir: Ir, lowered: Lowered, ids: list[str], transfers: int) -> Metadata:

@@ -14,11 +14,20 @@ from popir.aliases import changed_inputs
 from popir.builder import Block, Builder, Value
 from popir.dtypes import to_carrier
 from popir.errors import IrError, NotYet
+from popir.exchanges import (
+    Ends,
+    Exchange,
+    Part,
+    RemoteLoad,
+    RemoteStore,
+)
+from popir.grouping import Collective
 from popir.ir import Graph, Ir, Operator, Tensor
 from popir.lowering.regions import Assignment, Branch, Loop, Region
 from popir.lowering.storage import Cell, Storage, View
 from popir.ops.float8 import SCALED
 from popir.records import Spec
+from popir.remote import RemoteBuffer
 
 Scope = dict[Tensor, Storage]
 #: What runs when weights come from the host, and before they go back to it.
@@ -46,6 +55,8 @@ class Lowered:
     """Name to the operator that is a function of NumPy arrays."""
     scales: dict[str, Tensor] = field(default_factory=dict)
     """Handle to a scale of float8 whose range is checked."""
+    ends: Ends = field(default_factory=Ends)
+    """The streams whose other end is no caller: remote rows, other replicas."""
 
 
 def input_handle(id_: str) -> str:
@@ -97,6 +108,7 @@ class Lowering:
         self._host_effects = host_effects
         self._check_scales = check_scales
         self._b = Builder()
+        self._b.collective = self._collective
         self._region = Region()
         self._new_block()
         self._numbers = 0
@@ -108,18 +120,42 @@ class Lowering:
         scope: Scope = {}
         cells: dict[str, tuple[Cell, Value]] = {}
         for tensor in main.tensors.values():
-            if tensor.kind == "variable" and tensor.readers:
-                value = self._given(tensor.spec, tensor.id)
-                cells[tensor.id] = Cell(value), value
-                scope[tensor] = cells[tensor.id][0]
-                self._result.variables[tensor.id] = value
+            if tensor.kind != "variable" or not tensor.readers:
+                continue
+            if tensor.placement.buffer is not None:
+                raise IrError(
+                    f"{tensor.id!r} is in remote memory: {tensor.readers[0]} cannot "
+                    "take it before it is loaded"
+                )
+            value = self._given(tensor.spec, tensor.id)
+            cells[tensor.id] = Cell(value), value
+            scope[tensor] = cells[tensor.id][0]
+            self._result.variables[tensor.id] = value
         found = self._result
         parts = {FROM_HOST: found.from_host, "": found.region, TO_HOST: found.to_host}
         for fragment, region in parts.items():
             inside = [op for op in main.operators if _fragment(op) == fragment]
             if inside:
                 self._fragment(inside, region, scope, cells)
+            if fragment == FROM_HOST:
+                self._keep(scope, cells)
         return found
+
+    def _keep(self, scope: Scope, cells: dict[str, tuple[Cell, Value]]) -> None:
+        """What was computed as weights came is kept like a variable, and changed."""
+        known = {cell for cell, _ in cells.values()}
+        made = dict.fromkeys(
+            cell
+            for tensor, storage in scope.items()
+            if tensor.kind == "result"
+            for cell in storage.cells()
+            if cell not in known
+        )
+        names = [self._fresh() for _ in made]
+        self._assign([(c.get(), n) for c, n in zip(made, names, strict=True)])
+        for cell, name in zip(made, names, strict=True):
+            cell.set(self._at(cell, name))
+            cells[name] = cell, cell.get()
 
     def _fragment(
         self,
@@ -382,6 +418,60 @@ class Lowering:
         value = self._storage(operator.inputs[0], scope).get()
         self._b.block.stream_out.append((value, handle))
 
+    def _end_of(self, exchange: Exchange) -> str:
+        """A name for the streams of an exchange."""
+        self._numbers += 1
+        return f"%{type(exchange).__name__}{self._numbers}"
+
+    def _send(self, exchange: Exchange, part: Part, name: str, value: Value) -> None:
+        handle = f"{name}_{part}"
+        self._result.ends.sent[handle] = exchange, part
+        self._b.block.stream_out.append((value, handle))
+
+    def _receive(self, exchange: Exchange, name: str, value: Value) -> None:
+        handle = f"{name}_result"
+        self._result.ends.received[handle] = exchange
+        self._b.block.stream_in.append((handle, value))
+
+    def _collective(self, collective: Collective, value: Value) -> Value:
+        """Ends the block: what replicas exchange comes in with the next."""
+        name = self._end_of(collective)
+        self._send(collective, "value", name, value)
+        self._new_block()
+        made = Value(self._b, value.dtype, collective.shape, variable=self._fresh())
+        self._receive(collective, name, made)
+        return made
+
+    def _remote_load(self, operator: Operator, scope: Scope) -> None:
+        buffer: RemoteBuffer = operator.attributes["buffer"]
+        target, at = (self._storage(t, scope) for t in operator.inputs)
+        spec = operator.outputs[0].spec
+        _check_row(operator, buffer, spec)
+        place = at.get()
+        offset = _offset(buffer, place)
+        exchange = RemoteLoad(buffer, offset)
+        name = self._end_of(exchange)
+        if offset is None:
+            self._send(exchange, "at", name, place)
+            self._new_block()
+        value = self._given(spec, self._fresh())
+        self._receive(exchange, name, value)
+        target.set(value)
+        scope[operator.outputs[0]] = target
+
+    def _remote_store(self, operator: Operator, scope: Scope) -> None:
+        buffer: RemoteBuffer = operator.attributes["buffer"]
+        value, place = (self._storage(t, scope).get() for t in operator.inputs)
+        _check_row(operator, buffer, operator.inputs[0].spec)
+        offset = _offset(buffer, place)
+        exchange = RemoteStore(buffer, offset)
+        name = self._end_of(exchange)
+        if offset is None:
+            self._send(exchange, "at", name, place)
+        self._send(exchange, "row", name, value)
+        # What is stored or loaded next comes after it.
+        self._new_block()
+
     def _print(self, operator: Operator, scope: Scope) -> None:
         value = self._storage(operator.inputs[0], scope).get()
         if self._host_effects:
@@ -406,4 +496,24 @@ class Lowering:
         "PrintTensor": _print,
         "MultiExchange": _exchange,
         "RemoteCodeLoad": _nothing,
+        "RemoteLoad": _remote_load,
+        "RemoteLoadInplace": _remote_load,
+        "RemoteStore": _remote_store,
     }
+
+
+def _offset(buffer: RemoteBuffer, place: Value) -> int | None:
+    """A constant offset; None: it is known when the program runs."""
+    if place.array is None:
+        return None
+    offset = int(place.array.reshape(-1)[0])
+    buffer.check(offset)
+    return offset
+
+
+def _check_row(operator: Operator, buffer: RemoteBuffer, spec: Spec) -> None:
+    if (spec.shape, spec.dtype) != (buffer.shape, buffer.dtype):
+        raise IrError(
+            f"{operator} takes {spec.dtype}{list(spec.shape)}, a row of remote buffer "
+            f"{buffer.number} is {buffer.dtype}{list(buffer.shape)}"
+        )

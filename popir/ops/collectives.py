@@ -1,7 +1,6 @@
 """Operators across replicas and across the devices of one.
 
-Shapes are those of groups of any size. What runs is one replica: its groups are of one,
-in which reducing and gathering move nothing.
+In groups of one reducing and gathering move nothing, and no exchange is made.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from math import prod
 
 from popir.builder import Builder, Value
 from popir.dtypes import Shape
-from popir.errors import IrError, NotYet
+from popir.errors import IrError
+from popir.grouping import Collective, Kind
 from popir.ops.common import axis_of, rule, rules, same
 from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
+from popir.shards import shard_size
 
 #: How the tensors of a list become one; `mean` divides the sum of them.
 _FOLDS = {
@@ -30,26 +31,47 @@ _FOLDS = {
 }
 
 
-def _alone(call: Call) -> None:
-    if call["group_size"] > 1:
-        raise NotYet("groups of several replicas do not run yet")
+def _size(call: Call) -> int:
+    size: int = call["group_size"]
+    return size
 
 
-def _reduced(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    _alone(call)
+def _exchange(
+    b: Builder,
+    call: Call,
+    what: Kind,
+    value: Value,
+    shape: Shape,
+    *,
+    op: str = "",
+    axis: int = 0,
+) -> Value:
+    """Exchange `value` in the groups of the operator; a view of it in groups of one."""
+    if _size(call) == 1:
+        squared = op == "square_add"
+        return b.reshape(value * value if squared else value, shape)
+    name, groups = call["operator"], call["members"]
+    return b.exchange(Collective(what, name, groups, op, axis, shape), value)
+
+
+def _lower_reduce(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     (value,) = values
-    return [value * value if call["op"] == "square_add" else value]
+    return [_exchange(b, call, "reduce", value, value.shape, op=call["op"])]
 
 
 @makes("ReplicatedAllReduceGrad")
 def _added(call: Call) -> Sequence[GradRule] | None:
     if call["op"] != "add":
         return None
-    return [rule("ReplicatedAllReduceGrad", "g0", 0, lambda g: g["g0"])]
+
+    def lower(g: Grad) -> Value:
+        return _exchange(g.b, g.call, "reduce", g["g0"], g.shape(0), op="add")
+
+    return [rule("ReplicatedAllReduceGrad", "g0", 0, lower)]
 
 
-register(Record("ReplicatedAllReduce", same, _reduced, _added))
-register(Record("ReplicatedAllReduceInplace", same, _reduced, writes=True))
+register(Record("ReplicatedAllReduce", same, _lower_reduce, _added))
+register(Record("ReplicatedAllReduceInplace", same, _lower_reduce, writes=True))
 
 
 def _gathered(call: Call) -> list[Spec]:
@@ -66,43 +88,82 @@ def _gathered(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, shape or (count,))]
 
 
-def _as_result(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    """The elements as they are: they are all that the group has."""
-    _alone(call)
-    return [b.reshape(values[0], call.outputs[0].shape)]
+def _lower_gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    (value,), (made,) = values, _gathered(call)
+    kind, axis = _gather_kind(call)
+    if not value.shape or call["output"] == "new_axis":
+        value = b.reshape(value, (1, *value.shape))
+    if _size(call) == 1 and kind == "gather":
+        return [b.reshape(_cut(b, value, made.shape), made.shape)]
+    return [_exchange(b, call, kind, value, made.shape, axis=axis)]
 
 
-def _as_input(g: Grad) -> Value:
-    _alone(g.call)
-    return g.b.reshape(g["g0"], g.shape(0))
+def _gather_kind(call: Call) -> tuple[Kind, int]:
+    """How it joins; shards of more parts than the group has members cannot be."""
+    if call["output"] == "meta_shape":
+        return "gather", 0
+    if call["output"] == "new_axis":
+        return "concat", 0
+    return "concat", axis_of(call["axis"], len(call.inputs[0].shape))
+
+
+def _cut(b: Builder, value: Value, shape: Shape) -> Value:
+    flat = b.reshape(value, (value.size,))
+    size = prod(shape)
+    return flat if value.size == size else b.slice(flat, [0], [size], [0], [1])
+
+
+def _own_part(g: Grad) -> Value:
+    """What the member gave: its part of the gradient, which is not reduced."""
+    kind, axis = _gather_kind(g.call)
+    shape = g.shape(0)
+    if kind == "gather":
+        if _size(g.call) > 1:
+            return _exchange(g.b, g.call, "shard", g["g0"], shape)
+        return _padded(g.b, g["g0"], shape)
+    return _exchange(g.b, g.call, "slice", g["g0"], shape, axis=axis)
+
+
+def _padded(b: Builder, value: Value, shape: Shape) -> Value:
+    flat = b.reshape(value, (value.size,))
+    missing = prod(shape) - value.size
+    if missing:
+        flat = b.concat([flat, b.full((missing,), value.dtype)], 0)
+    return b.reshape(flat, shape)
 
 
 register(
     Record(
         "ReplicatedAllGather",
         _gathered,
-        lambda b, call, values: _as_result(b, _with_result(call, _gathered), values),
-        rules(rule("ReplicatedAllGatherGrad", "g0", 0, _as_input)),
+        _lower_gather,
+        rules(rule("ReplicatedAllGatherGrad", "g0", 0, _own_part)),
     )
 )
 
 
 def _scattered(call: Call) -> list[Spec]:
     (spec,) = call.inputs
-    size = -(-prod(spec.shape) // call["group_size"])
+    size = shard_size(prod(spec.shape), call["group_size"])
     return [Spec(spec.dtype, (size,), spec.shape if call["is_shard"] else ())]
 
 
 def _lower_scatter(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    given = values if call["op"] == "local" else _reduced(b, call, values)
-    return _as_result(b, _with_result(call, _scattered), given)
+    (made,) = _scattered(call)
+    op = "" if call["op"] == "local" else call["op"]
+    kind: Kind = "scatter" if op else "shard"
+    return [_exchange(b, call, kind, values[0], made.shape, op=op)]
 
 
 @makes("ReplicatedReduceScatterGrad")
 def _local(call: Call) -> Sequence[GradRule] | None:
     if call["op"] != "local":
         return None
-    return [rule("ReplicatedReduceScatterGrad", "g0", 0, _as_input)]
+
+    def lower(g: Grad) -> Value:
+        return _exchange(g.b, g.call, "gather", g["g0"], g.shape(0))
+
+    return [rule("ReplicatedReduceScatterGrad", "g0", 0, lower)]
 
 
 register(Record("ReplicatedReduceScatter", _scattered, _lower_scatter, _local))
@@ -112,26 +173,36 @@ def _sliced(call: Call) -> list[Spec]:
     (spec,) = call.inputs
     count = call["group_size"]
     at = axis_of(call["axis"], len(spec.shape))
-    if spec.shape[at] % count:
+    if not spec.shape or spec.shape[at] % count:
         raise IrError(f"axis {at} of {spec.shape} is no {count} equal blocks")
     length = spec.shape[at] // count
     middle: Shape = () if length == 1 else (length,)
     return [Spec(spec.dtype, (*spec.shape[:at], *middle, *spec.shape[at + 1 :]))]
 
 
+def _lower_slice(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    axis = axis_of(call["axis"], len(call.inputs[0].shape))
+    shape = _sliced(call)[0].shape
+    return [_exchange(b, call, "slice", values[0], shape, axis=axis)]
+
+
+def _all_blocks(g: Grad) -> Value:
+    shape = g.shape(0)
+    axis = axis_of(g.call["axis"], len(shape))
+    block = list(shape)
+    block[axis] //= _size(g.call)
+    value = g.b.reshape(g["g0"], block)
+    return _exchange(g.b, g.call, "concat", value, shape, axis=axis)
+
+
 register(
     Record(
         "ReplicatedSlice",
         _sliced,
-        lambda b, call, values: _as_result(b, _with_result(call, _sliced), values),
-        rules(rule("ReplicatedSliceGrad", "g0", 0, _as_input)),
+        _lower_slice,
+        rules(rule("ReplicatedSliceGrad", "g0", 0, _all_blocks)),
     )
 )
-
-
-def _with_result(call: Call, infer: object) -> Call:
-    assert callable(infer)
-    return Call(call.inputs, infer(call), call.attributes)
 
 
 def _listed(call: Call) -> list[Spec]:

@@ -1,4 +1,5 @@
-"""Operators that the lowering carries out itself: calls, streams, printing."""
+"""Operators that the lowering carries out itself: calls, streams, remote
+memory, printing."""
 
 from __future__ import annotations
 
@@ -31,3 +32,12 @@ register(
     )
 )
 register(Record("RemoteCodeLoad", lambda _: []))
+
+
+def _row(call: Call) -> list[Spec]:
+    return [Spec(call.inputs[0].dtype, call.inputs[0].shape, call["meta_shape"])]
+
+
+register(Record("RemoteLoad", _row))
+register(Record("RemoteLoadInplace", _row, writes=True))
+register(Record("RemoteStore", lambda _: []))

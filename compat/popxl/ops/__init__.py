@@ -94,11 +94,6 @@ from popxl.ops.indexing import (
     scatter,
     tied_gather,
 )
-from popxl.ops.missing import (
-    remote_load,
-    remote_load_,
-    remote_store,
-)
 from popxl.ops.networks import (
     average_pool,
     batch_norm_inference,
@@ -135,6 +130,12 @@ from popxl.ops.reductions import (
     sum,
     sumsquare,
     topk,
+)
+from popxl.ops.remote_memory import load_shard as _load_shard
+from popxl.ops.remote_memory import (
+    remote_load,
+    remote_load_,
+    remote_store,
 )
 from popxl.ops.resampling import interpolate, roi_align
 from popxl.ops.scatter_reduce import (
@@ -309,4 +310,7 @@ _enter_modules(
     ),
     globals(),
 )
-_enter_operators({name: globals()[name] for name in __all__} | {"getitem": _index})
+_enter_operators(
+    {name: globals()[name] for name in __all__}
+    | {"getitem": _index, "load_shard": _load_shard}
+)

@@ -59,6 +59,10 @@ def _empty(ir: Any) -> Any:
     return ir.create_graph(lambda t: ops.tanh(t), popxl.TensorSpec((4, 4), x32))
 
 
+def _rows() -> Any:
+    return popxl.remote_buffer((4, 4), x32, 1)
+
+
 def _branch(x: Any) -> Any:
     graph = _empty(popxl.gir())
     return ops.conditional(popxl.constant(True), graph, graph, [x], [x])
@@ -232,6 +236,24 @@ ROWS: list[Row] = [
         "RemoteCodeLoad",
         lambda: ops.remote_code_load(_empty(popxl.gir()), "executable"),
         (),
+    ),
+    (
+        "exchange.RemoteLoadOp",
+        "RemoteLoad",
+        lambda: ops.remote_load(_rows(), 0),
+        (),
+    ),
+    (
+        "exchange.RemoteLoadInplaceOp",
+        "RemoteLoadInplace",
+        lambda t: ops.remote_load_(_rows(), 0, t),
+        (X,),
+    ),
+    (
+        "exchange.RemoteStoreOp",
+        "RemoteStore",
+        lambda t: ops.remote_store(_rows(), 0, t),
+        (X,),
     ),
     (
         "collectives.ReplicatedAllGatherOp",

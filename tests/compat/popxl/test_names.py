@@ -31,7 +31,6 @@ DIFFERS = {
     "popxl.io_tiles": "recorded; results do not depend on it",
     "popxl.ops.ipu_copy": "a copy; there is one place",
     "popxl.ops.io_tile_copy": "a copy; there is one place",
-    "popxl.ops.collectives.repl*": "a session runs one replica: groups of one",
     "popxl.ops.remote_code_load": "accepted: code is where it is needed",
     "popxl.ops.dropout": "masks are functions of the seed, not the bits of an IPU",
     "popxl.ops.shaped_dropout": "as dropout",
@@ -49,11 +48,7 @@ DIFFERS = {
     "popxl.context._execution_context": "two fragments are apart; others run in place",
     "popxl.tensor.Tensor": "as there no item assignment: `t[1] += x` is Python's "
     "TypeError, `ops.slice_` gives what can be written through",
-    "popxl.tensor.Tensor.location_info": "always on the chip, whole",
-    "popxl.tensor.Variable.replica_grouping": "all replicas: there is one",
-    "popxl.tensor.Variable.retrieval_mode": "one_per_group",
     "popxl.Ir.__init__": "`popdist` under several processes is refused",
-    "popxl.Ir.replication_factor": "a session runs one replica",
     "popart.DeviceManager.createSimDevice": "software, as createIpuModelDevice",
     "popart._internal.ir.patterns.*": "accepted, without effect",
     "popart._internal.ir.MultiConvOptions": "kept, without effect",
@@ -65,7 +60,6 @@ DIFFERS = {
     "popxl.fp8_utils.CandidateConfig": "a dataclass of ours",
     "popxl.fp8_utils.calculate_*": "parameters of ours",
     "popxl.ops.code_copy.code_copy": "NotImplementedError, as in the original",
-    "popxl.ops.collectives.*.repl*": "a session runs one replica: groups of one",
     "popxl.ops.collectives.collectives.OP_MAP": "`mul` stands for the mean, as in the "
     "original",
     "popart.views.IrView.setDataFlow": "sets the slices of a run",
@@ -77,21 +71,9 @@ DIFFERS = {
     "with popxl",
 }
 #: By pattern: names whose programs need what comes later.
-LATER = {
-    "popxl.ops.remote_load*": "remote memory",
-    "popxl.ops.remote_store": "remote memory",
-    "popxl.remote_variable": "remote memory",
-    "popxl.tensor.remote_variable": "remote memory",
-    "popxl*remote_replica_sharded_variable": "remote memory, replicas",
-    "popxl*.replica_sharded_variable": "replicas",
-    "popxl.replica_sharded_buffer": "replicas",
-}
+LATER: dict[str, str] = {}
 #: By pattern: names that are not there, and why.
 WITHOUT = {
-    "popart._internal.ir.op.exchange.RemoteLoad*": "remote memory comes with the "
-    "second half",
-    "popart._internal.ir.op.exchange.RemoteStoreOp": "remote memory comes with the "
-    "second half",
     "popdist.*": "several instances come with the second half",
     "popxl.dtype.__init__": "",
 }

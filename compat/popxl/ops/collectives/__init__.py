@@ -22,24 +22,27 @@ def _reduction(op: str) -> str:
     return op
 
 
-def _size(group: ReplicaGrouping | None) -> int:
+def _members(group: ReplicaGrouping | None) -> dict[str, Any]:
+    """Which replicas work together, as attributes of an operator."""
     groups = get_ir().replica_grouping() if group is None else group
     if not groups.is_const:
         raise NotImplementedError(
             "Collectives over a ReplicaGrouping without a constant stride"
         )
-    return groups.group_size
+    return {"group_size": groups.group_size, "members": groups._groups}
 
 
 def _emit(type_: str, t: Tensor, name: str, **attributes: Any) -> Tensor:
-    return emit(type_, {"t": t}, [name], attributes)[0]
+    operator = f"{name.removesuffix('_out')} {t.id!r}" if isinstance(t, Tensor) else ""
+    given = {**attributes, "operator": operator}
+    return emit(type_, {"t": t}, [name], given)[0]
 
 
 def replicated_all_reduce(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """`t` of all members of the group, reduced."""
-    given = {"op": _reduction(op), "group_size": _size(group)}
+    given = {"op": _reduction(op), **_members(group)}
     return _emit("ReplicatedAllReduce", t, "replicated_all_reduce_out", **given)
 
 
@@ -47,7 +50,7 @@ def replicated_all_reduce_(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
     """`t` of all members of the group, reduced, into `t`."""
-    given = {"op": _reduction(op), "group_size": _size(group)}
+    given = {"op": _reduction(op), **_members(group)}
     name = "replicated_all_reduce_inplace_out"
     return _emit("ReplicatedAllReduceInplace", t, name, **given)
 
@@ -67,7 +70,7 @@ def replicated_all_gather(
     if output_shape == "auto":
         is_shard = isinstance(t, Tensor) and bool(t.meta_shape)
         output_shape = "meta_shape" if is_shard else "concat"
-    given = {"axis": axis, "output": output_shape, "group_size": _size(group)}
+    given = {"axis": axis, "output": output_shape, **_members(group)}
     return _emit("ReplicatedAllGather", t, "replicated_all_gather_out", **given)
 
 
@@ -83,14 +86,14 @@ def replicated_reduce_scatter(
         t,
         "replicated_reduce_scatter_out",
         op=_reduction(op),
-        group_size=_size(group),
+        **_members(group),
         is_shard=bool(configure_output_for_replicated_tensor_sharding),
     )
 
 
 def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Tensor:
     """The member's share of the elements of `t`, as a shard."""
-    given = {"op": "local", "group_size": _size(group), "is_shard": True}
+    given = {"op": "local", **_members(group), "is_shard": True}
     return _emit("ReplicatedReduceScatter", t, "replica_sharded_slice_out", **given)
 
 
@@ -98,10 +101,11 @@ def replicated_slice(
     t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None
 ) -> Tensor:
     """The member's block of `axis`, which is dropped where the block is one long."""
-    size = _size(group)
+    members = _members(group)
+    size = members["group_size"]
     if isinstance(t, Tensor) and t.rank and t.shape[axis] % size:
         raise ValueError(f"axis {axis} of {t.shape} is no {size} equal blocks")
-    given = {"axis": axis, "group_size": size}
+    given = {"axis": axis, **members}
     return _emit("ReplicatedSlice", t, "replicated_slice_out", **given)
 
 

@@ -1,0 +1,143 @@
+"""What happens between blocks and is no ONNX graph: rows are read and written, replicas
+exchange values.
+
+An executable says it in streams whose other end is not the caller: what leaves through
+`<name>_row`, `<name>_at` or `<name>_in` is taken here, what `<name>_row` and
+`<name>_out` bring comes from here. A program without any is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from popir import collectives
+from popir.dtypes import Array
+from popir.errors import RunError
+from popir.grouping import Collective
+from popir.remote import RemoteBuffer
+
+Part: TypeAlias = Literal["row", "at", "value"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteLoad:
+    """A row is read. `offset`: where; None: it comes first, as `at`."""
+
+    buffer: RemoteBuffer
+    offset: int | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RemoteStore:
+    """A row is written."""
+
+    buffer: RemoteBuffer
+    offset: int | None
+
+
+Exchange: TypeAlias = RemoteLoad | RemoteStore | Collective
+
+
+@dataclass(slots=True)
+class Ends:
+    """The streams of a program whose other end is here."""
+
+    sent: dict[str, tuple[Exchange, Part]] = field(default_factory=dict)
+    received: dict[str, Exchange] = field(default_factory=dict)
+
+
+class Exchanges:
+    """Carries out what goes through those streams. `replicas` go in their order."""
+
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+        self._waiting: dict[tuple[Exchange, Part], dict[int, Any]] = {}
+
+    def sinks(self) -> Mapping[str, Callable[[Array], None]]:
+        """For one replica: functions that take what leaves."""
+
+        def taking(handle: str) -> Callable[[Array], None]:
+            return lambda value: self.send(handle, (0,), (value,))
+
+        return {handle: taking(handle) for handle in self._ends.sent}
+
+    def sources(self) -> Mapping[str, Callable[[], Array]]:
+        """For one replica: functions that give what comes."""
+
+        def giving(handle: str) -> Callable[[], Array]:
+            return lambda: self.receive(handle, (0,))[0]
+
+        return {handle: giving(handle) for handle in self._ends.received}
+
+    def begin(self) -> None:
+        """Forget what an earlier run left half done."""
+        self._waiting.clear()
+
+    def knows(self, handle: str) -> bool:
+        """Tell whether the other end of that stream is here."""
+        return handle in self._ends.sent or handle in self._ends.received
+
+    def send(
+        self, handle: str, replicas: Sequence[int], values: Sequence[Array]
+    ) -> None:
+        """Take what `replicas` send."""
+        exchange, part = self._ends.sent[handle]
+        waiting = self._waiting.setdefault((exchange, part), {})
+        if isinstance(exchange, Collective):
+            given = dict(zip(replicas, values, strict=True))
+            waiting.update(_together(exchange, given))
+        elif part == "at":
+            numbers = [int(v.reshape(-1)[0]) for v in values]
+            waiting.update(zip(replicas, numbers, strict=True))
+        else:
+            copies = [np.array(v) for v in values]
+            waiting.update(zip(replicas, copies, strict=True))
+        if isinstance(exchange, RemoteStore):
+            self._store(exchange, replicas)
+
+    def receive(self, handle: str, replicas: Sequence[int]) -> list[Array]:
+        """Return what comes to `replicas`."""
+        exchange = self._ends.received[handle]
+        if isinstance(exchange, RemoteLoad):
+            at = self._waiting.get((exchange, "at"), {})
+            places = [_place(exchange, at, r) for r in replicas]
+            pairs = zip(replicas, places, strict=True)
+            return [exchange.buffer.load(r, place) for r, place in pairs]
+        results = self._waiting[exchange, "value"]
+        return [results.pop(r) for r in replicas]
+
+    def _store(self, exchange: RemoteStore, replicas: Sequence[int]) -> None:
+        at = self._waiting.get((exchange, "at"), {})
+        rows = self._waiting.get((exchange, "row"), {})
+        for replica in replicas:
+            if replica in rows and (exchange.offset is not None or replica in at):
+                place = _place(exchange, at, replica)
+                exchange.buffer.store(replica, place, rows.pop(replica))
+
+
+def _place(exchange: RemoteLoad | RemoteStore, at: dict[int, int], replica: int) -> int:
+    return at.pop(replica) if exchange.offset is None else exchange.offset
+
+
+def _together(exchange: Collective, given: Mapping[int, Array]) -> dict[int, Array]:
+    results: dict[int, Array] = {}
+    for members in exchange.groups.members:
+        there = [r for r in members if r in given]
+        if not there:
+            continue
+        if there != members:
+            missing = [r for r in members if r not in given]
+            raise RunError(
+                f"{exchange.operator}: replicas {missing} do not reach it, which "
+                f"replicas {there} wait for: all members of a group must take the same "
+                "branches to a collective"
+            )
+        what, op = exchange.what, exchange.op
+        own = [given[r] for r in members]
+        made = collectives.exchanged(what, op, exchange.axis, exchange.shape, own)
+        results.update(zip(members, made, strict=True))
+    return results

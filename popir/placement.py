@@ -1,0 +1,83 @@
+"""Where a variable is: on which replicas what part of the host's data.
+
+The host has one array for a variable, with a leading axis of groups where there are
+several. Each replica has the data of its group, or its shard of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from popir.dtypes import Array, to_carrier
+from popir.grouping import Groups
+from popir.remote import RemoteBuffer
+from popir.shards import joined, shard
+
+
+@dataclass(eq=False, slots=True)
+class Placement:
+    """What distinguishes a variable from one that all replicas have alike."""
+
+    groups: Groups | None = None
+    """Which replicas hold the same values; None: all."""
+    buffer: RemoteBuffer | None = None
+    """Whose row it is; None: it is on the device."""
+    offset: int = 0
+    shards: int = 1
+    """How many parts its elements are cut into, one for each member of a group."""
+    retrieved: Array | None = None
+    """Of each replica what weights to host brought; None: only groups are retrieved."""
+
+
+ALIKE = Placement()
+
+
+def shares(data: Array, placement: Placement, replicas: int) -> list[Array]:
+    """For each replica its part of `data`: a view, but for a shard that is padded."""
+    groups = _groups(placement, replicas)
+    found = []
+    for replica in range(replicas):
+        group = groups.assignment[replica]
+        whole = data[group] if groups.num_groups > 1 else data
+        if placement.shards > 1:
+            rank = groups.members[group].index(replica) % placement.shards
+            whole = shard(whole, placement.shards, rank)
+        found.append(whole)
+    return found
+
+
+def collect(data: Array, placement: Placement, values: Sequence[Array]) -> None:
+    """Put what the replicas have into `data`: of each group its first member's."""
+    groups, several = _groups(placement, len(values)), placement.shards
+    shape = data.shape[1:] if groups.num_groups > 1 else data.shape
+    for group, members in enumerate(groups.members):
+        target = data[group] if groups.num_groups > 1 else data
+        first = [values[r] for r in members[:several]]
+        if several == 1:
+            _put(target, first[0])
+        else:
+            _put(target, joined(first, shape))
+        if placement.retrieved is None:
+            continue
+        into = to_carrier(placement.retrieved)
+        for at, replica in enumerate(members):
+            start = at // several * several
+            parts = [values[r] for r in members[start : start + several]]
+            into[replica] = parts[0] if several == 1 else joined(parts, shape)
+
+
+def is_alone(placement: Placement, replicas: int) -> bool:
+    """Tell whether each part of the data is one replica's only."""
+    return placement.shards == _groups(placement, replicas).size
+
+
+def _put(target: Array, value: Array) -> None:
+    if target.shape != value.shape or not np.shares_memory(target, value):
+        target[...] = value
+
+
+def _groups(placement: Placement, replicas: int) -> Groups:
+    return placement.groups or Groups((0,) * replicas, 1)
