@@ -1,0 +1,1 @@
+"""The benchmark of texts of many lengths (`python -m bench.text`)."""
