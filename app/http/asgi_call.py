@@ -29,6 +29,8 @@ class AsgiCall(Call):
     #: The address of its client, and the path that it asked for.
     peer: str = ""
     url_path: str = ""
+    scheme: str = "http"
+    http_version: str = "1.1"
     _answer: Response | None = None
     _woken: asyncio.Future[None] | None = None
     _watcher: asyncio.Task[None] | None = None
@@ -67,6 +69,9 @@ class AsgiCall(Call):
 
     def asked(self) -> Asked:
         return super().asked()._replace(path=self.url_path or self.path)
+
+    def wire(self) -> tuple[str, str]:
+        return self.scheme, self.http_version
 
     def count_body(self, size: int) -> None:
         self.share.take(size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
@@ -45,6 +45,8 @@ class Connection(Protocol):
     server_state: ServerState
     common: CommonHead
     base: str
+    scheme: Any
+    parser: Any
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str: ...
     def on_exchange_complete(self) -> None: ...
@@ -81,6 +83,12 @@ class Exchange(Call):
 
     def client(self) -> str:
         return self.connection.client_of(self.headers)
+
+    def wire(self) -> tuple[str, str]:
+        connection = self.connection
+        parser = connection.parser  # None once the connection is lost
+        version = "1.1" if parser is None else parser.get_http_version()
+        return connection.scheme or "http", version
 
     def asked(self) -> Asked:
         asked, base = Call.asked(self), self.connection.base

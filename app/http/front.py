@@ -276,6 +276,8 @@ class InferFront:
         try:
             call.arrived = time.monotonic_ns()
             call.peer, call.url_path = log.client, log.path
+            call.scheme = scope.get("scheme", "http")
+            call.http_version = scope.get("http_version", "1.1")
             body = await self._body_or_refusal(call, scope, receive, send)
             if body is None:
                 return

@@ -15,7 +15,7 @@ from app.http.answer_watch import AnswerWatch, read_error
 from app.http.asgi import BASE, Message, Scope, Send
 from app.http.proxies import TrustedProxies
 from app.observe.audit import log_management
-from app.observe.journal import Asked, Failed, Journal
+from app.observe.journal import Asked, Failed, Journal, Wire
 from app.observe.request_ids import HEADER, id_of
 from engine import Cancelled
 
@@ -94,6 +94,11 @@ class RequestLog:
             self._trace,
             self.key,
         )
+        if self._journal.spans is not None:
+            scheme, version = scope.get("scheme"), scope.get("http_version")
+            headers = dict(scope["headers"])
+            wire = Wire.of(scheme or "http", version or "1.1", headers)
+            asked = asked._replace(wire=wire)
         ended = time.monotonic_ns()
         seconds = (ended - self._began) / 1e9
         # "Not ready" is what a probe asked for: it is no failure, and probes that come

@@ -88,6 +88,22 @@ Stamps: TypeAlias = tuple[
 ]
 
 
+class Wire(NamedTuple):
+    """How a request came, and what its headers say, for its span."""
+
+    scheme: str
+    version: str
+    host: bytes
+    user_agent: bytes
+    tracestate: bytes
+
+    @classmethod
+    def of(cls, scheme: str, version: str, headers: Mapping[bytes, bytes]) -> Wire:
+        get = headers.get
+        agent, state = get(b"user-agent", b""), get(b"tracestate", b"")
+        return cls(scheme, version, get(b"host", b""), agent, state)
+
+
 class Asked(NamedTuple):
     """The client and what it asked for."""
 
@@ -101,6 +117,8 @@ class Asked(NamedTuple):
     key: str = ""
     #: Those of its span, where they were needed before it ended.
     span: SpanIds | None = None
+    #: Only where spans are made.
+    wire: Wire | None = None
 
 
 class Part(NamedTuple):
@@ -173,9 +191,19 @@ class Failed(NamedTuple):
         return {name: round(max(0, ns) / _MS, 4) for name, ns in found.items()}
 
 
+class Sample(Protocol):
+    """Which requests are in the sample of spans: `left` that bring no traceparent are
+    passed over before the next is."""
+
+    left: int
+
+
 class Recorder(Protocol):
     """Who makes spans of requests (app/observe/spans.py). `dropped` counts requests of
     which none could be made in time."""
+
+    @property
+    def sampler(self) -> Sample: ...
 
     @property
     def dropped(self) -> int: ...
@@ -185,8 +213,9 @@ class Recorder(Protocol):
 
     def record(
         self, asked: Asked, request: Answered | Failed, parts: Sequence[Part]
-    ) -> None:
-        """A request to a model has been sent."""
+    ) -> Asked:
+        """A request to a model has been sent. Return `asked` with the ids of its
+        span."""
 
 
 class Journal:
@@ -297,7 +326,7 @@ class Journal:
         if asked.traceparent:
             self._keep_trace(asked)
         if self.spans is not None:
-            self.spans.record(asked, answered, parts)
+            asked = self.spans.record(asked, answered, parts)
         if self.access.wants_answered():
             self._gathered.append((asked, answered, time.monotonic_ns()))
             if len(self._gathered) == 1:
@@ -351,10 +380,15 @@ class Journal:
         if len(failed.asked.path) > MOST_SHOWN or len(failed.why) > MOST_SHOWN:
             asked = failed.asked._replace(path=shortened(failed.asked.path))
             failed = failed._replace(asked=asked, why=shortened(failed.why))
-        self.failed.append(failed)
+        if failed.asked.wire is None:
+            self.failed.append(failed)
+        else:  # headers that nobody reads may be large
+            asked = failed.asked._replace(wire=None)
+            self.failed.append(failed._replace(asked=asked))
         # Of other requests, such as a scanner's, there are none.
         if self.spans is not None and asks_model:
-            self.spans.record(failed.asked, failed, parts)
+            asked = self.spans.record(failed.asked, failed, parts)
+            failed = failed._replace(asked=asked)
         if not self.access.is_on:
             return
         self.write_gathered()  # the lines are in the order in which requests ended
@@ -386,6 +420,9 @@ class Journal:
         ms = round(seconds * 1000, 3)
         request_id = asked.request_id.decode()
         trace = trace_context(asked.traceparent)
+        trace_id = "" if trace is None else trace[0]
+        span = asked.span
+        has_span = span is not None and span.is_sampled
         head = {
             "request_id": request_id,
             "method": asked.method,
@@ -394,7 +431,8 @@ class Journal:
             "total_ms": ms,
             "client": asked.client,
             "key": asked.key,
-            "trace_id": "" if trace is None else trace[0],
+            "trace_id": f"{span.trace_id:032x}" if span and has_span else trace_id,
+            "span_id": f"{span.span_id:016x}" if span and has_span else "",
         }
         known = {name: value for name, value in head.items() if value != ""}
         path = quoted(asked.path)

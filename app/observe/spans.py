@@ -9,15 +9,19 @@ where everything of OpenTelemetry happens.
 from __future__ import annotations
 
 import logging
+import math
 import os
-import queue
+import re
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from random import Random, SystemRandom
 from typing import Any
 
 from app import propagators
+from app.about import VERSION
 from app.observe.journal import Answered, Asked, Failed, Part
 from app.observe.log_text import shortened
 from app.observe.request_ids import SpanIds, trace_context
@@ -27,6 +31,14 @@ logger = logging.getLogger(__name__)
 
 #: Requests that wait to be made spans of; those beyond are dropped.
 MOST_WAITING = 2048
+#: Of so many that wait spans are made at once: they fill a batch.
+_MANY = 64
+#: The share of requests that get spans if no variable says so (docs/logging.md).
+SHARE = "0.005"
+_LEAST = 1e-12
+_ROUTE = re.compile(
+    r"(?P<prefix>.*/v[12]/models/)[^/:]+(?P<version>/versions/[^/]+)?(?P<verb>[/:]\w+)"
+)
 #: Batches whose members may still come: spans of one name each other.
 _BATCHES = 64
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -60,14 +72,17 @@ def exporters(environment: Mapping[str, str]) -> list[str]:
 class Sampler:
     """Which requests get spans, as ``OTEL_TRACES_SAMPLER`` and ``…_ARG`` say.
 
-    OpenTelemetry's own names; its default is ``parentbased_always_on``: what the client
-    has decided, else all. A share is every so-manieth request.
+    The names are OpenTelemetry's. Without them a request is in the sample if its
+    client has decided so, and of those without such a word one of `SHARE`. A share is
+    every so-manieth request: `left` are passed over before the next.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raises `engine.InvalidConfig` for a name or a share that it has not."""
-        name = environment.get("OTEL_TRACES_SAMPLER", "") or "parentbased_always_on"
-        share = environment.get("OTEL_TRACES_SAMPLER_ARG", "") or "1"
+        """Raise `engine.InvalidConfig` for a name or a share that it does not know."""
+        name = environment.get("OTEL_TRACES_SAMPLER", "") or "parentbased_traceidratio"
+        is_default = not environment.get("OTEL_TRACES_SAMPLER", "")
+        share = environment.get("OTEL_TRACES_SAMPLER_ARG", "")
+        share = share or (SHARE if is_default else "1")
         self._asks_parent = name.startswith("parentbased_")
         kind = name.removeprefix("parentbased_")
         try:
@@ -80,104 +95,174 @@ class Sampler:
             expected = f"[parentbased_]{'|'.join(kinds)} and a share from 0 to 1"
             raise InvalidConfig(f"{msg}: expected {expected}")
         self._due = 0.0
+        self.left = self._count_to_next()
+
+    def _count_to_next(self) -> int:
+        """Return how many are passed over before the next in the sample."""
+        share = max(self._share, _LEAST)
+        count = max(1, math.ceil((1.0 - self._due) / share))
+        self._due += count * share - 1.0
+        return count - 1
 
     def wants(self, traceparent: bytes) -> bool:
-        """Whether a request with this header is in the sample. Counts it."""
+        """Return whether a request with this header is in the sample. Counts it."""
         if self._asks_parent and traceparent:
             context = trace_context(traceparent)
             if context is not None:
                 return bool(context[2] & 1)
-        self._due += self._share
-        if self._due < 1.0:
+        if self.left:
+            self.left -= 1
             return False
-        self._due -= 1.0
-        return True
+        self.left = self._count_to_next()
+        return self._share > 0
 
 
 class Spans:
-    """Makes spans of requests and has them exported."""
+    """Makes spans of requests and has them exported.
+
+    The spans of a request are exported together or dropped together. Requests wait in
+    a queue of `OTEL_BSP_MAX_QUEUE_SIZE`, and are dropped if it is full.
+    """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        """Raises `engine.InvalidConfig` where the extra is not installed, or the
-        variables cannot be understood."""
+        """Raise `engine.InvalidConfig` if the extra is not installed, or a variable has
+        a wrong value."""
         environment = os.environ if environment is None else environment
-        self._sampler = Sampler(environment)
+        self.sampler = Sampler(environment)
+        self._most = _number(environment, "OTEL_BSP_MAX_QUEUE_SIZE", MOST_WAITING)
+        self._batch = _number(environment, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
+        self._delay = _number(environment, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000
         self._maker = _Maker(environment)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.dropped = 0
+        self._jobs: deque[_Job] = deque()
+        self._news = threading.Event()
+        self._many = threading.Event()
+        self._closed = False
+        self._full = self._lost = 0  # each is counted by one thread
         self._thread: threading.Thread | None = None
 
+    @property
+    def dropped(self) -> int:
+        """How many requests have lost their spans: the queue was full, or they could
+        not be exported."""
+        return self._full + self._lost
+
     def begin(self, traceparent: bytes) -> SpanIds:
-        """The ids of the span of a request that brought this header, before it ends:
-        what is asked on its behalf takes them along. Counts it."""
-        wanted = self._sampler.wants(traceparent)
+        """Return the ids of the span of a request that brought this header, before it
+        ends: calls on its behalf take them along. Counts it."""
+        wanted = self.sampler.wants(traceparent)
         return SpanIds.below(traceparent, is_sampled=wanted)
 
     def record(
         self, asked: Asked, request: Answered | Failed, parts: Sequence[Part] = ()
-    ) -> None:
+    ) -> Asked:
         """Make spans of a request that has been sent, if it is in the sample, and of
-        its parts."""
-        if asked.span is not None:
-            wanted = asked.span.is_sampled
-        else:
-            wanted = self._sampler.wants(asked.traceparent)
-        if not wanted:
-            return
-        if self._jobs.qsize() >= MOST_WAITING:
-            self.dropped += 1
-            return
+        its parts. Returns `asked` with the ids of its span."""
+        span = asked.span
+        if span is None and self.sampler.wants(asked.traceparent):
+            span = SpanIds.below(asked.traceparent, is_sampled=True)
+            asked = asked._replace(span=span)
+        if span is None or not span.is_sampled:
+            return asked
+        count = len(self._jobs)
+        if count >= self._most:
+            self._full += 1
+            return asked
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="popgate-spans", daemon=True
             )
             self._thread.start()
-        self._jobs.put((asked, request, tuple(parts), time.monotonic_ns()))
+        self._jobs.append((asked, request, tuple(parts), time.monotonic_ns()))
+        # The thread is woken twice a batch, not for each request.
+        if not count:
+            self._news.set()
+        elif count == _MANY:
+            self._many.set()
+        return asked
 
     def close(self) -> None:
         """Export what there is. Blocks, for a few seconds at most."""
-        if self._thread is None:
-            self._maker.close()
-            return
-        self._jobs.put(None)
-        self._thread.join(5.0)
+        self._closed = True
+        self._news.set()
+        self._many.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+        self._maker.close()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._maker.make(*job)
-        self._maker.close()
+        self._maker.enter_thread()
+        while self._jobs or not self._closed:
+            self._news.wait()
+            self._news.clear()
+            if not self._closed:
+                self._many.wait(self._delay)
+            self._many.clear()
+            while self._jobs:
+                self._export()
+
+    def _export(self) -> None:
+        """Export one batch of whole requests."""
+        spans: list[Any] = []
+        count = 0
+        try:
+            while self._jobs and len(spans) < self._batch:
+                count += 1
+                spans += self._maker.make(*self._jobs.popleft())
+                time.sleep(0)  # the event loop may go on
+            if not self._maker.export(spans):
+                self._lost += count
+        except Exception:
+            self._lost += count
+            logger.exception("the spans of %d requests are lost", count)
 
 
 class _Maker:
-    """All that OpenTelemetry is needed for, by one thread."""
+    """All that OpenTelemetry is needed for, by one thread.
+
+    Spans are whole when they are made, so that they need no tracer, which costs three
+    times as much.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         try:
-            from opentelemetry import trace
+            from opentelemetry import context, trace
             from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-            from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+            from opentelemetry.sdk.trace import ReadableSpan
+            from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ImportError as e:
             raise InvalidConfig(_NEEDS_MORE) from e
         self._api: Any = trace
-        named = "OTEL_SERVICE_NAME" in environment or "service.name=" in (
-            environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
-        )
-        resource = Resource.create({} if named else {"service.name": "popgate"})
-        self._ids = _Ids(RandomIdGenerator())
-        # Who is in the sample has been decided already.
-        self._provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=resource,
-            id_generator=self._ids,
-        )
-        for exporter in _exporters(environment):
-            self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer: Any = self._provider.get_tracer("popgate")
+        self._context: Any = context
+        self._span: Any = ReadableSpan
+        named = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        own = {}
+        if "OTEL_SERVICE_NAME" not in environment and "service.name=" not in named:
+            own["service.name"] = "popgate"
+        if "service.version=" not in named:
+            own["service.version"] = VERSION
+        self._resource = Resource.create(own)
+        self._scope = InstrumentationScope("popgate", VERSION)
+        self._flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        self._unset = trace.Status(trace.StatusCode.UNSET)
+        self._random = Random(SystemRandom().getrandbits(128))
+        self._exporters = _exporters(environment)
         #: The spans of the last batches, by what is the same for all their members.
         self._batches: dict[tuple[Any, ...], list[Any]] = {}
+        # Of the request whose spans are being made:
+        self._trace = self._clock = 0
+        self._state: Any = None
+        self._made: list[Any] = []
+
+    def enter_thread(self) -> None:
+        """Let no other instrumentation make spans of what this thread sends."""
+        key = getattr(self._context, "_SUPPRESS_INSTRUMENTATION_KEY", "")
+        if key:
+            self._context.attach(self._context.set_value(key, True))
+
+    def export(self, spans: Sequence[Any]) -> bool:
+        """Return whether all exporters have taken the spans."""
+        results = [exporter.export(spans) for exporter in self._exporters]
+        return all(result.name == "SUCCESS" for result in results)
 
     def make(
         self,
@@ -185,117 +270,201 @@ class _Maker:
         request: Answered | Failed,
         parts: Sequence[Part],
         sent: int,
-    ) -> None:
-        clock = time.time_ns() - time.monotonic_ns()
-        status = 200 if isinstance(request, Answered) else request.status
-        attributes: dict[str, Any] = {
-            "http.request.method": asked.method,
-            "url.path": shortened(asked.path),
-            "http.response.status_code": status,
-            "client.address": asked.client,
-            "popgate.request_id": asked.request_id.decode(),
-        }
-        model = request.model
-        if model is not None:
-            attributes["popgate.model.name"] = model.name
-            attributes["popgate.model.version"] = model.version
+    ) -> list[Any]:
+        """Return the spans of a request."""
+        self._made = []
+        self._clock = time.time_ns() - time.monotonic_ns()
+        ids = asked.span
+        assert ids is not None
+        self._trace = ids.trace_id
+        caller = trace_context(asked.traceparent)
+        self._state = self._trace_state(asked) if caller is not None else None
+        route = route_of(asked.path)
+        attributes = _attributes(asked, request, route)
         if isinstance(request, Answered):
             began = request.arrived or request.began
+            ended, status = max(sent, request.ended), self._unset
         else:
             began = request.ended - round(request.seconds * _NS)
-        self._ids.given = asked.span
-        root = self._tracer.start_span(
-            f"infer {model.name}" if model is not None else asked.method,
-            context=self._parent(asked.traceparent),
-            kind=self._api.SpanKind.SERVER,
-            attributes=attributes,
-            start_time=began + clock,
+            ended, status = request.ended, self._status(request)
+        name = f"{asked.method} {route}" if route else asked.method
+        if request.model is not None:
+            name = f"infer {request.model.name}"
+        parent = None
+        if caller is not None:
+            parent = self._api.SpanContext(
+                self._trace,
+                int(caller[1], 16),
+                True,
+                self._api.TraceFlags(caller[2]),
+                self._state,
+            )
+        kind = self._api.SpanKind.SERVER
+        root = self._add(
+            name, parent, began, ended, attributes, kind, status, own=ids.span_id
         )
-        self._children(root, request, _phases_of(request), clock)
-        if isinstance(request, Failed):
-            code = self._api.StatusCode
-            # The client's own mistakes are no errors of a server's span.
-            root.set_attribute("error.type", request.code)
-            if status >= 500:
-                root.set_status(self._api.Status(code.ERROR, shortened(request.why)))
-            sent = request.ended
+        self._children(root, request, _phases_of(request))
         for part in parts:
-            self._part(root, part, clock)
-        root.end(end_time=max(sent, request.ended) + clock)
+            self._part(root, part)
+        made, self._made = self._made, []
+        return made
 
-    def _parent(self, traceparent: bytes) -> Any:
-        context = trace_context(traceparent)
-        if context is None:
-            return self._api.set_span_in_context(self._api.INVALID_SPAN)
-        trace_id, span_id, flags = context
-        remote = self._api.SpanContext(
-            int(trace_id, 16), int(span_id, 16), True, self._api.TraceFlags(flags)
+    def _trace_state(self, asked: Asked) -> Any:
+        if asked.wire is None or not asked.wire.tracestate:
+            return None
+        text = asked.wire.tracestate.decode("latin-1")
+        return self._api.TraceState.from_header([text])
+
+    def _status(self, request: Failed) -> Any:
+        # The client's own mistakes are no errors of a server's span.
+        if request.status < 500:
+            return self._unset
+        return self._api.Status(self._api.StatusCode.ERROR, shortened(request.why))
+
+    def _add(
+        self,
+        name: str,
+        parent: Any,
+        begin: int,
+        end: int,
+        attributes: Mapping[str, Any] | None = None,
+        kind: Any = None,
+        status: Any = None,
+        *,
+        links: Sequence[Any] = (),
+        own: int = 0,
+    ) -> Any:
+        """Make one span; returns its context."""
+        context = self._api.SpanContext(
+            self._trace,
+            own or self._random.getrandbits(64) | 1,
+            False,
+            self._flags,
+            self._state,
         )
-        return self._api.set_span_in_context(self._api.NonRecordingSpan(remote))
+        clock = self._clock
+        span = self._span(
+            name,
+            context,
+            parent,
+            self._resource,
+            attributes,
+            links=links,
+            kind=kind or self._api.SpanKind.INTERNAL,
+            status=status or self._unset,
+            start_time=begin + clock,
+            end_time=end + clock,
+            instrumentation_scope=self._scope,
+        )
+        self._made.append(span)
+        return context
 
-    def _part(self, parent: Any, part: Part, clock: int) -> None:
-        """What another model did for it."""
-        context = self._api.set_span_in_context(parent)
+    def _part(self, parent: Any, part: Part) -> None:
+        """Make the spans of what another model did for a request."""
         attributes = {
             "popgate.model.name": part.model.name,
             "popgate.model.version": part.model.version,
         }
-        span = self._tracer.start_span(
-            part.label,
-            context=context,
-            attributes=attributes,
-            start_time=part.began + clock,
-        )
+        status = None
         if part.code:
-            span.set_attribute("error.type", part.code)
-            span.set_status(self._api.Status(self._api.StatusCode.ERROR))
+            attributes["error.type"] = part.code
+            status = self._api.Status(self._api.StatusCode.ERROR)
+        context = self._add(
+            part.label, parent, part.began, part.ended, attributes, status=status
+        )
         for each in part.parts:
-            self._part(span, each, clock)
+            self._part(context, each)
         if not part.parts and part.device:
-            phases = _run_phases(part, part.began, part.ended)
-            self._children(span, part, phases, clock)
-        span.end(end_time=part.ended + clock)
+            self._children(context, part, _run_phases(part, part.began, part.ended))
 
     def _children(
-        self,
-        parent: Any,
-        request: Answered | Failed | Part,
-        phases: Sequence[tuple[str, int, int]],
-        clock: int,
+        self, parent: Any, request: Answered | Failed | Part, phases: Sequence[_Phase]
     ) -> None:
-        context = self._api.set_span_in_context(parent)
         for name, begin, end in phases:
-            of_batch = name == "batch"
-            span = self._tracer.start_span(
-                name,
-                context=context,
-                start_time=begin + clock,
-                links=self._mates(request) if of_batch else (),
-            )
             if name == "queue" and request.device:
-                span.set_attribute("popgate.device", request.device)
-            if of_batch:
-                span.set_attribute("popgate.device", request.device)
-                span.set_attribute("popgate.rows", request.rows)
-                span.set_attribute("popgate.batch_rows", request.batch_rows)
-                self._batches[_run_of(request)].append(span.get_span_context())
-                # Then comes the way of the result back to the gateway.
-                self._tracer.start_span(
-                    "compute",
-                    context=self._api.set_span_in_context(span),
-                    start_time=begin + clock,
-                ).end(end_time=min(begin + request.compute_ns, end) + clock)
-            span.end(end_time=end + clock)
+                self._add(name, parent, begin, end, {"popgate.device": request.device})
+            elif name != "batch":
+                self._add(name, parent, begin, end)
+            else:
+                self._batch(parent, request, begin, end)
 
-    def _mates(self, request: Answered | Failed | Part) -> list[Any]:
-        """Links to the members of the batch that have been made spans of already."""
-        mates = self._batches.setdefault(_run_of(request), [])
+    def _batch(
+        self, parent: Any, request: Answered | Failed | Part, begin: int, end: int
+    ) -> None:
+        attributes = {
+            "popgate.device": request.device,
+            "popgate.rows": request.rows,
+            "popgate.batch_rows": request.batch_rows,
+        }
+        run = _run_of(request)
+        mates = self._batches.setdefault(run, [])
         while len(self._batches) > _BATCHES:
             del self._batches[next(iter(self._batches))]
-        return [self._api.Link(context) for context in mates]
+        links = [self._api.Link(context) for context in mates]
+        batch = self._add("batch", parent, begin, end, attributes, links=links)
+        mates.append(batch)
+        # Then comes the way of the result back to the gateway.
+        self._add("compute", batch, begin, min(begin + request.compute_ns, end))
 
     def close(self) -> None:
-        self._provider.shutdown()
+        for exporter in self._exporters:
+            exporter.shutdown()
+
+
+def route_of(path: str) -> str:
+    """Return the route of a request to a model, as openapi.yaml has it; empty if it is
+    none."""
+    match = _ROUTE.fullmatch(path)
+    if match is None:
+        return ""
+    version = "/versions/{version}" if match["version"] else ""
+    return f"{match['prefix']}{{name}}{version}{match['verb']}"
+
+
+def _attributes(asked: Asked, request: Answered | Failed, route: str) -> dict[str, Any]:
+    """Return the attributes of a request's span, by OpenTelemetry's conventions."""
+    attributes: dict[str, Any] = {
+        "http.request.method": asked.method,
+        "url.path": shortened(asked.path),
+        "http.response.status_code": 200,
+        "client.address": asked.client,
+        "popgate.request_id": asked.request_id.decode(),
+    }
+    if route:
+        attributes["http.route"] = route
+    if isinstance(request, Failed):
+        attributes["http.response.status_code"] = request.status
+        attributes["error.type"] = request.code
+    if request.model is not None:
+        attributes["popgate.model.name"] = request.model.name
+        attributes["popgate.model.version"] = request.model.version
+    wire = asked.wire
+    if wire is not None:
+        attributes["url.scheme"] = wire.scheme
+        attributes["network.protocol.version"] = wire.version
+        host, port = _address(wire.host.decode("latin-1"), wire.scheme)
+        if host:
+            attributes["server.address"], attributes["server.port"] = host, port
+        if wire.user_agent:
+            agent = wire.user_agent.decode("latin-1")
+            attributes["user_agent.original"] = shortened(agent)
+    return attributes
+
+
+def _address(host: str, scheme: str) -> tuple[str, int]:
+    """Return the name and the port in a header ``Host``."""
+    name, colon, port = host.rpartition(":")
+    if colon and port.isdecimal() and len(port) <= 5:
+        return shortened(name.strip("[]")), int(port)
+    return shortened(host.strip("[]")), 443 if scheme == "https" else 80
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    """Return a whole number above 0. Raises `engine.InvalidConfig`."""
+    text = environment.get(name, "").strip() or str(default)
+    if not text.isdecimal() or not int(text):
+        raise InvalidConfig(f"{name}={text!r}: expected a whole number above 0")
+    return int(text)
 
 
 def _exporters(environment: Mapping[str, str]) -> list[Any]:
@@ -347,26 +516,6 @@ def _otlp_exporter(environment: Mapping[str, str]) -> Any:
         )
         raise InvalidConfig(msg) from e
     return module.OTLPSpanExporter()
-
-
-class _Ids:
-    """OpenTelemetry's ids, but for one span that has been given some already."""
-
-    def __init__(self, others: Any) -> None:
-        self._others = others
-        #: Those of the next span.
-        self.given: SpanIds | None = None
-
-    def generate_trace_id(self) -> int:
-        given = self.given
-        return int(self._others.generate_trace_id() if given is None else given[0])
-
-    def generate_span_id(self) -> int:
-        given, self.given = self.given, None
-        return int(self._others.generate_span_id() if given is None else given[1])
-
-    def is_trace_id_random(self) -> bool:
-        return True
 
 
 def _phases_of(request: Answered | Failed) -> list[_Phase]:

@@ -27,7 +27,7 @@ from app.errors import (
     row_of,
 )
 from app.give_way import AT_ONCE
-from app.observe.journal import Answered, Asked, Failed, Part, Stamps
+from app.observe.journal import Answered, Asked, Failed, Part, Stamps, Wire
 from app.observe.request_ids import (
     HEADER,
     SpanIds,
@@ -135,6 +135,10 @@ class Call(ABC):
     def client(self) -> str:
         """The client's address; empty if it is unknown."""
         return ""
+
+    def wire(self) -> tuple[str, str]:
+        """Return the scheme of its URL, and the version of HTTP that it came by."""
+        return "http", "1.1"
 
     def count_body(self, size: int) -> None:  # noqa: B027
         """The body takes so many bytes more. Raises `TransferMemoryFull`."""
@@ -449,9 +453,18 @@ class Call(ABC):
             output_ns=ended - encoding,
         )
         if journal.samples or entry.tracer is not None:
-            access = journal.access
-            if access.left and journal.spans is None and entry.tracer is None:
+            access, spans = journal.access, journal.spans
+            if not access.left or entry.tracer is not None:
+                self._stamps = (request, submitted, stamps)
+            elif spans is None:
                 access.left -= 1
+            elif (
+                spans.sampler.left
+                and self._span is None
+                and b"traceparent" not in self.headers
+            ):
+                access.left -= 1
+                spans.sampler.left -= 1
             else:
                 self._stamps = (request, submitted, stamps)
 
@@ -526,7 +539,10 @@ class Call(ABC):
         trace = self.headers.get(b"traceparent", b"")
         key = "" if self.key is None else self.key.config.name
         client, span = self.client(), self._span
-        return Asked(self.request_id, "POST", self.path, client, trace, key, span)
+        wire = None
+        if self.service.journal.spans is not None:
+            wire = Wire.of(*self.wire(), self.headers)
+        return Asked(self.request_id, "POST", self.path, client, trace, key, span, wire)
 
     def asker(self) -> Asker:
         """Who asks, for what is asked on its behalf (app/serving/requester.py)."""

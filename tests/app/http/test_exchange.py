@@ -64,6 +64,7 @@ class Connection:
         self.transport: Any = self.wire
         self.server_state: Any = ServerState()
         self.base = ""
+        self.scheme = self.parser = None
         self.common = CommonHead()
         self.completed = 0
 

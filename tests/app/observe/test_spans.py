@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,16 @@ import msgpack
 import numpy as np
 import pytest
 
-from app.observe.spans import Sampler, spans_of_environment, spans_wanted
+from app.about import VERSION
+from app.observe.journal import Answered, Asked, Failed
+from app.observe.metrics import ModelMetrics
+from app.observe.spans import (
+    Sampler,
+    Spans,
+    route_of,
+    spans_of_environment,
+    spans_wanted,
+)
 from engine import InvalidConfig
 from tests.app.served import ServedGateway
 from tests.engine import models
@@ -61,9 +71,12 @@ def sampler(name: str = "", share: str = "") -> Sampler:
 
 
 def test_samples() -> None:
-    assert sampler().wants(b"")
-    assert sampler().wants(parent("01"))
-    assert not sampler().wants(parent("00"))
+    few = sampler()
+    assert [few.wants(b"") for _ in range(1000)].count(True) == 5
+    assert [few.wants(parent("01")) for _ in range(10)] == [True] * 10
+    assert not few.wants(parent("00"))
+    assert sampler("parentbased_always_on").wants(b"")
+    assert not any(sampler("traceidratio", "0").wants(b"") for _ in range(10))
     assert sampler("always_on").wants(parent("00"))
     assert not sampler("always_off").wants(parent("01"))
     for name in ("traceidratio", "parentbased_traceidratio"):
@@ -157,7 +170,10 @@ def test_all_propagators_are_missing(tmp_path: Path, broken: str) -> None:
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL='http/json': expected http/protobuf",
         ),
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER='zipkin': expected"),
-        ({"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "few"}, "OpenTelemetry says: "),
+        (
+            {"OTEL_BSP_SCHEDULE_DELAY": "soon"},
+            "OTEL_BSP_SCHEDULE_DELAY='soon': expected",
+        ),
     ],
 )
 def test_an_exporter_that_cannot_be_had(
@@ -180,7 +196,9 @@ def test_an_exporter_that_cannot_be_had(
 def test_spans_on_the_console(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="popgate[otel] is missing")
     models.affine(tmp_path / "affine.popef")
-    with ServedGateway(tmp_path, OTEL_TRACES_EXPORTER="console") as served:
+    with ServedGateway(
+        tmp_path, OTEL_TRACES_EXPORTER="console", OTEL_TRACES_SAMPLER="always_on"
+    ) as served:
         served.wait_ready()
         served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
         assert served.stop() == 0
@@ -194,6 +212,8 @@ class Collector:
     def __init__(self) -> None:
         self.spans: list[Any] = []
         self.services: set[str] = set()
+        self.scopes: set[tuple[str, str]] = set()
+        self.resource: Any = None
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -209,6 +229,10 @@ class Collector:
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.variables = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": self.url,
+            "OTEL_TRACES_SAMPLER": "parentbased_always_on",
+        }
         self._thread = threading.Thread(target=self.server.serve_forever)
         self._thread.start()
 
@@ -223,10 +247,12 @@ class Collector:
         message = trace_service.ExportTraceServiceRequest.FromString(body)
         for of_resource in message.resource_spans:
             attributes = of_resource.resource.attributes
+            self.resource = of_resource.resource
             self.services |= {
                 a.value.string_value for a in attributes if a.key == "service.name"
             }
             for scope in of_resource.scope_spans:
+                self.scopes.add((scope.scope.name, scope.scope.version))
                 self.spans += scope.spans
 
     def of(self, request_id: str) -> tuple[Any, dict[str, Any]]:
@@ -271,7 +297,7 @@ def collector() -> Iterator[Collector]:
 def test_spans_of_requests(tmp_path: Path, collector: Collector) -> None:
     models.affine(tmp_path / "affine.popef")
     variables = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        **collector.variables,
         "OTEL_BSP_SCHEDULE_DELAY": "50",
     }
     with ServedGateway(tmp_path, **variables) as served:
@@ -436,9 +462,7 @@ def test_what_is_asked_of_others(
     row = [1.0, 2.0, 3.0, 4.0]
     asked = "ensemble", "calling", "bad step", "streamed", "first", "second", "deep"
     options = "--allow-python", "--workers", str(workers)
-    with ServedGateway(
-        tmp_path, *options, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url
-    ) as served:
+    with ServedGateway(tmp_path, *options, **collector.variables) as served:
         served.wait_ready()
         until(lambda: workers == 1 or run_by_worker(served, "says", [[1.0] * 4]))
 
@@ -560,9 +584,7 @@ def test_one_id_and_one_trace_wherever_a_request_is_seen(
     (root / "fails" / "1" / "model.py").write_text(textwrap.dedent(FAILS))
     options = ("--allow-python", "--access-log", "all", "--log-format", "json")
     found: dict[str, tuple[int, str, Any]] = {}
-    with ServedGateway(
-        root, *options, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url
-    ) as served:
+    with ServedGateway(root, *options, **collector.variables) as served:
         served.wait_ready()
         for encoding in ENCODINGS:
             for kind, (model, name, _) in ASKED.items():
@@ -599,6 +621,135 @@ def test_one_id_and_one_trace_wherever_a_request_is_seen(
         assert (line["trace_id"], line["status"]) == (TRACE, status)
 
 
+def test_conventions(tmp_path: Path, collector: Collector) -> None:
+    """Names and attributes as OpenTelemetry's conventions for HTTP servers have them;
+    what the caller's tracestate says goes on."""
+    models.affine(tmp_path / "affine.popef")
+    options = "--log-format", "json", "--access-log", "all"
+    asked = ["one", "versioned", "unknown", "streamed", "not traced"]
+    with ServedGateway(tmp_path, *options, **collector.variables) as served:
+        served.wait_ready()
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        for request_id in asked:
+            headers = {
+                "x-request-id": request_id,
+                "user-agent": "spans/1",
+                "traceparent": parent(f"0{int(request_id != 'not traced')}").decode(),
+                "tracestate": "vendor=abc,other=1",
+            }
+            path = "/v1/models/affine/infer"
+            if request_id == "versioned":
+                path = "/v2/models/affine/versions/1/infer"
+            elif request_id == "unknown":
+                path = "/v1/models/nothing/infer"
+            elif request_id == "streamed":
+                headers["accept"] = "text/event-stream"
+            served.client.post(path, json=ROW, headers=headers)
+        assert served.stop() == 0
+    assert collector.scopes == {("popgate", VERSION)}
+    assert told(collector.resource, "service.version") == VERSION
+    routes = ["/v1/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"]
+    for request_id, route in zip(asked, [*routes, routes[0], routes[0]], strict=False):
+        root, phases = collector.of(request_id)
+        for span in (root, *phases.values()):
+            assert span.trace_state == "vendor=abc,other=1"
+        found = {
+            name: told(root, name)
+            for name in ("http.route", "url.scheme", "server.address", "server.port",
+                         "user_agent.original", "network.protocol.version")
+        }  # fmt: skip
+        assert found == {
+            "http.route": route,
+            "url.scheme": "http",
+            "server.address": host,
+            "server.port": int(port),
+            "user_agent.original": "spans/1",
+            "network.protocol.version": "1.1",
+        }
+        named = "POST /v1/models/{name}/infer"
+        assert root.name == (named if request_id == "unknown" else "infer affine")
+    lines = [json.loads(line) for line in served.lines if line.startswith("{")]
+    for request_id in asked:
+        (line,) = [s for s in lines if s.get("request_id") == request_id]
+        assert line["trace_id"] == TRACE
+        if request_id == "not traced":
+            assert "span_id" not in line
+        else:
+            assert line["span_id"] == collector.of(request_id)[0].span_id.hex()
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/models/a:b/infer", ""),
+        ("/v1/models/a:predict", "/v1/models/{name}:predict"),
+        ("/base/v2/models/a/generate", "/base/v2/models/{name}/generate"),
+        ("/openai/v1/embeddings", ""),
+        ("/v1/models/a/infer/more", ""),
+    ],
+)
+def test_routes(path: str, route: str) -> None:
+    assert route_of(path) == route
+
+
+class Slow(Collector):
+    """Takes nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        super().__init__()
+
+    def take(self, body: bytes, headers: Any) -> None:
+        self.may_go_on.wait()
+        super().take(body, headers)
+
+
+def test_traces_are_whole_or_not_there() -> None:
+    """If more come than can be exported, they are dropped whole, and counted."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    model = ModelMetrics("m", "1")
+    slow = Slow()
+    try:
+        extra = {"OTEL_BSP_MAX_QUEUE_SIZE": "8", "OTEL_BSP_SCHEDULE_DELAY": "1"}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in slow.variables.items():
+                patch.setenv(name, value)
+            spans = Spans(slow.variables | extra)
+        for number in range(40):
+            began = time.monotonic_ns()
+            answered = Answered(
+                b"%d" % number, model, began, began, began, 1, 1, began + 2, began + 3,
+                1, 1, "cpu:0", "/v1/models/m/infer",
+            )  # fmt: skip
+            spans.record(Asked(b"%d" % number, "POST", answered.path), answered)
+        assert spans.dropped >= 40 - 2 * 8 - 1
+        slow.may_go_on.set()
+        spans.close()
+    finally:
+        slow.may_go_on.set()
+        slow.close()
+    roots = [s for s in slow.spans if not s.parent_span_id]
+    assert len(roots) == 40 - spans.dropped
+    for root in roots:
+        assert names(slow.below(root)) == [*PHASES[:3], "batch", "compute", "encode"]
+    assert len(slow.spans) == 7 * len(roots)
+
+
+def test_spans_that_cannot_be_exported_are_counted() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+        spans = Spans({"OTEL_TRACES_SAMPLER": "always_on"})
+    now = time.monotonic_ns()
+    failed = Failed(
+        Asked(b"1", "POST", "/v1/models/m/infer"), None, 404, "no", "", now, 0
+    )
+    spans.record(failed.asked, failed)
+    spans.close()
+    assert spans.dropped == 1
+
+
 def test_members_of_a_batch_are_linked(tmp_path: Path, collector: Collector) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -606,7 +757,7 @@ def test_members_of_a_batch_are_linked(tmp_path: Path, collector: Collector) -> 
 
     config = "max_batch_size = 2\nmax_queue_delay = 60\npreferred_batch_sizes = [2]\n"
     add(tmp_path, "pairs", config=config)
-    with ServedGateway(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url) as served:
+    with ServedGateway(tmp_path, **collector.variables) as served:
         served.wait_ready()
 
         def ask(request_id: str) -> int:

@@ -87,9 +87,9 @@ def waiting(
         "max_queue_size = 6\ninstances = 1\n[warmup]\nenabled = false\n"
     )
     options = "--allow-python", "--log-format", "json", "--workers", str(request.param)
-    variables = {}
+    variables: dict[str, str] = {}
     if collector is not None:
-        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+        variables |= collector.variables
     assert spans_wanted(variables) == (collector is not None)
     with ServedGateway(tmp_path / "models", *options, **variables) as served:
         yield Waiting(tmp_path, served.wait_ready())
