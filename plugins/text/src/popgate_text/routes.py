@@ -188,9 +188,10 @@ def _tokens(router: APIRouter, named: str) -> None:
         texts = [given] if isinstance(given, str) else given
         if type(texts) is not list or not all(type(one) is str for one in texts):
             raise InvalidRequest("'inputs' must be a string or a list of strings")
+        _check_count(scheduler, len(texts))
         special = field(document, "add_special_tokens", bool, True)
         read = partial(_tokens_of, scheduler, texts, special)
-        return JSONResponse(await gateway.in_background(read))
+        return await gateway.in_background(read)
 
     async def decode(
         gateway: GatewayOf, request: Request, name: ModelName
@@ -205,9 +206,10 @@ def _tokens(router: APIRouter, named: str) -> None:
             type(row) is list and all(type(one) is int for one in row) for row in given
         ):
             raise InvalidRequest("'ids' must be a list of token ids, or of such lists")
+        _check_count(scheduler, len(given))
         skip = field(document, "skip_special_tokens", bool, True)
-        found = [scheduler.tokenizer.decode(row, skip_special=skip) for row in given]
-        return JSONResponse(found)
+        read = partial(_texts_of, scheduler, given, skip)
+        return await gateway.in_background(read)
 
     ways: tuple[tuple[str, str, Callable[..., Any]], ...] = (
         ("info", "GET", info),
@@ -246,10 +248,26 @@ def _for_model(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     return run_named
 
 
+def _check_count(scheduler: TextScheduler, count: int) -> None:
+    most = scheduler.config.max_texts
+    if count > most:
+        msg = f"expected at most {most} texts, got {count}"
+        raise InvalidRequest(f"{msg} (max_texts in the section [text])")
+
+
+def _texts_of(
+    scheduler: TextScheduler, rows: list[list[int]], skip: bool
+) -> JSONResponse:
+    """Return the texts of token ids. For threads."""
+    decode = scheduler.tokenizer.decode
+    return JSONResponse([decode(row, skip_special=skip) for row in rows])
+
+
 def _tokens_of(
     scheduler: TextScheduler, texts: list[str], special: bool
-) -> list[list[dict[str, Any]]]:
-    return [
+) -> JSONResponse:
+    """Return the tokens of texts. For threads."""
+    found = [
         [
             {"id": t.id, "text": t.text, "special": t.special, "start": t.start,
              "stop": t.stop}
@@ -257,6 +275,7 @@ def _tokens_of(
         ]
         for text in texts
     ]  # fmt: skip
+    return JSONResponse(found)
 
 
 def _scheduler(gateway: Gateway, name: str) -> TextScheduler | None:
