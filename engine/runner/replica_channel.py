@@ -512,6 +512,7 @@ class ReplicaChannel(RequestChannel):
             if self._kept:
                 self._kept.pop(number, None)
         failure: EngineError | None = INTERRUPTED
+        goes_on = False
         try:
             wanted = request is not None and not request.done and outcome == DONE
             # Output slots are released in the order of completions. Then the backlog,
@@ -523,7 +524,7 @@ class ReplicaChannel(RequestChannel):
                 self.device.outstanding += 1
                 completion = (outcome, number, queue_ns, compute_ns, rows, text)
                 self._finished.appendleft(completion)
-                request = None
+                goes_on = True
                 return
             if self._backlog:
                 self._refill()
@@ -548,7 +549,7 @@ class ReplicaChannel(RequestChannel):
         except Exception as error:
             failure = broken_off(error)
         finally:
-            if request is not None and not request.done:
+            if request is not None and not (goes_on or request.done):
                 self._rows -= request.rows or 1
                 request.resolve(failure)
 

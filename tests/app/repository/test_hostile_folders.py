@@ -219,6 +219,8 @@ class TestWhatALoadRequestMaySet:
             "source",
             # Files of the model, which plugins read.
             "sections",
+            # Which inputs may be padded, that is, mixed with those of others.
+            "ragged",
             "save_outputs",
             "memory",
             # Which code runs, and with what: never a request's to say.
