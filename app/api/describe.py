@@ -258,7 +258,7 @@ def index_entries(
 
 def _summary(record: ModelRecord, told: Told) -> dict[str, Any]:
     default, number = record.default, record.default_version
-    state, reason = record.state, record.problem
+    state, reason = record.state, record.problem or record.news()
     if state.word == "UNAVAILABLE" or state is State.ON_DEMAND:
         reason = reason or record.absence
     if state is State.READY and not is_serving(default):

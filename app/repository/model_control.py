@@ -266,6 +266,8 @@ class ModelControl:
                 await self._fetch(name, source.url)
                 source = await self._scan(name)
             await self._repository.load(source, lazily=self._lazily, evict=False)
+            if source.url is not None:
+                await self._settle_remote(record, source.url)
             self._keep_looking(name, source)
             problem = record.problem
         except FetchStopped:
@@ -291,6 +293,7 @@ class ModelControl:
         """Whether the cache has another model than before. Raises `FetchStopped`."""
         remote = self._repository.places.remote
         assert remote is not None
+        self._repository.record(name).news = partial(remote.news_of, url)
         try:
             fetch = partial(remote.fetch, f"model {name}", url)
             return await self._fetch_pool.run(fetch)
@@ -301,6 +304,27 @@ class ModelControl:
         except Exception:
             logger.exception("model %s: unexpected", name)
             return False
+
+    async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
+        """After a load: keep in the cache what serves, or serve what served before if
+        nothing does."""
+        remote = self._repository.places.remote
+        assert remote is not None
+        if not record.problem and record.serving:
+            files = [f for s in record.sources for f in s.files]
+            await self._pool.run(partial(remote.confirm, url, files))
+        if not record.problem or record.available:
+            return
+        if not await self._pool.run(partial(remote.step_back, url)):
+            return
+        reasons = [v.reason for v in record.versions.values() if v.reason]
+        problem = record.reason or reasons[0]
+        source = await self._scan(record.name)
+        await self._repository.load(source, lazily=self._lazily, evict=False)
+        if not record.problem:
+            logger.warning("model %s: what served before is served", record.name)
+            for version in record.versions.values():
+                version.reason = problem
 
     @property
     def polls(self) -> bool:
@@ -422,6 +446,8 @@ class ModelControl:
     async def _follow(self, name: str, source: ModelSource) -> None:
         await self._repository.load(source, lazily=self._lazily)
         record = self._repository.record(name)
+        if source.url is not None:
+            await self._settle_remote(record, source.url)
         if record.problem:
             logger.error("failed to load '%s': %s", name, record.problem)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.config.model_config import ModelConfig
@@ -113,6 +114,8 @@ class ModelRecord:
     stamp: tuple[object, ...] = ()
     is_pending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Gives what keeps the newest of its files from coming, if they are elsewhere.
+    news: Callable[[], str] = str
 
     @property
     def serving(self) -> dict[int, LoadedModel]:

@@ -57,7 +57,7 @@ class Progress:
         self._every = every
         self._done = 0
         self._came = 0
-        self._begin = self._told = time.monotonic()
+        self._begin = self._last = time.monotonic()
 
     def add(self, count: int, *, came: bool = True) -> None:
         """So many bytes more are there. Raises `FetchStopped`, and `RemoteError` where
@@ -69,14 +69,35 @@ class Progress:
         if self._limit and self._done > self._limit:
             msg = f"more than {size_text(self._limit)} came (--model-download-limit)"
             raise RemoteError(msg)
-        now = time.monotonic()
-        if now - self._told >= self._every:
-            self._told = now
-            share = f" ({self._done * 100 // self._total} %)" if self._total else ""
-            of = f" of {size_text(self._total)}" if self._total else ""
-            logger.info(
-                "%s: %s%s%s, %s", self.label, size_text(self._done), of, share, self
-            )
+        self._last = time.monotonic()
+
+    def state(self) -> str:
+        """Return how far the download is, and for how long nothing has come."""
+        share = f" ({self._done * 100 // self._total} %)" if self._total else ""
+        of = f" of {size_text(self._total)}" if self._total else ""
+        silent = time.monotonic() - self._last
+        pace = f"nothing has come for {silent:.0f} s"
+        if silent < self._every:
+            pace = str(self)
+        return f"{size_text(self._done)}{of}{share}, {pace}"
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Log the state now and then until the end of the block, also of a download
+        that stalls."""
+        done = threading.Event()
+
+        def tell() -> None:
+            while not done.wait(self._every):
+                logger.info("%s: %s", self.label, self.state())
+
+        thread = threading.Thread(target=tell, name="popgate-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def pause(self, seconds: float) -> None:
         """Waits, or raises `FetchStopped`."""

@@ -5,7 +5,8 @@
     models/NAME-KEY/           one URL
         DIGEST/...             its files as they were listed once: hard links of blobs
         DIGEST/.manifest.json  what they are, and where from
-        current -> DIGEST      what is served
+        current -> DIGEST      what was taken last
+        served -> DIGEST       what has served last, which stays until another has
 
 A snapshot is made beside its place and renamed, then `current` is: there is never a
 part of one. Several processes share a cache. The one that downloads from a URL holds
@@ -36,6 +37,7 @@ from app.repository.remote.errors import FetchStopped, RemoteError
 from app.repository.remote.listing import Listing, RemoteFile, check_name
 
 CURRENT = "current"
+SERVED = "served"
 MANIFEST = ".manifest.json"
 LOCK = ".lock"
 LOCK_LOOK = 0.1  # seconds between looks at a lock that another process holds
@@ -161,9 +163,34 @@ class CacheEntry:
 
     def current(self) -> Snapshot | None:
         """What was taken last, if all of it is there. It is held from now on."""
+        return self._linked(CURRENT)
+
+    def served(self) -> Snapshot | None:
+        """Return what has served last, as `current`."""
+        return self._linked(SERVED)
+
+    def confirm(self, files: Collection[Path]) -> None:
+        """Keep the snapshot that these files are of: it serves."""
+        found = {f.relative_to(self.folder) for f in files if self._has(f)}
+        digests = {path.parts[0] for path in found}
+        with contextlib.suppress(OSError):  # a cache may be for reading only
+            if len(digests) == 1 and os.readlink(self.folder / CURRENT) in digests:
+                self._link(SERVED, digests.pop())
+
+    def _has(self, file: Path) -> bool:
+        return file.is_relative_to(self.folder)
+
+    def _link(self, name: str, digest: str) -> None:
+        """Have a name lead to a snapshot, in one step."""
+        link = self.folder / f"{name}.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(digest)
+        link.replace(self.folder / name)
+
+    def _linked(self, name: str) -> Snapshot | None:
         for _ in range(3):  # another process may replace it meanwhile
             try:
-                digest = os.readlink(self.folder / CURRENT)
+                digest = os.readlink(self.folder / name)
             except OSError:
                 return None
             folder = self.folder / digest
@@ -230,10 +257,7 @@ class CacheEntry:
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
             raise
-        link = folder / f"{CURRENT}.new"
-        link.unlink(missing_ok=True)
-        link.symlink_to(listing.digest)
-        link.replace(folder / CURRENT)
+        self._link(CURRENT, listing.digest)
         _sync(folder)
         found = self.current()
         if found is None:
@@ -249,24 +273,23 @@ class CacheEntry:
         if _read_snapshot(target) is None:
             self._cache.let_go(target)
             return None
-        link = self.folder / f"{CURRENT}.new"
-        link.unlink(missing_ok=True)
-        link.symlink_to(listing.digest)
-        link.replace(self.folder / CURRENT)
+        self._link(CURRENT, listing.digest)
         return self.current()
 
     def drop(self, used: Collection[Path]) -> None:
-        """Removes the snapshots that are not current, that no other process uses, and
-        of which this one uses no file in `used`."""
+        """Removes the snapshots that are not current, that have not served last, that
+        no other process uses, and of which this one uses no file in `used`."""
         try:
-            current = self.folder / os.readlink(self.folder / CURRENT)
+            kept = {self.folder / os.readlink(self.folder / CURRENT)}
             found = list(self.folder.iterdir())
         except OSError:
             return
+        with contextlib.suppress(OSError):
+            kept.add(self.folder / os.readlink(self.folder / SERVED))
         for held in self._cache.held_below(self.folder):
-            if held != current and not any(f.is_relative_to(held) for f in used):
+            if held not in kept and not any(f.is_relative_to(held) for f in used):
                 self._cache.let_go(held)
-        kept = {current, *self._cache.held_below(self.folder)}
+        kept |= {*self._cache.held_below(self.folder)}
         with _locked_now(self.folder) as is_locked:
             for folder in found:
                 # One without a name is being made, unless the lock is free.

@@ -56,11 +56,39 @@ class RemoteModels:
         self._stop = threading.Event()
         self._problems: dict[str, str] = {}
         self._looks: dict[str, Looks] = {}
+        self._rejected: dict[str, Path] = {}
+        self._under_way: dict[str, Progress] = {}
 
     def folder_of(self, url: RemoteUrl) -> Path | None:
         """Where the whole model is that is served from there; None if there is none."""
-        found = self._cache.entry(url.key).current()
+        entry = self._cache.entry(url.key)
+        found = entry.current()
+        if found is not None and found.folder == self._rejected.get(url.key):
+            found = entry.served() or found
         return found.folder if found is not None else None
+
+    def confirm(self, url: RemoteUrl, files: Collection[Path]) -> None:
+        """These files serve: what they are of stays in the cache until another has
+        served, in this process or the next."""
+        self._cache.entry(url.key).confirm(files)
+
+    def step_back(self, url: RemoteUrl) -> bool:
+        """What was taken last cannot be served: return whether the cache has what
+        served before, which `folder_of` gives from now on."""
+        entry = self._cache.entry(url.key)
+        current, served = entry.current(), entry.served()
+        if current is None or served is None or current.folder == served.folder:
+            return False
+        self._rejected[url.key] = current.folder
+        return True
+
+    def news_of(self, url: RemoteUrl) -> str:
+        """Return what keeps the newest from being served: a download that is under
+        way, or why nothing could be taken; empty if nothing does."""
+        progress = self._under_way.get(url.key)
+        if progress is not None:
+            return f"{url}: {progress.state()}"
+        return self.problem_of(url)
 
     def looks_at(self, url: RemoteUrl) -> Looks:
         """Return what has become of the looks at a place."""
@@ -216,11 +244,16 @@ class RemoteModels:
             limit=self.options.limit,
             every=self.options.progress_seconds,
         )
-        for file in missing:
-            part = self._cache.part(url.key, file)
-            digest = download(source, file, part, progress)
-            self._cache.keep(part, digest)
-            sha256[file.name] = digest
+        self._under_way[url.key] = progress
+        try:
+            with progress.told():
+                for file in missing:
+                    part = self._cache.part(url.key, file)
+                    digest = download(source, file, part, progress)
+                    self._cache.keep(part, digest)
+                    sha256[file.name] = digest
+        finally:
+            self._under_way.pop(url.key, None)
         seconds = time.monotonic() - begin
         logger.info(
             "%s: %s came in %.1f s (%s)",

@@ -6,7 +6,6 @@ Covers: app/repository/remote/errors.py, app/repository/remote/source.py.
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -48,7 +47,7 @@ def taken(
     web: Web, part: Path, *, limit: int = 0, **changes: object
 ) -> tuple[str, Progress]:
     source, file = listed(web)
-    progress = Progress("model m", len(BODY), threading.Event(), limit=limit, every=0)
+    progress = Progress("model m", len(BODY), threading.Event(), limit=limit)
     try:
         file = replace(file, **changes)  # type: ignore[arg-type]
         return download(source, file, part, progress, 0.001), progress
@@ -56,15 +55,12 @@ def taken(
         source.close()
 
 
-def test_a_file_comes_whole(
-    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_file_comes_whole(web: Web, tmp_path: Path) -> None:
     digest, progress = taken(web, tmp_path / "part")
     assert digest == SHA256
     assert (tmp_path / "part").read_bytes() == BODY
     assert progress.came == len(BODY)
-    assert "model m: 980 KiB of 980 KiB (100 %), " in caplog.text
+    assert progress.state().startswith("980 KiB of 980 KiB (100 %), ")
 
 
 def test_what_breaks_off_goes_on_where_it_stopped(web: Web, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from app.repository.remote.remote_models import FetchOptions, RemoteModels
+from app.repository.remote.urls import RemoteUrl
 from tests.app.repository.remote.web import Web, serving
 from tests.app.served import ServedGateway
 from tests.engine import models
@@ -92,6 +95,83 @@ def test_what_could_not_be_taken_at_the_start_is_tried_again(
         web.put("/m.popef", file_of(tmp_path, models.affine))
         gateway.until("/v2/models/m/ready", 200)
         assert infer(gateway) == 3.0
+
+
+def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None:
+    """Neither while the server runs, nor when it starts again and the URL still holds
+    the bad file. What serves next takes its place."""
+    path = "/m.popef"
+    web.put(path, file_of(tmp_path, models.affine))
+    options = ("--model", f"m={web.url}{path}", "--cache-dir", str(tmp_path / "cache"))
+    poll = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
+    with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        before = infer(gateway)
+        web.put(path, b"not a model")
+        gateway.wait_line("failed to load 'm'")
+        assert infer(gateway) == before
+    for _ in range(2):
+        with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+            gateway.wait_ready()
+            assert infer(gateway) == before
+            gateway.wait_line("what served before is served")
+            assert gateway.client.get("/v1/models/m").json()["reason"]
+    with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+        web.put(path, file_of(tmp_path, models.mean_over_rows))
+        until(lambda: infer(gateway) != before)
+        assert not gateway.client.get("/v1/models/m").json()["reason"]
+
+
+def test_a_stalled_download_speaks(
+    web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log and in the model's `reason`, as long as nothing comes."""
+    body = file_of(tmp_path, models.affine) + bytes(1 << 18)
+    answer = web.put("/m.popef", body)
+    answer.gate = threading.Event()
+    caplog.set_level(logging.INFO)
+    limits = FetchOptions(progress_seconds=0.05)
+    remote = RemoteModels(tmp_path / "cache", limits)
+    url = RemoteUrl.of(f"{web.url}/m.popef")
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(remote.fetch("m", url)))
+    thread.start()
+    until(lambda: "nothing has come for" in remote.news_of(url))
+    until(lambda: "m: " in caplog.text and "nothing has come for" in caplog.text)
+    assert str(url) in remote.news_of(url)
+    assert "KiB of " in remote.news_of(url)
+    answer.gate.set()
+    thread.join()
+    assert found == [True]
+    assert remote.news_of(url) == ""
+
+
+def test_what_keeps_the_newest_from_coming_is_in_the_reason(
+    web: Web, tmp_path: Path
+) -> None:
+    web.put("/m.popef", file_of(tmp_path, models.affine))
+    options = ("--model", f"m={web.url}/m.popef", "--cache-dir", str(tmp_path / "c"))
+    poll = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1",
+            "--trust-loopback")  # fmt: skip
+    with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
+        gateway.wait_ready()
+
+        def reason() -> str:
+            text: str = gateway.client.get("/v1/models/m").json()["reason"]
+            return text
+
+        assert reason() == ""
+        answer = web.answers.pop("/m.popef")
+        until(lambda: "there is nothing at" in reason())
+        infer(gateway)
+        web.answers["/m.popef"] = answer
+        until(lambda: reason() == "")
+        # A download that stalls is no failure: it is told of while it lasts.
+        stalled = web.put("/m.popef", bytes(1 << 20))
+        stalled.gate = threading.Event()
+        until(lambda: " of 1 MiB" in reason())
+        stalled.gate.set()
 
 
 def say(root: Path, text: str) -> None:
