@@ -652,8 +652,13 @@ class ReplicaChannel(RequestChannel):
                 name = next(iter(leaving.outputs))
                 request.outputs = {}
                 self._end(request, not_copied(name, leaving.copy.failure))
-        while finished and self._leaving is None:
+        # Compiled code would take `_leaving` for None here, as set above.
+        while finished and not self._copies_out():
             self.finish(*finished.popleft())
+
+    def _copies_out(self) -> bool:
+        """Return whether a thread copies outputs now."""
+        return self._leaving is not None
 
     def _count_cancelled(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str

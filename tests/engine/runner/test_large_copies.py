@@ -27,6 +27,7 @@ from engine.devices.request import Request
 from engine.errors import Cancelled, OutOfMemory
 from engine.runner.replica_channel import ReplicaChannel
 from engine.tensor import Tensor
+from engine.transport import result_memory
 from engine.transport.bulk_copy import COPIED_AT_ONCE, COPIER, BulkCopy
 from engine.transport.result_memory import ResultMemory
 from popef_io import DataType
@@ -199,6 +200,8 @@ def test_a_lack_of_memory_for_a_copy_fails_one_request(
     def none(*_: object) -> None:
         raise MemoryError
 
+    if not result_memory.__file__.endswith(".py"):
+        pytest.skip("compiled code calls its own functions straight")
     with monkeypatch.context() as patch:
         patch.setattr(ResultMemory, "array", none)
         large = submit(runner, 1, MANY)
