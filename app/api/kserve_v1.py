@@ -31,7 +31,7 @@ from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
-_KEYS = ("instances", "inputs", "signature_name")
+_KEYS = ("instances", "inputs", "signature_name", "parameters")
 #: The only signature that there is: a model has one set of inputs and outputs.
 _SIGNATURE = "serving_default"
 
@@ -90,15 +90,20 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
     else:
         inputs = document["inputs"]
         values = inputs if _is_named(inputs) else {_only_input(spec): inputs}
+    ignores_extra = _ignores_extra(document.get("parameters"))
     tensors = []
     for name, value in values.items():
         tensor = spec.inputs_by_name.get(name)
+        if tensor is None and ignores_extra:
+            continue
         if tensor is None:
             known = list(spec.inputs_by_name)
             msg = f"unexpected input '{name:.200}' for model '{spec.name}'"
-            raise InvalidTensor(f"{msg}. Expected input(s) {known}.")
+            msg += f". Expected input(s) {known}. The parameter 'extra_columns': "
+            raise InvalidTensor(msg + "'ignore' drops the others.")
         tensors.append(_input(tensor, value, rows, limits))
-    return codec.read({"inputs": tensors}), rows
+    parameters = document.get("parameters")
+    return codec.read({"inputs": tensors, "parameters": parameters}), rows
 
 
 def encode_predict(
@@ -140,6 +145,17 @@ def encode_predict(
 
 
 # -- requests
+
+
+def _ignores_extra(parameters: object) -> bool:
+    """Return whether the request drops values that the model has no input for."""
+    if type(parameters) is not dict:
+        return False  # the reader of documents refuses anything but an object
+    extra = parameters.get("extra_columns")
+    if extra not in (None, "ignore", "refuse"):
+        msg = f"'extra_columns' must be 'ignore' or 'refuse', got {extra!r:.80}"
+        raise InvalidRequest(msg)
+    return extra == "ignore"
 
 
 def _by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:

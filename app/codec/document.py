@@ -12,7 +12,7 @@ from typing import Any
 from app.codec.chunks import Chunks
 from app.codec.inputs import Input
 from app.codec.media import nan_policy
-from app.codec.messages import Encoding, InferRequest, NanPolicy, Reply
+from app.codec.messages import Encoding, InferRequest, Reply
 from app.codec.nesting import check_depth
 from app.codec.output_selection import (
     boolean,
@@ -136,7 +136,7 @@ class DocumentReader:
             what = "is missing" if inputs is None else f"is {type(inputs).__name__}"
             msg = f"'inputs' {what}; expected a list of inputs or an object by name"
             raise InvalidRequest(f"{msg}, as in {self._form()}")
-        null_is_nan = request.nan is NanPolicy.NULL
+        null_is_nan = request.null_is_nan
         for name, value in inputs.items():
             request.inputs[name] = self._input(name).from_nested(
                 value, maybe_bool=maybe_bool, null_is_nan=null_is_nan
@@ -194,7 +194,7 @@ class DocumentReader:
                     data,
                     accepted,
                     maybe_bool=maybe_bool,
-                    null_is_nan=request.nan is NanPolicy.NULL,
+                    null_is_nan=request.null_is_nan,
                 )
 
     def _read_source(
@@ -229,7 +229,7 @@ class DocumentReader:
                 raise InvalidRequest(msg)
             return model_input.from_bytes((), 0, accepted)
         is_base64 = parameters.get("content_type") == "base64"
-        null_is_nan = request.nan is NanPolicy.NULL
+        null_is_nan = request.null_is_nan
         return model_input.from_values(
             data, accepted, is_base64=is_base64, null_is_nan=null_is_nan
         )
@@ -333,6 +333,12 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
         request.priority = priority
     if "nan" in parameters:
         request.nan = nan_policy(parameters["nan"])
+    missing = parameters.get("missing")
+    if missing is not None:
+        if missing not in ("nan", "refuse"):
+            msg = f"'missing' must be one of 'nan', 'refuse', got {missing!r:.80}"
+            raise InvalidRequest(msg)
+        request.null_is_nan = missing == "nan"
 
 
 def new_request(reply: Reply) -> InferRequest:

@@ -126,10 +126,13 @@ class Elements:
         for index, value in enumerate(values, first):
             why = self._objection(value)
             if why:
-                return InvalidTensor(
+                msg = (
                     f"element {index} of input '{self.name}' {why}; "
                     f"the model expects {self.datatype.name}"
                 )
+                if value is None and self.datatype.kind == "f":
+                    msg += "; null is NaN with 'missing' of the parameters 'nan'"
+                return InvalidTensor(msg)
         return InvalidTensor(f"input '{self.name}' is not {self.datatype.name} data")
 
     def _objection(self, value: object) -> str:

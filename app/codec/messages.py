@@ -64,7 +64,8 @@ class InferRequest:
     `timeout` is in seconds, None where the request states none; `priority` a level, 1
     the highest, 0 for the model's default. `owner` is the name of the key that sent
     the request, empty if it came without a key, None if the server has no keys. `rows`
-    is the batch of a batched model and 1 for every other.
+    is the batch of a batched model and 1 for every other. `null_is_nan` is False if the
+    request refuses null in inputs of floats.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class InferRequest:
         "id",
         "inputs",
         "nan",
+        "null_is_nan",
         "outputs",
         "owner",
         "parameters",
@@ -101,6 +103,7 @@ class InferRequest:
         self.read_from: tuple[Region, ...] = ()
         self.parameters: Mapping[str, Any] | None = None
         self.nan = _LITERAL
+        self.null_is_nan = True
         self.owner: str | None = None
         self.timeout: float | None = None
         self.priority = 0
@@ -118,6 +121,7 @@ class InferRequest:
         twin.parameters = self.parameters
         twin.owner = self.owner
         twin.nan = self.nan
+        twin.null_is_nan = self.null_is_nan
         twin.timeout = self.timeout
         twin.priority = self.priority
         twin.rows = self.rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,10 +133,11 @@ def _inputs(
     texts: bool,
 ) -> dict[str, Any]:
     """Columns by the inputs' names; else all columns are the only input's elements."""
+    read: Callable[[Any, str], Any] = _cell if texts else _value
     absent = [name for name in takes if not _is_given(record, name, optional)]
     if not set(absent) - optional and len(absent) < len(takes):
         return {
-            name: _cell(record[name], datatype) if texts else record[name]
+            name: read(record[name], datatype)
             for name, (datatype, _) in takes.items()
             if name not in absent
         }
@@ -144,7 +146,7 @@ def _inputs(
     if len(takes) != 1 or not values:
         raise ValueError(f"no column {missing}; there are {', '.join(record)}")
     ((name, (datatype, shape)),) = takes.items()
-    cells = [_cell(value, datatype) if texts else value for value in values]
+    cells = [read(value, datatype) for value in values]
     if shape and shape[-1] not in (-1, len(cells)):
         msg = f"{len(cells)} columns for input {name}, which takes {shape[-1]}"
         raise ValueError(msg)
@@ -158,12 +160,23 @@ def _is_given(record: Mapping[str, Any], name: str, optional: Optional) -> bool:
     return name in record and not empty
 
 
+def _value(value: Any, datatype: str) -> Any:
+    """Return a value of .jsonl or .parquet; null is NaN where the input is a float."""
+    if not datatype.startswith(("FP", "BF")):
+        return value
+    if isinstance(value, list):
+        return [_value(item, datatype) for item in value]
+    return math.nan if value is None else value
+
+
 def _cell(text: str | None, datatype: str) -> Any:
     """A cell of a .csv file: a text, a number, or a list in JSON."""
     if text is None:
         raise ValueError("the row is too short")
     if datatype == "BYTES" and not text.startswith("["):
         return text
+    if not text.strip() and datatype.startswith(("FP", "BF")):
+        return math.nan
     if datatype == "BOOL" and text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:

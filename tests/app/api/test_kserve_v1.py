@@ -38,6 +38,24 @@ def test_rows(gateway: ServedGateway) -> None:
     assert predict(gateway, "many/versions/2", body)[0] == 200
 
 
+def test_gaps_are_nan(gateway: ServedGateway) -> None:
+    for body in ({"instances": [[None, 2, 3, 4]]}, {"inputs": [[None, 2, 3, 4]]}):
+        response = gateway.client.post("/v1/models/affine:predict", json=body)
+        (values,) = next(iter(json.loads(response.content).values()))
+        assert response.status_code == 200
+        assert np.isnan(values[0])
+        assert values[1:] == AFFINE[1:]
+
+
+def test_extra_columns(gateway: ServedGateway) -> None:
+    body: dict[str, Any] = {"instances": [{"input": ROW, "id": "x"}]}
+    status, answer = predict(gateway, "affine", body)
+    assert status == 400
+    assert "'extra_columns'" in answer["error"]
+    body["parameters"] = {"extra_columns": "ignore"}
+    assert predict(gateway, "affine", body) == (200, {"predictions": [AFFINE]})
+
+
 def test_columns(gateway: ServedGateway) -> None:
     expected = (200, {"outputs": [AFFINE]})
     assert predict(gateway, "affine", {"inputs": [ROW]}) == expected
@@ -77,6 +95,12 @@ def test_bytes(triton: ServedGateway) -> None:
         ({"instances": [{"input": ROW}, {}]}, "instance 1 has not the same keys"),
         ({"instances": [["x"] * 4]}, "element 0 of input 'input' is the string"),
         ({"instances": [[{"b64": "AA=="}] * 4]}, "(FP32) is an object"),
+        ({"instances": [[None] * 4], "parameters": {"missing": "refuse"}}, "'missing'"),
+        ({"instances": [ROW], "parameters": [1]}, "'parameters' must be an object"),
+        (
+            {"instances": [ROW], "parameters": {"extra_columns": 1}},
+            "'extra_columns' must be 'ignore' or 'refuse'",
+        ),
         ({"instances": [ROW], "more": 1}, "unexpected key 'more'"),
         ({"instances": [ROW], "signature_name": "x"}, "can only be 'serving_default'"),
     ],

@@ -383,11 +383,12 @@ def test_parameters() -> None:
 @pytest.mark.parametrize("policy", list(NanPolicy))
 def test_nan_policy(policy: NanPolicy) -> None:
     document = of_inputs(entry(data=[1, None]), parameters={"nan": policy.value})
-    if policy is NanPolicy.NULL:
-        got = request(document)
-        assert np.isnan(got.inputs["x"].numpy()[1])
-    else:
-        assert "element 1 of input 'x' is null" in refusal(document)
+    assert np.isnan(request(document).inputs["x"].numpy()[1])
+    document["parameters"]["missing"] = "refuse"
+    assert "element 1 of input 'x' is null" in refusal(document)
+    assert "'missing'" in refusal(document)
+    document["parameters"]["missing"] = "zero"
+    assert "'missing' must be one of 'nan', 'refuse'" in refusal(document)
     document = of_inputs(entry(), parameters={"nan": policy.value})
     assert request(document).nan is policy
 
@@ -416,7 +417,6 @@ def test_nan_policy(policy: NanPolicy) -> None:
         ((-1, 3), [[[1, 2, 3]]], None),
         ((-1, 2), "ab", None),
         ((-1, 2), {"a": 1}, None),
-        ((-1,), None, None),
         ((3,), [1, True, 3], None),
     ],
 )
@@ -432,6 +432,14 @@ def test_shorthand(
         tensor = request(document, codec).inputs["x"]
         assert tensor.shape == shape
         assert tensor.numpy().ravel().tolist() == np.ravel(value).tolist()
+
+
+def test_shorthand_of_a_gap() -> None:
+    codec = samples.codec(samples.model("FP32", (-1,)))
+    document: dict[str, Any] = {"inputs": {"x": None}}
+    assert np.isnan(request(document, codec).inputs["x"].numpy()).tolist() == [True]
+    document["parameters"] = {"missing": "refuse"}
+    assert "element 0 of input 'x' is null" in refusal(document, codec)
 
 
 def test_shorthand_of_a_long_list() -> None:

@@ -227,7 +227,9 @@ class TestNotFinite:
         content = in_json(datatype, [None, 0.5], nan="null")
         status, content, _ = ask(gateway, datatype, content)
         assert (status, data_of(content)) == (200, [None, 0.5])
-        status, content, _ = ask(gateway, datatype, in_json(datatype, [None, 0.5]))
+        status, content, _ = ask(
+            gateway, datatype, in_json(datatype, [None, 0.5], missing="refuse")
+        )
         assert status == 400
         assert b"element 0 of input 'x' is null" in content
 

@@ -54,6 +54,18 @@ def test_columns_of_csv(popgate: Call, gateway: ServedGateway, tmp_path: Path) -
     assert "'what' is no FP32" in error["error"]
 
 
+def test_empty_cells_are_nan(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source = tmp_path / "gaps.csv"
+    source.write_text("a,b,c,d\n1,,3,4\n")
+    done = popgate("batch", "affine", "-i", source, "--url", gateway.url)
+    assert done.code == 0, done.err
+    (line,) = lines(tmp_path / "gaps.csv.results.jsonl")
+    assert line["outputs"]["output"][1] is None  # orjson writes NaN as null
+    assert line["outputs"]["output"][2:] == [7.0, 9.0]
+
+
 def test_named_inputs_of_jsonl(
     popgate: Call, gateway: ServedGateway, tmp_path: Path
 ) -> None:
