@@ -6,7 +6,7 @@
 # Inside the container the server listens on 0.0.0.0, because nothing outside could
 # reach it otherwise. Who can reach it is then decided by what is published: `-p
 # 8000:8000` opens it to every network of the host, `-p 127.0.0.1:8000:8000` to the
-# host alone. Options of the server follow the name of the image; docs/security.md has
+# host alone. Options of the server follow the name of the image; docs/how-to/secure.md has
 # those for keys and TLS. Nobody loads or unloads models over HTTP; to allow it to those
 # who have a key, set POPGATE_MODEL_CONTROL_MODE=managed and POPGATE_API_KEY.
 
@@ -15,7 +15,7 @@ ARG BASE=python:3.11-slim
 FROM ${BASE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# The hot path is compiled (docs/compiled.md); the compiler stays behind in this stage.
+# The hot path is compiled (docs/how-to/tune.md); the compiler stays behind in this stage.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev locales
 # Models with StringNormalizer (text pipelines of scikit-learn) need this locale.
 RUN localedef --no-archive -i en_US -f UTF-8 /usr/lib/locale/en_US.utf8

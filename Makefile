@@ -27,7 +27,7 @@ example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
 	conformance fuzz soak chaos many-models embedded test-ray test-buckets test-text image \
-	pin-image lock sbom audit docs-api clean
+	pin-image lock sbom audit docs clean
 
 help:
 	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
@@ -53,7 +53,7 @@ help:
 	@echo "make lock           renew the locked dependencies in requirements/"
 	@echo "make sbom           list the locked dependencies as CycloneDX: dist/popgate.cdx.json"
 	@echo "make audit          look for known vulnerabilities of them (needs the network)"
-	@echo "make docs-api       write docs/api/ from the docstrings of the public names"
+	@echo "make docs           build the site of the documentation: build/site/index.html"
 	@echo "make clean          remove .venv, the compiled example and caches"
 
 serve: $(VENV)/.installed $(MODELS)/digits.popef
@@ -180,6 +180,7 @@ lock := build/tools/bin/uv pip compile -q --upgrade --universal --python-version
 lock: build/tools/.installed
 	$(lock) pyproject.toml -o requirements/serve.txt
 	$(lock) --extra compile -c requirements/serve.txt pyproject.toml -o requirements/build.txt
+	$(lock) requirements/docs.in -o requirements/docs.txt
 
 sbom: build/tools/.installed
 	mkdir -p dist
@@ -190,8 +191,22 @@ audit: build/tools/.installed
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/serve.txt
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/build.txt
 
-docs-api:
-	$(PYTHON) docs/api/generate.py
+# Needs the network once, for build/docs; then it works without.
+docs: build/docs/.installed build/docs/mermaid.min.js
+	PYTHONPATH=tests/docs build/docs/bin/python -m readability
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+build/docs/.installed: requirements/docs.txt
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip install -q --require-hashes -r requirements/docs.txt
+	@touch $@
+
+# The script alone, from the package of npm.
+build/docs/mermaid.min.js: build/docs/.installed
+	cd build/docs && npm pack --silent mermaid@11.17.2 > mermaid.txt && \
+		tar xzf "$$(cat mermaid.txt)" -O package/dist/mermaid.min.js > mermaid.part && \
+		mv mermaid.part mermaid.min.js && rm mermaid-*.tgz mermaid.txt
 
 # Some distributions ship Python without ensurepip: then pip installs itself.
 $(VENV)/.python:

@@ -4,7 +4,7 @@ POPGATE_COMPILE=1, which compiles the hot path of a wheel.
     pip install '.[compile]'
     POPGATE_COMPILE=1 pip wheel --no-build-isolation --no-deps .
 
-Without it nothing is compiled and no compiler is needed (docs/compiled.md).
+Without it nothing is compiled and no compiler is needed (docs/how-to/tune.md).
 """
 
 from __future__ import annotations

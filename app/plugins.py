@@ -3,8 +3,8 @@
     [project.entry-points."popgate.model_formats"]
     text = "popgate_text.format:FORMAT"
 
-The server asks for the objects of a group and never names a plugin. docs/plugins.md has
-the groups and what their objects must be able to do.
+The server asks for the objects of a group and never names a plugin.
+docs/how-to/write-a-plugin.md has the groups and what their objects must be able to do.
 """
 
 from __future__ import annotations

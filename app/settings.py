@@ -116,8 +116,8 @@ class Settings(BaseSettings):
     `app.config.profiles`) changes the defaults.
 
     This is the one place that states them: the options of `popgate serve` and the table
-    of `docs/configuration.md` are made of the fields and of the texts below them, in
-    this order: what most users set comes first.
+    of `docs/reference/configuration.md` are made of the fields and of the texts below
+    them, in this order: what most users set comes first.
     """
 
     model_config = SettingsConfigDict(

@@ -4,7 +4,8 @@
     python -m bench.chaos device gateway     # only these
 
 Each act starts a real gateway, raises AssertionError if a promise of
-`docs/architecture.md` is broken, and returns one line that says what was seen.
+`docs/explanation/architecture.md` is broken, and returns one line that says what was
+seen.
 """
 
 from __future__ import annotations

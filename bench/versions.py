@@ -12,7 +12,8 @@ its modes (256 that differ, the same one again and again), and prints requests p
 second, the processor time of the gateway and of its devices a request, and the ratios
 of this version to the earlier one: medians over the rounds of each pair of neighbours.
 
-Here the compiled hot path is used where it is up to date (docs/compiled.md); `--pure`
+Here the compiled hot path is used where it is up to date (docs/how-to/tune.md);
+`--pure`
 runs both as plain Python. `--compiled` compiles both first (some minutes), each with
 its own `native.build` at -O3, and runs the earlier one by a virtual environment made
 for it: what has a version's compiled modules taken is a hook of the environment. One

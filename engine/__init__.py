@@ -5,7 +5,8 @@
     with ModelRunner("digits.popef") as runner:
         print(runner.execute({"image": image})["probabilities"])
 
-No web framework and no event loop in here; see docs/architecture.md. All names are of
+No web framework and no event loop in here; see docs/explanation/architecture.md. All
+names are of
 `engine.public`, which is imported with the first that is asked for: a device process
 asks for none, and starts sooner for it.
 """

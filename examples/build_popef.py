@@ -15,7 +15,8 @@
                        five tensors in the file: the next one in each run
 
 Tensors are F32[3, 4], those of the fused models excepted. All but the first two are
-written without the compiler, from program nodes and anchors (docs/programs.md).
+written without the compiler, from program nodes and anchors
+(docs/reference/executables.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The enumerations of PopEF: kinds of blobs, of tensors, of elements.
 
 Names and order are those of the PopEF User Guide (section 5.1); the numbers are what
-our files hold, see docs/format.md.
+our files hold, see docs/reference/popef-format.md.
 """
 
 from __future__ import annotations

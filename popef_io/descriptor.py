@@ -1,6 +1,7 @@
 """Descriptors: the msgpack map behind a blob header, for each type of blob.
 
-The tables of this module are the format; see docs/format.md.  A descriptor is unpacked
+The tables of this module are the format; see docs/reference/popef-format.md.  A
+descriptor is unpacked
 field by field, and the long lists item by item, with the decoder's own limits set to
 what an item may have: nothing in it can make the decoder allocate much more than the
 descriptor's own size, however it is nested and whatever lengths it announces: at most

@@ -27,7 +27,8 @@ and the header, all numbers little-endian and unsigned,
 
 The magic is made like PNG's: its first byte is no text, its line ends betray a transfer
 as text.  LAST marks the blob that a file ends with, so that a file cut between two
-blobs is not taken for a shorter one.  docs/format.md is the specification.
+blobs is not taken for a shorter one.  docs/reference/popef-format.md is the
+specification.
 
 Here a header is read and every number in it bounded; what needs to know several blobs
 or the inside of a descriptor is checked elsewhere.

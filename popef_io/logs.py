@@ -3,7 +3,7 @@
 `POPEF_LOG_LEVEL` (OFF, ERR, WARN, INFO, DEBUG, TRACE) and `POPEF_LOG_DEST` (stdout,
 stderr or the name of a file), and the same two for other prefixes, are those of the
 PopEF User Guide (7.1, 7.2). If no level is set nothing is set up: the loggers are
-those of the standard `logging` module, and the program decides. docs/logging.md.
+those of the standard `logging` module, and the program decides. docs/how-to/observe.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Graphs of operators: built, differentiated, lowered to what the engine runs.
 
 This is what `popxl` is a face of. Operators are records (`popir.ops`); importing this
-package imports neither onnx nor the engine, lowering does. docs/popir.md describes it.
+package imports neither onnx nor the engine, lowering does. docs/reference/popir.md
+describes it.
 """
 
 from popir import ops as _ops  # noqa: F401 - registers the operators

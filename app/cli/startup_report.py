@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_MODELS_LISTED = 20
 MAX_REASON = 60  # letters of why a model is not there
-#: The library that the compiled modules share (docs/compiled.md).
+#: The library that the compiled modules share (docs/how-to/tune.md).
 COMPILED = "popgate__mypyc"
 
 

@@ -1,6 +1,6 @@
 /* The numbers of a JSON list, straight to the bytes of a tensor.
  *
- * Optional, as all compiled code is (docs/compiled.md): app/codec/number_lists.py calls
+ * Optional, as all compiled code is (docs/how-to/tune.md): app/codec/number_lists.py calls
  * it where it is there. It knows the usual form of numbers and answers None for anything
  * else (other values, other nesting, numbers out of range or longer than 19 digits): the
  * caller then goes the way of plain Python, which also says what is wrong. What it does

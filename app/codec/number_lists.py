@@ -1,6 +1,7 @@
 """Lists of numbers in a JSON body, read without making an object of each number.
 
-Where the hot path is compiled (docs/compiled.md), `_numbers.c` turns the text of a list
+Where the hot path is compiled (docs/how-to/tune.md), `_numbers.c` turns the text of a
+list
 into the bytes of its tensor. For that the body is parsed without the lists that stand
 behind ``"data":``, each replaced by an empty one, and they are read when the shape and
 the datatype of their inputs are known and have been checked.

@@ -1,8 +1,8 @@
 """``config.toml`` of a model: how it is run. Every key is optional.
 
 An unknown key, a wrong type or a value out of range is an error that names the key, so
-that a typing mistake never passes for a setting. `docs/configuration.md` lists them.
-How keys are declared is in `app/config/config_keys.py`.
+that a typing mistake never passes for a setting. `docs/reference/configuration.md`
+lists them. How keys are declared is in `app/config/config_keys.py`.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Asked(NamedTuple):
     client: str = ""
     #: The header of that name: of which trace it is.
     traceparent: bytes = b""
-    #: The name of the key that it brought (docs/security.md).
+    #: The name of the key that it brought (docs/how-to/secure.md).
     key: str = ""
     #: Those of its span, where they were needed before it ended.
     span: SpanIds | None = None

@@ -118,7 +118,7 @@ def _set_chatter(*, verbose: bool) -> None:
     for name in _CHATTY:
         logging.getLogger(name).setLevel(level)
     # The gateway says in its own words which devices and models there are, unless the
-    # environment asks the engine (docs/logging.md).
+    # environment asks the engine (docs/how-to/observe.md).
     if logging.getLogger("engine").level == logging.NOTSET:
         for name in _RETOLD:
             logging.getLogger(name).setLevel(level)

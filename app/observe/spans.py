@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MOST_WAITING = 2048
 #: Of so many that wait spans are made at once: they fill a batch.
 _MANY = 64
-#: The share of requests that get spans if no variable says so (docs/logging.md).
+#: The share of requests that get spans if no variable says so (docs/how-to/observe.md).
 SHARE = "0.005"
 _LEAST = 1e-12
 _ROUTE = re.compile(

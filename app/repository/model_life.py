@@ -3,7 +3,7 @@ and the state that follows.
 
 `LIFE` is all there is to it: the repository, the load and unload calls and loading on
 demand say what has happened (`VersionRecord.on`), and do what the table says.
-docs/repository.md draws it.
+docs/reference/repository.md draws it.
 """
 
 from __future__ import annotations

@@ -40,16 +40,16 @@ _LIBRARIES = {
     ".ubj": "xgboost", ".pt": "torch", ".pth": "torch", ".pt2": "torch",
 }  # fmt: skip
 _PAGES = {
-    "sklearn": "docs/from-scikit-learn.md",
-    "xgboost": "docs/from-lightgbm.md",
-    "torch": "docs/from-pytorch.md",
+    "sklearn": "docs/how-to/bring-a-model.md",
+    "xgboost": "docs/how-to/bring-a-model.md",
+    "torch": "docs/how-to/bring-a-model.md",
 }
 #: Files of weights alone.
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".h5", ".keras", ".gguf")
 _HUGGING_FACE = (
     "{0} is a Hugging Face folder: weights without a program; export it to ONNX "
-    "(`optimum-cli export onnx --model {0} DIR`, docs/from-pytorch.md), or load it in "
-    "a model.py of your own (docs/python-models.md)"
+    "(`optimum-cli export onnx --model {0} DIR`, docs/how-to/bring-a-model.md), or "
+    "load it in a model.py of your own (docs/reference/python-models.md)"
 )
 
 
@@ -192,8 +192,8 @@ def _no_model(path: Path) -> str:
     if path.suffix.lower() in _WEIGHTS:
         return (
             f"{path} holds weights without a program; export the model to ONNX "
-            f"(docs/from-pytorch.md), or load the file in a model.py of your own "
-            f"(docs/python-models.md)"
+            f"(docs/how-to/bring-a-model.md), or load the file in a model.py of yours "
+            f"(docs/reference/python-models.md)"
         )
     return (
         f"{path} is no model: expected .onnx, .popef or .py, or a folder with one; "

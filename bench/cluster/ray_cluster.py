@@ -27,7 +27,8 @@ from bench.servers.processes import alive, children, command_line, tree
 from bench.servers.server import HOST, free_port
 
 NAME = "popgate"
-#: As docs/scaling.md has it: a lost node is missed soon, and each has a process ready.
+#: As docs/how-to/scale.md has it: a lost node is missed soon, and each has a process
+#: ready.
 SETTINGS = {
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 3,

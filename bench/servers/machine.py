@@ -61,7 +61,7 @@ def describe() -> Machine:
 
 def is_compiled() -> bool:
     """Returns whether the hot path that this Python runs is compiled
-    (docs/compiled.md)."""
+    (docs/how-to/tune.md)."""
     spec = importlib.util.find_spec("engine.runner.replica_channel")
     return spec is not None and not str(spec.origin).endswith(".py")
 

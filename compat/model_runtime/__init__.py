@@ -1,7 +1,7 @@
 """Inference under the names of Graphcore's `model_runtime` module.
 
 A thin face over `engine`: spelling and conventions are the original's, and so are the
-defaults. docs/migrating-from-model-runtime.md says name by name what works, what
+defaults. docs/how-to/migrate-from-model-runtime.md says name by name what works, what
 differs, and why a name is not there. Errors are RuntimeErrors; what is of another type
 is a TypeError as well.
 """

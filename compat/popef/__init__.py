@@ -2,8 +2,8 @@
 """PopEF containers under the names of Graphcore's `popef` module.
 
 A thin face over `popef_io`: spelling and conventions are the original's, the bytes of
-the files are ours (docs/format.md). docs/migrating-from-model-runtime.md says name by
-name what works and what differs.
+the files are ours (docs/reference/popef-format.md).
+docs/how-to/migrate-from-model-runtime.md says name by name what works and what differs.
 
 Metadata, anchors and their kin are values: a getter is called as the field, its setter
 `set` and the field. Errors are RuntimeErrors, what is of another type is a TypeError as

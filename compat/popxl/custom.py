@@ -1,8 +1,8 @@
 """Operators of your own, in Python: the original has them in C++.
 
 An operator is a class: the shapes and types of its results, and how it becomes ONNX
-nodes or a function of NumPy arrays, with its gradient. docs/popxl-custom-operators.md
-has examples.
+nodes or a function of NumPy arrays, with its gradient.
+docs/how-to/popxl-custom-operators.md has examples.
 """
 
 from __future__ import annotations

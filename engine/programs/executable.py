@@ -9,7 +9,8 @@ The content of an executable blob is a msgpack map:
 
 `model` is a serialized ONNX ModelProto, `digest` the SHA-256 of it, `weights` names the
 initializers that are not inside the model but come from variables, `opsets` tells
-which operator sets it was made for. `docs/programs.md` describes all of it.
+which operator sets it was made for. `docs/reference/executables.md` describes all of
+it.
 
 Nothing here looks into a model; a document is checked in full before it is believed:
 every number has a bound, every name must lead somewhere, programs may not call

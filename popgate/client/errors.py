@@ -7,7 +7,8 @@ class ClientError(Exception):
     """A call that did not give a result; the base of all that a client raises.
 
     `status` is that of HTTP, 0 where no answer came. `code` is the server's word for
-    programs ("" where it has none; PopGate's are in docs/errors.md). `request_id` is
+    programs ("" where it has none; PopGate's are in docs/reference/errors.md).
+    `request_id` is
     the request's, where one is known. `retry_after`: seconds after which the server
     would take the call, None where it did not say. `sent`: the server may have begun
     to run the request.

@@ -1,2 +1,2 @@
 """From graphs to an executable: views and in-place writes become values, pure
-operators between effects one ONNX graph. docs/popir.md says how."""
+operators between effects one ONNX graph. docs/reference/popir.md says how."""

@@ -14,7 +14,7 @@ from app.config.config_keys import default_of, section_of
 from app.config.model_config import ModelConfig
 from app.settings import Settings
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def raw_rows() -> dict[str, str]:

@@ -26,7 +26,7 @@ from tests.docs.reader import read_blocks
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which pip has installed the plugin of the page."""
     folder = tmp_path_factory.mktemp("plugin")
-    for block in read_blocks("docs/plugins.md"):
+    for block in read_blocks("docs/how-to/write-a-plugin.md"):
         first = block.text.split("\n", 1)[0]
         if first.startswith("# demo/"):
             path = folder / first.removeprefix("# ")

@@ -60,7 +60,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]
 
-SCALING = ROOT / "docs" / "scaling.md"
+SCALING = ROOT / "docs" / "how-to" / "scale.md"
 #: Gives numbers until `n`; after the first each waits for the file to be there.
 COUNT = """
 import time

@@ -13,14 +13,20 @@ from tests.docs.reader import NOT_RUN, Reader, Servers, commands, read_blocks
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in (".", "docs", "examples", "bench", "deploy")
-    for path in (ROOT / folder).glob("*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "examples/*.md",
+        "bench/*.md",
+        "deploy/*.md",
+    )
+    for path in ROOT.glob(pattern)
 )
 #: Pages of which a block needs a package that is not installed with the rest.
 NEEDS = {
-    "docs/from-scikit-learn.md": ("sklearn", "skl2onnx", "pandas"),
-    "docs/from-lightgbm.md": ("sklearn", "lightgbm", "xgboost", "onnxmltools"),
-    "docs/from-pytorch.md": ("torch", "onnxscript"),  # too large for CI
+    "docs/how-to/bring-a-model.md": ("sklearn", "skl2onnx", "pandas"),
+    "docs/how-to/from-lightgbm.md": ("sklearn", "lightgbm", "xgboost", "onnxmltools"),
+    "docs/how-to/from-pytorch.md": ("torch", "onnxscript"),  # too large for CI
 }
 
 

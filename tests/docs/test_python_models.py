@@ -1,4 +1,4 @@
-"""The models of docs/python-models.md do what the page says."""
+"""The models of docs/reference/python-models.md do what the page says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.app.served import ServedGateway
 from tests.support import WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "python-models.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "python-models.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (models/\S+)\n(.*?)```", PAGE, re.DOTALL))
 
 

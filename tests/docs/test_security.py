@@ -1,4 +1,4 @@
-"""docs/security.md: what it says is tested is tested."""
+"""docs/how-to/secure.md: what it says is tested is tested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.app.served import ROOT
 
 TESTS = ROOT / "tests" / "app"
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "secure.md").read_text()
 
 
 def attacks() -> dict[str, str]:
@@ -45,6 +45,6 @@ def test_every_attack_has_tests(attack: str) -> None:
         file = each or file  # `::test_x` is in the file before
         assert name in functions_of(TESTS / file), f"{file} has no {name}"
     pages = re.findall(r"\[[^]]+\]\(([^)]+)\)", shown)
-    assert all((ROOT / "docs" / page).exists() for page in pages)
+    assert all((ROOT / "docs" / "how-to" / page).exists() for page in pages)
     assert named or pages
     assert shown.count("`") == 2 * len(named)

@@ -99,7 +99,7 @@ def raw_blob(
     pad: bytes = b"\0",
     **header: int | bytes,
 ) -> bytes:
-    """A blob as docs/format.md has it; `header` replaces what would be right."""
+    """Return a blob by docs/reference/popef-format.md; `header` sets its fields."""
     payload_offset = align(64 + len(descriptor))
     total = align(payload_offset + len(payload))
     fields = {

@@ -1,4 +1,4 @@
-"""The bytes of headers, literally, in both directions; docs/format.md says the same."""
+"""Bytes of headers, in both directions (docs/reference/popef-format.md)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from popef_io.layout import (
 from popef_io.validation import MAX_RANK
 from tests.popef_io.containers import parse
 
-FORMAT = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+FORMAT = (
+    Path(__file__).parents[2] / "docs" / "reference" / "popef-format.md"
+).read_text(encoding="utf-8")
 
 HEADERS = [
     (

@@ -1,6 +1,7 @@
 """The streams of a session in the device process: the host is asked, when needed.
 
-The messages, while programs run (docs/sessions.md has the whole conversation); an
+The messages, while programs run (docs/reference/sessions.md has the whole
+conversation); an
 anchor is its place in the model's metadata, a place is [segment, offset, room]:
 
     device → host

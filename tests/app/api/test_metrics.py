@@ -73,7 +73,7 @@ def known(gateway: ServedGateway) -> dict[str, set[str]]:
 
 
 def test_documentation_has_every_name(known: dict[str, set[str]]) -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     told: dict[str, set[str]] = {}
     for name, labels in re.findall(r"`(\w+)(?:\{([\w,]+)\})?`", "".join(cells)):

@@ -177,4 +177,4 @@ def test_weights_of_hugging_face_are_named(tmp_path: Path) -> None:
     ended = run_popgate("serve", tmp_path, "--port", "0")
     assert ended.returncode == 2
     assert "is a Hugging Face folder" in ended.stderr
-    assert "docs/from-pytorch.md" in ended.stderr
+    assert "docs/how-to/bring-a-model.md" in ended.stderr

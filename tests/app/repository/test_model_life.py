@@ -1,6 +1,6 @@
 """The life of a model version: the table, its drawing, and a version that follows it.
 
-python -m tests.app.repository.test_model_life     writes docs/repository.md
+python -m tests.app.repository.test_model_life     writes docs/reference/repository.md
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.model_record import VersionRecord
 from app.repository.scan import VersionSource
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "repository.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "repository.md"
 BEGIN, END = "test_model_life` -->\n", "<!-- end -->"
 
 

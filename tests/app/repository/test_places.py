@@ -69,7 +69,7 @@ def test_a_file_that_goes_and_a_link_that_leads_elsewhere(
         (["x=gone.onnx"], "there is no file or folder gone.onnx"),
         (["net.pt"], "popgate pack torch net.pt -o models/net` puts a model.py around"),
         (["m.txt"], "m.txt is no model: expected .onnx, .popef or .py, or a folder"),
-        (["forest.joblib"], "docs/from-scikit-learn.md"),
+        (["forest.joblib"], "docs/how-to/bring-a-model.md"),
         (["x.safetensors"], "holds weights without a program; export the model"),
         (["hf"], "optimum-cli export onnx --model"),
         (["my net.onnx"], "cannot be called 'my net' .*as in --model NAME=my net.onnx"),

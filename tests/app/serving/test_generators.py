@@ -270,7 +270,9 @@ WARMUPS = {
 @pytest.mark.parametrize("warmup", WARMUPS)
 def test_the_generator_of_the_docs_warms_up(tmp_path: Path, warmup: str) -> None:
     """As it stands: it ends after what it counts to, and that is no failure."""
-    page = Path(__file__).resolve().parents[3] / "docs" / "python-models.md"
+    page = (
+        Path(__file__).resolve().parents[3] / "docs" / "reference" / "python-models.md"
+    )
     text = page.read_text().partition("# models/counter/1/model.py\n")[2]
     code = text.partition("```")[0]
     write(tmp_path, "counter", code, WARMUPS[warmup])

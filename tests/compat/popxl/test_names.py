@@ -1,6 +1,7 @@
 """Every name of the original's `popxl` and what its programs use of `popart`.
 
-tests/compat/popxl/names.txt lists them. docs/popxl-names.md is made of that list, of
+tests/compat/popxl/names.txt lists them. docs/reference/popxl-names.md is made of that
+list, of
 the modules and of the notes here: `python -m tests.compat.popxl.test_names` writes it.
 """
 
@@ -21,7 +22,7 @@ import pytest
 import popir
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "popxl-names.md"
+PAGE = HERE.parents[2] / "docs" / "reference" / "popxl-names.md"
 NAMES = (HERE / "names.txt").read_text().split()
 
 SECOND = "second half"
@@ -83,7 +84,7 @@ HEAD = """\
 # Names of `popxl` and `popart`
 
 Every name of the original's index and of what its programs import, and how it is here.
-This page is made by [test_names.py](../tests/compat/popxl/test_names.py).
+This page is made by [test_names.py](../../tests/compat/popxl/test_names.py).
 """
 TAIL = """\
 *second half*: it is there and raises `NotImplementedError` with what is missing.

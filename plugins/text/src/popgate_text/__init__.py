@@ -1,6 +1,7 @@
 """Text models: folders as sentence-transformers writes them, served as they are.
 
-A plugin of PopGate (docs/plugins.md): `format` recognises and converts the folder,
+A plugin of PopGate (docs/how-to/write-a-plugin.md): `format` recognises and converts
+the folder,
 `scheduler` turns strings into token ids in front of the model, `routes` speak the
 protocols of OpenAI and of text-embeddings-inference. Runs in the gateway's process;
 `conversion` runs in the process that compiles. May import of PopGate: `app`, `engine`,
