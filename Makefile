@@ -102,7 +102,7 @@ test-lowest: $(lowest)/.installed
 # Not part of `make test`, which skips it without the extra: Ray takes 400 MB.
 test-ray: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[ray]'
-	$(bin)/python -m pytest tests/app/test_ray.py
+	$(bin)/python -m pytest plugins/ray/tests
 
 # Azurite is npm's, the registry Debian's; where those are not, their tests are skipped.
 test-buckets: $(VENV)/.installed-dev

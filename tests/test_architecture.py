@@ -3,6 +3,7 @@
     popef_io  <-  engine  <-  popir  <-  app  <-  popgate
 
 `compat` stands over the first three; `popgate.client` under all, for `app` to use.
+Plugins stand over all; nothing of the core imports one (`PLUGINS` has their arrows).
 
 Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
 arrows. Imports are read from the syntax tree, those for types only and those inside
@@ -15,7 +16,7 @@ import ast
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "app": frozenset({"popef_io", "engine", "popir", "popgate"}),
     "compat": frozenset({"popef_io", "engine", "popir"}),
     "popgate": frozenset({"popef_io", "engine", "app"}),
+}
+#: The folder of each package that a plugin installs.
+PLUGIN_FOLDERS = {
+    path.parent.name: path.parent for path in ROOT.glob("plugins/*/src/*/__init__.py")
+}
+#: What each of them may import of ours, beside itself.
+PLUGINS: dict[str, frozenset[str]] = {
+    "popgate_ray": frozenset({"engine", "app"}),
+    "popgate_text": frozenset({"popef_io", "engine", "app"}),
 }
 #: Import names that the folder `compat` installs.
 COMPAT_NAMES = frozenset(
@@ -122,8 +132,6 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
         "service_manager": frozenset(),
-        "ray": frozenset(),
-        "saturation": frozenset(),
     },
 }
 #: The device process: it is started, never imported.
@@ -149,6 +157,8 @@ def _tree(path: Path) -> ast.Module:
 
 def _module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] == "plugins":  # plugins/NAME/src/PACKAGE
+        parts = parts[3:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -170,7 +180,9 @@ def _imports(path: Path) -> tuple[Import, ...]:
 
 def _files(*packages: str) -> list[Path]:
     return sorted(
-        path for package in packages for path in (ROOT / package).rglob("*.py")
+        path
+        for package in packages
+        for path in PLUGIN_FOLDERS.get(package, ROOT / package).rglob("*.py")
     )
 
 
@@ -183,16 +195,32 @@ def test_imports_go_one_way(package: str) -> None:
     allowed = MAY_IMPORT[package] | {package}
     if package == "compat":
         allowed |= COMPAT_NAMES
-    ours = {*PACKAGES, *COMPAT_NAMES, "tests", "bench", "examples"}
-    assert [
+    assert _imports_but(package, allowed) == []
+
+
+def _imports_but(package: str, allowed: Set[str]) -> list[str]:
+    """The imports of other packages of ours that are not allowed."""
+    ours = {*PACKAGES, *COMPAT_NAMES, *PLUGIN_FOLDERS, "tests", "bench", "examples"}
+    return [
         _broken(path, imported)
         for path in _files(package)
         for imported in _imports(path)
         if (top := imported.module.split(".")[0]) in ours and top not in allowed
-    ] == []
+    ]
 
 
-@pytest.mark.parametrize("package", ["engine", "popir", "app", "compat"])
+def test_each_plugin_says_what_it_imports() -> None:
+    assert set(PLUGINS) == set(PLUGIN_FOLDERS)
+
+
+@pytest.mark.parametrize("package", sorted(PLUGIN_FOLDERS))
+def test_plugins_import_one_way(package: str) -> None:
+    assert _imports_but(package, PLUGINS[package] | {package}) == []
+
+
+@pytest.mark.parametrize(
+    "package", ["engine", "popir", "app", "compat", *sorted(PLUGIN_FOLDERS)]
+)
 def test_other_packages_are_imported_by_their_root(package: str) -> None:
     assert [
         _broken(path, imported)
@@ -200,8 +228,9 @@ def test_other_packages_are_imported_by_their_root(package: str) -> None:
         for imported in _imports(path)
         if "." in imported.module
         and imported.module not in OTHER_ROOTS
-        and (top := imported.module.split(".")[0]) in PACKAGES
+        and (top := imported.module.split(".")[0]) in {*PACKAGES, *PLUGIN_FOLDERS}
         and top != package
+        and not (package in PLUGIN_FOLDERS and top == "app")  # has no names at its root
     ] == []
 
 
@@ -210,7 +239,8 @@ def _edges() -> dict[str, frozenset[str]]:
     """Module to the modules of ours that it names in any import."""
     # What `compat` installs is imported without its name.
     files = {
-        _module_name(path).removeprefix("compat."): path for path in _files(*PACKAGES)
+        _module_name(path).removeprefix("compat."): path
+        for path in _files(*PACKAGES, *PLUGIN_FOLDERS)
     }
     edges: dict[str, frozenset[str]] = {}
     for name, path in files.items():
@@ -272,11 +302,13 @@ def _children(package: str) -> dict[str, frozenset[str]]:
 
 
 def _packages(*roots: str) -> list[str]:
-    folders = {path.parent for path in _files(*roots)}
-    return sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+    names = {_module_name(path.parent / "__init__.py") for path in _files(*roots)}
+    return sorted(names)
 
 
-@pytest.mark.parametrize("package", _packages("engine", "popir", "app"))
+@pytest.mark.parametrize(
+    "package", _packages("engine", "popir", "app", *PLUGIN_FOLDERS)
+)
 def test_floors_of_a_package(package: str) -> None:
     """Arrows inside a package run one way, over few floors."""
     needs = _children(package)
@@ -292,10 +324,15 @@ def test_floors_of_a_package(package: str) -> None:
     assert highest <= MOST_FLOORS, sorted(floors.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("package", _packages(*PACKAGES, "bench", "native", "examples"))
+@pytest.mark.parametrize(
+    "package", _packages(*PACKAGES, *PLUGIN_FOLDERS, "bench", "native", "examples")
+)
 def test_few_files_stand_side_by_side(package: str) -> None:
-    folder = ROOT.joinpath(*package.split("."))
-    assert len(list(folder.glob("*.py"))) <= MOST_FILES
+    top, *rest = package.split(".")
+    folder = PLUGIN_FOLDERS.get(top, ROOT / top).joinpath(*rest)
+    files = list(folder.glob("*.py"))
+    assert files
+    assert len(files) <= MOST_FILES
 
 
 @pytest.mark.parametrize("package", ROOMS)
@@ -360,7 +397,8 @@ def test_rooms_say_what_they_are(package: str) -> None:
 def _covered() -> list[tuple[str, str]]:
     """Test and product file, as the heads of tests say: `Covers: a.py, b.py.`"""
     said = []
-    for test in sorted((ROOT / "tests").rglob("test_*.py")):
+    tests = *ROOT.glob("tests/**/test_*.py"), *ROOT.glob("plugins/**/test_*.py")
+    for test in sorted(tests):
         head = ast.get_docstring(_tree(test)) or ""
         if found := re.search(r"^Covers: (.+?)\.$", head, re.DOTALL | re.MULTILINE):
             name = test.relative_to(ROOT).as_posix()
@@ -375,9 +413,15 @@ def test_every_file_has_its_test() -> None:
     files = [file for _, file in said]
     assert sorted(files) == sorted(set(files)), "one test for each"
     without = []
-    for path in _files("popef_io", "engine", "popir", "app", "popgate"):
+    ours = "popef_io", "engine", "popir", "app", "popgate", *PLUGIN_FOLDERS
+    for path in _files(*ours):
         file = path.relative_to(ROOT)
-        test = ROOT / "tests" / file.parent / f"test_{file.name}"
+        inside = file.parent
+        folder = ROOT / "tests"
+        if file.parts[0] == "plugins":
+            inside = Path(*inside.parts[4:])  # plugins/NAME/src/PACKAGE
+            folder = ROOT.joinpath(*file.parts[:2], "tests")
+        test = folder / inside / f"test_{file.name}"
         is_covered = test.exists() or file.as_posix() in files
         if not file.name.startswith("__") and not is_covered:
             without.append(str(file))
@@ -437,7 +481,7 @@ def test_no_code_comes_from_data() -> None:
     forbidden_modules = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
     forbidden_calls = {"eval", "exec"}
     broken = []
-    for path in _files(*PACKAGES):
+    for path in _files(*PACKAGES, *PLUGIN_FOLDERS):
         broken += [
             _broken(path, imported)
             for imported in _imports(path)
@@ -454,7 +498,7 @@ def test_no_code_comes_from_data() -> None:
 
 
 def test_large_files_are_named() -> None:
-    files = _files(*PACKAGES, "bench", "examples")
+    files = _files(*PACKAGES, *PLUGIN_FOLDERS, "bench", "examples")
     assert files
     for path in files:
         lines = len(path.read_text().splitlines())

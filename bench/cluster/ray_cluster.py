@@ -19,10 +19,10 @@ os.environ |= {
 }
 
 import ray
+from popgate_ray import deployment
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from app.ray import deployment
 from bench.servers.processes import alive, children, command_line, tree
 from bench.servers.server import HOST, free_port
 

@@ -17,8 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from plugins.ray.tests.test_saturation import SLEEPY
 from tests.app.served import ROOT, ServedGateway
-from tests.app.test_saturation import SLEEPY
 from tests.engine import models
 from tests.support import WAIT, until
 

@@ -129,7 +129,7 @@ def test_help_needs_none_of_the_heavy_packages() -> None:
 def test_help_of_serve_tells_the_real_defaults(
     popgate: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("POPGATE_TRUST_LOOPBACK")  # as tests/conftest.py has it
+    monkeypatch.delenv("POPGATE_TRUST_LOOPBACK")  # as conftest.py has it
     words = " ".join(popgate("serve", "--help").out.split())
     options = words.replace("- ", "-").split(" --")  # lines are cut behind a hyphen
     shown = {

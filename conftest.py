@@ -24,6 +24,9 @@ from hypothesis import HealthCheck, settings
 import tests.warm  # noqa: F401 - before the engine, which starts processes
 from tests.app.served import ServedGateway
 
+#: Fixtures for the tests of the core and of the plugins: one gateway for all of them.
+pytest_plugins = ["tests.app.fixtures", "tests.app.cli.fixtures"]
+
 # A shell ignores Ctrl-C in what it starts in the background, and so would all that is
 # started here, which some tests interrupt.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):

@@ -6,7 +6,7 @@ what a request is, how batches form and how devices are looked after stays PopGa
     # serve_config.yaml, for `serve deploy`
     applications:
       - name: popgate
-        import_path: app.ray:application
+        import_path: popgate_ray:application
         args: {model_repository: /models}
         deployments:
           - name: popgate
@@ -32,19 +32,19 @@ from app.http.access import Access, key_group
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from app.main import create_app
 from app.observe.request_ids import HEADER
-from app.saturation import TARGET_UTILIZATION, Utilization, replicas_wanted
 from app.server_process import prepare_process
 from app.serving.keys import Key
 from app.serving.sequences import SequenceScheduler
 from app.settings import Settings
 from engine import DeviceState
+from popgate_ray.saturation import TARGET_UTILIZATION, Utilization, replicas_wanted
 
 try:
     import ray
     from ray import serve
     from ray.serve.config import BackpressureConfig
 except ImportError as e:  # pragma: no cover
-    msg = f"app.ray needs Ray Serve (pip install 'popgate[ray]'): {e}"
+    msg = f"popgate_ray needs Ray Serve (pip install 'popgate[ray]'): {e}"
     raise ImportError(msg) from e
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class ScaleByUtilization:
           min_replicas: 1
           max_replicas: 8
           policy:
-            policy_function: app.ray:ScaleByUtilization
+            policy_function: popgate_ray:ScaleByUtilization
             policy_kwargs: {target: 0.7}
 
     Ray applies its own delays, factors and bounds to what comes out.

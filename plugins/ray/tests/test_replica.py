@@ -35,9 +35,7 @@ pytest.importorskip(
     "bench.cluster.ray_cluster", reason="needs popgate[ray]: make test-ray"
 )
 
-from ray import serve
-
-from app.ray import (
+from popgate_ray.replica import (
     GatewayReplica,
     ReplicaFront,
     ScaleByUtilization,
@@ -45,6 +43,8 @@ from app.ray import (
     deployment,
     replica_settings,
 )
+from ray import serve
+
 from bench.cluster.ray_cluster import (
     SETTINGS,
     RayCluster,
@@ -437,7 +437,7 @@ def test_a_busy_replica_gets_help(service: Service) -> None:
             "metrics_interval_s": 0.5,
             "look_back_period_s": 2.0,
             "policy": {
-                "policy_function": "app.ray:ScaleByUtilization",
+                "policy_function": "popgate_ray:ScaleByUtilization",
                 "policy_kwargs": {"target": 0.1},
             },
         },

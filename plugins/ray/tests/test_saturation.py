@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from popgate_ray.saturation import Utilization, replicas_wanted, saturation_of
 
 from app.gateway import Gateway
-from app.saturation import Utilization, replicas_wanted, saturation_of
 from app.settings import Settings
 from engine import Tensor
 from tests.support import WAIT
