@@ -58,6 +58,9 @@ class Limits:
     """Elements of a BYTES tensor, in a request and where an answer writes them one by
     one. Each takes an object, up to 75 times its bytes."""
 
+    max_form_parts: int = 1024
+    """Parts of a form (`multipart/form-data`)."""
+
     max_npy_header_bytes: int = 10_000
     """Header of an .npy body: the bound that numpy itself uses."""
 

@@ -149,6 +149,9 @@ class ModelSpec:
     `max_rows` instead. With `optional_inputs` a request may leave inputs out. Those
     that have `defaults` may be left out of any, and are these then, one for each row.
     `aliases` are other names of inputs that requests may use, which keep them.
+    `encoded` are inputs of numbers that also come as files, pictures for example: the
+    BYTES input of the same name that a request may fill instead. `shown_classes` are
+    outputs of which a request that is a file gets so many of the highest values.
     """
 
     name: str
@@ -160,6 +163,8 @@ class ModelSpec:
     optional_inputs: bool = False
     defaults: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     aliases: Mapping[str, str] = field(default_factory=dict, repr=False)
+    encoded: Mapping[str, TensorSpec] = field(default_factory=dict, repr=False)
+    shown_classes: Mapping[str, int] = field(default_factory=dict, repr=False)
     inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
     outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
 

@@ -7,7 +7,9 @@ mapping of name to value, with shape and datatype taken from the model.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 from app.codec.chunks import Chunks
 from app.codec.inputs import Input
@@ -35,12 +37,13 @@ _SOURCES = (
     "'parameters', 'shared_memory_region' in 'parameters'"
 )
 _US_PER_S = 1e6
+NONE_ENCODED: Final[Mapping[str, Input]] = MappingProxyType({})
 
 
 class DocumentReader:
     """Reads the documents of one model."""
 
-    __slots__ = ("_expected", "_inputs", "_limits", "_regions", "spec")
+    __slots__ = ("_encoded", "_expected", "_inputs", "_limits", "_regions", "spec")
 
     def __init__(
         self,
@@ -48,8 +51,10 @@ class DocumentReader:
         limits: Limits,
         inputs: dict[str, Input],
         regions: RegionTable | None = None,
+        encoded: Mapping[str, Input] = NONE_ENCODED,
     ) -> None:
         self.spec = spec
+        self._encoded = encoded
         self._regions = regions
         self._inputs = inputs
         self._expected = len(spec.inputs)
@@ -109,6 +114,16 @@ class DocumentReader:
             check_depth(document, self._limits)
         return request
 
+    def complete(self, request: InferRequest) -> None:
+        """Check that a request made without a document has the inputs that it needs.
+
+        Raises InvalidTensor.
+        """
+        if len(request.inputs) != self._expected and not self._are_enough(request):
+            raise self._wrong_count(request.inputs)
+        if self.spec.max_batch_size:
+            count_rows(request, self.spec)
+
     def _are_enough(self, request: InferRequest) -> bool:
         """Returns whether what is missing may be; it gets what it is by default."""
         given, spec = request.inputs, self.spec
@@ -138,11 +153,11 @@ class DocumentReader:
             raise InvalidRequest(f"{msg}, as in {self._form()}")
         null_is_nan = request.null_is_nan
         for name, value in inputs.items():
-            request.inputs[name] = self._input(name).from_nested(
+            request.inputs[name] = self.input_named(name).from_nested(
                 value, maybe_bool=maybe_bool, null_is_nan=null_is_nan
             )
 
-    def _input(self, name: object) -> Input:
+    def input_named(self, name: object) -> Input:
         found = self._inputs.get(name) if type(name) is str else None
         if found is None:
             if type(name) is not str:
@@ -171,18 +186,14 @@ class DocumentReader:
             get = item.get
             given = get("name")
             found = self._inputs.get(given) if type(given) is str else None
-            model_input = self._input(given) if found is None else found
+            model_input = self.input_named(given) if found is None else found
             name = model_input.name
             if name in tensors:
                 msg = f"input '{name}' already exists in request"
                 raise InvalidRequest(msg)
             datatype = get("datatype")
             if datatype != model_input.datatype:
-                msg = (
-                    f"inference input '{name}' data-type is '{datatype!s:.80}', but "
-                    f"model '{self.spec.name}' expects '{model_input.datatype}'"
-                )
-                raise InvalidTensor(msg)
+                model_input = self._encoded_input(model_input, datatype)
             data, parameters = get("data"), get("parameters")
             accepted = model_input.accept(get("shape"))
             if data is None or parameters is not None:
@@ -196,6 +207,20 @@ class DocumentReader:
                     maybe_bool=maybe_bool,
                     null_is_nan=request.null_is_nan,
                 )
+
+    def _encoded_input(self, model_input: Input, datatype: object) -> Input:
+        """Return the input that takes files in place of numbers. Raises
+        InvalidTensor if the input takes none, or `datatype` is not BYTES."""
+        name = model_input.name
+        found = self._encoded.get(name)
+        if found is not None and datatype == found.datatype:
+            return found
+        also = "" if found is None else f" or '{found.datatype}'"
+        msg = (
+            f"inference input '{name}' data-type is '{datatype!s:.80}', but "
+            f"model '{self.spec.name}' expects '{model_input.datatype}'{also}"
+        )
+        raise InvalidTensor(msg)
 
     def _read_source(
         self,

@@ -306,8 +306,13 @@ class Input:
                 f"shape [1], it has {written(self.shape)}"
             )
             raise InvalidTensor(msg)
+        return self.from_file(parts)
+
+    def from_file(self, parts: Sequence[Buffer]) -> Tensor:
+        """The tensor of a BYTES input with the bytes of one file as its element."""
+        rank = 1 if self.shape is None else len(self.shape)
+        accepted = self.accept_parsed((1,) * rank)
         packed = self.elements.pack_strings([b"".join(parts)], 1)
-        accepted = self.accept_parsed((1,) * len(dims))
         return Tensor(self.data_type, accepted[0], (packed,), len(packed))
 
     def from_texts(self, values: list[Any], accepted: Accepted) -> Tensor:

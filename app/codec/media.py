@@ -8,6 +8,9 @@ msgpack it would be a list), a map's first byte msgpack (as JSON it is not a tex
 
 Headers repeat from request to request, so the decisions are remembered by the bytes of
 the headers; the memory is bounded.
+
+Every other type is that of a file. A PNG picture begins as a msgpack map would, but the
+first key of a map of ours is a string or bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from app.codec.bounded_cache import remember
 from app.codec.chunks import beginning
 from app.codec.messages import Body, Encoding, NanPolicy, Reply
 from app.errors import InvalidRequest, MalformedBody, NotAcceptable
-from app.errors import UnsupportedMediaType as Unsupported
 
 NPY_MAGIC = b"\x93NUMPY"
 _RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
@@ -39,8 +41,12 @@ _READ: dict[bytes, Encoding | None] = {
     b"binary/octet-stream": None,
     b"text/plain": None,
     b"": None,
+    b"multipart/form-data": Encoding.FORM,
 }
-_WRITTEN = {name: encoding for name, encoding in _READ.items() if encoding is not None}
+#: Types of which the first bytes decide.
+UNCERTAIN_TYPES = frozenset(name for name, found in _READ.items() if found is None)
+_INCOMING = (None, Encoding.FORM)
+_WRITTEN = {name: found for name, found in _READ.items() if found not in _INCOMING}
 _WRITTEN[b"application/octet-stream"] = Encoding.BINARY
 
 _READABLE = (
@@ -68,8 +74,8 @@ def way_of(
 def encoding_of(content_type: bytes | None, body: Body) -> Encoding:
     """The encoding of a body without a binary header.
 
-    Raises UnsupportedMediaType for a content type that is not read here,
-    MalformedBody where the content type leaves it open and the bytes do not tell.
+    It is FILE for a content type that is none of ours, and where the content type
+    leaves it open and the bytes do not tell. Raises MalformedBody for an empty body.
     """
     if content_type:
         try:
@@ -86,19 +92,20 @@ def is_json_only(headers: Mapping[bytes, bytes]) -> bool:
     if b"inference-header-content-length" in headers or b"content-encoding" in headers:
         return False
     content_type = headers.get(b"content-type", b"")
-    media_type = content_type.partition(b";")[0].strip().lower()
-    return _READ.get(media_type) in (None, Encoding.JSON)
+    media_type = media_type_of(content_type)
+    return _READ.get(media_type, Encoding.FILE) in (None, Encoding.JSON)
+
+
+def media_type_of(content_type: bytes | None) -> bytes:
+    """Return a content type without its parameters, in lower case."""
+    return (content_type or b"").partition(b";")[0].strip().lower()
 
 
 def _remember_content_type(content_type: bytes) -> Encoding | None:
-    media_type = content_type.partition(b";")[0].strip().lower()
-    if media_type not in _READ:
-        msg = (
-            f"content type '{_shown(media_type)}' is not supported; "
-            f"expected one of: {_READABLE}"
-        )
-        raise Unsupported(msg)
-    return remember(_content_types, content_type, _READ[media_type])
+    encoding = _READ.get(media_type_of(content_type), Encoding.FILE)
+    if encoding is Encoding.FORM:  # each has a boundary of its own
+        return encoding
+    return remember(_content_types, content_type, encoding)
 
 
 def _recognise(first: bytes) -> Encoding:
@@ -108,21 +115,27 @@ def _recognise(first: bytes) -> Encoding:
     if first.startswith(NPY_MAGIC):
         return Encoding.NPY
     if head and (0x80 <= head[0] <= 0x8F or head in b"\xde\xdf"):
-        return Encoding.MSGPACK
+        key = first[1:2] if head[0] <= 0x8F else b""
+        if not key or 0xA0 <= key[0] <= 0xBF or key in b"\xc4\xc5\xc6\xd9\xda\xdb":
+            return Encoding.MSGPACK
     # A list is no request either, which is said where its form is known.
     if first.lstrip(b" \t\r\n").startswith((b"{", b"[{")):
         return Encoding.JSON
     if not first:
         msg = f"the body is empty; expected an inference request in one of: {_READABLE}"
         raise MalformedBody(msg)
-    msg = (
+    return Encoding.FILE
+
+
+def unrecognised(first: bytes, how_to_send: str) -> MalformedBody:
+    """Return the error of a body that begins as none of the encodings does."""
+    return MalformedBody(
         # The words before the colons are those that Triton's scripts look for.
         "failed to parse the request JSON buffer: Invalid value. at 0: "
         "the body is no inference request: expected a JSON object, a msgpack map or "
         f"an .npy array, or a content type out of: {_READABLE}; "
-        f"got bytes that begin with {bytes(first[:16])!r}"
+        f"got bytes that begin with {bytes(first[:16])!r}; {how_to_send}"
     )
-    raise MalformedBody(msg)
 
 
 def reply_to(accept: bytes | None, came: Encoding) -> Reply:
@@ -140,10 +153,12 @@ def reply_to(accept: bytes | None, came: Encoding) -> Reply:
 
 
 _AS_IT_CAME = {encoding: Reply(encoding) for encoding in Encoding}
+_AS_IT_CAME[Encoding.FILE] = _AS_IT_CAME[Encoding.FORM] = Reply(Encoding.JSON)
 
 
 def _choose(accept: bytes, came: Encoding) -> Reply:
     best: tuple[float, bool, int] | None = None
+    came = _AS_IT_CAME[came].encoding
     chosen = Reply(came)
     for position, item in enumerate(accept.split(b",")):
         media_type, *parameters = (part.strip().lower() for part in item.split(b";"))

@@ -27,6 +27,10 @@ class Encoding(enum.Enum):
     NPY = b"application/x-npy"
     BINARY = b"application/octet-stream"
     """A JSON header and binary tensors behind it (the protocol's binary extension)."""
+    FILE = b"*/*"
+    """Any other content type, incoming only: the element of a BYTES input."""
+    FORM = b"multipart/form-data"
+    """A form with one part for each input, incoming only."""
 
     # Every request looks something up by this; that of `Enum` is a call of Python.
     __hash__ = object.__hash__

@@ -8,6 +8,7 @@ from app.codec.bounded_cache import remember
 from app.codec.chunks import beginning
 from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
+from app.codec.files.file_body import FileReader
 from app.codec.inputs import Input
 from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
 from app.codec.messages import Body, Encoding, InferRequest, Reply, Response
@@ -41,6 +42,7 @@ class ModelCodec:
     __slots__ = (
         "_binary",
         "_classified",
+        "_files",
         "_inputs",
         "_is_looked_at",
         "_json",
@@ -65,8 +67,10 @@ class ModelCodec:
         self._is_looked_at = any(item.type.kind in "sb" for item in spec.inputs)
         also = {alias: self._inputs[name] for alias, name in spec.aliases.items()}
         named = {**self._inputs, **also}
-        self._reader = DocumentReader(spec, limits, named, regions)
+        encoded = {n: Input(spec, item, limits) for n, item in spec.encoded.items()}
+        self._reader = DocumentReader(spec, limits, named, regions, encoded)
         self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
+        self._files = FileReader(spec, limits, self._inputs, self._reader, encoded)
         self._json = JsonWriter(spec, self._outputs)
         self._msgpack = MsgpackWriter(spec, self._outputs)
         self._classified: dict[frozenset[str], ModelCodec] = {}
@@ -103,8 +107,10 @@ class ModelCodec:
             request = decode_json(self._reader, self.limits, body, reply)
         elif encoding is Encoding.MSGPACK:
             request = decode_msgpack(self._reader, self.limits, body, reply)
-        else:
+        elif encoding is Encoding.NPY:
             request = decode_npy(self.spec, self._inputs, self.limits, body, reply)
+        else:
+            request = self._files.decode(encoding, content_type, body, reply)
         if request.encoding is Encoding.NPY:
             self._check_npy(request, reply)
         return request
@@ -130,6 +136,8 @@ class ModelCodec:
             encoding = encoding_of(headers.get(b"content-type"), [first])
         except RequestError:
             return False
+        if encoding is Encoding.FORM:
+            return True
         if encoding is Encoding.NPY:
             return is_rearranged(first)
         if encoding is Encoding.MSGPACK:

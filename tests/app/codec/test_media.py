@@ -11,7 +11,6 @@ from app.errors import (
     InvalidRequest,
     MalformedBody,
     NotAcceptable,
-    UnsupportedMediaType,
 )
 from tests.app.codec import samples
 
@@ -56,18 +55,35 @@ def test_recognised(content_type: bytes | None, first: bytes, encoding: object) 
     assert encoding_of(content_type, [first]) is encoding
 
 
-@pytest.mark.parametrize("content_type", [b"image/png", b"multipart/form-data", b"x"])
-def test_not_read(content_type: bytes) -> None:
-    with pytest.raises(UnsupportedMediaType, match="application/msgpack"):
-        encoding_of(content_type, [b"{"])
+@pytest.mark.parametrize("content_type", [b"image/png", b"Audio/WAV; rate=8000", b"x"])
+def test_other_types_are_those_of_files(content_type: bytes) -> None:
+    assert encoding_of(content_type, [b"{"]) is Encoding.FILE
+
+
+def test_a_form_is_one_whatever_it_begins_with() -> None:
+    boundary = b"multipart/form-data; boundary=x"
+    assert encoding_of(boundary, [b"{"]) is Encoding.FORM
 
 
 @pytest.mark.parametrize(
-    "first", [b"", b"[1]", b"\x91", b"\x90NUMPY", b"inputs=1", b" "]
+    "first",
+    [
+        b"[1]",
+        b"\x91",
+        b"\x90NUMPY",
+        b"inputs=1",
+        b" ",
+        b"\x89PNG\r\n\x1a\n",
+        b"\x81\x01",
+    ],
 )
 def test_not_recognised(first: bytes) -> None:
-    with pytest.raises(MalformedBody):
-        encoding_of(None, [first])
+    assert encoding_of(None, [first]) is Encoding.FILE
+
+
+def test_an_empty_body_is_nothing() -> None:
+    with pytest.raises(MalformedBody, match="the body is empty"):
+        encoding_of(None, [b""])
 
 
 @pytest.mark.parametrize(
