@@ -18,6 +18,8 @@ from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
+#: Commands of `popgate` (a tuple of `app.cli.plugin_commands.PluginCommand`).
+COMMANDS: Final = "popgate.commands"
 #: Kinds of model folders (`app.repository.formats.ModelFormat`).
 MODEL_FORMATS: Final = "popgate.model_formats"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).

@@ -26,7 +26,7 @@ import tritonclient.http as triton
 from bench.cases.models import write_models
 from bench.servers.machine import describe
 from bench.servers.server import Server, compile_models, gateway
-from popgate.client import Client
+from popgate_client import Client
 
 #: Scenario: model, shape of its input, calls a round.
 CELLS = {

@@ -37,7 +37,7 @@ from bench.cases.models import write_models
 from bench.drivers.load import Prepared, drive
 from bench.servers.machine import describe
 from bench.servers.server import POPGATE, ROOT, Server, compile_models, gateway
-from popgate.client import Client
+from popgate_client import Client
 
 MODEL, SHAPE = "small", (1, 16)
 REQUESTS = 64

@@ -33,7 +33,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from app.cli.local import progress
 from bench.drivers.queue_ways import (
     WAYS,
     Copies,
@@ -46,6 +45,7 @@ from bench.drivers.queue_ways import (
 )
 from bench.servers.machine import describe
 from engine import keep_large_blocks
+from popgate_tools.local import progress
 
 SIZES = (64, 64 * 1024, 3 * 224 * 224 * 4, 16 * 1024 * 1024)
 PAYLOADS = 4

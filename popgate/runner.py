@@ -15,6 +15,13 @@ import numpy.typing as npt
 import engine
 from engine import Array, DataDesc, DeviceManager, InvalidInput, ModelRunnerConfig
 from popef_io import DataType
+from popgate.values import (
+    UnevenRecords,
+    columns_of,
+    inputs_of_table,
+    with_gaps,
+    with_rank,
+)
 
 
 class ModelRunner:
@@ -97,12 +104,9 @@ class ModelRunner:
         if isinstance(inputs, Mapping):
             return inputs
         if not isinstance(inputs, np.ndarray):
-            from popgate.client.errors import InvalidRequest
-            from popgate.client.tables import columns_of, inputs_of_table
-
             try:
                 columns = columns_of(inputs)
-            except InvalidRequest as e:
+            except UnevenRecords as e:
                 raise InvalidInput(str(e)) from None
             if columns is not None:
                 return inputs_of_table(columns, descs)
@@ -179,8 +183,6 @@ def _popef_of(path: Path, folder: Path) -> Path:
 
 def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
     """The value as the engine takes it. Raises InvalidInput."""
-    from popgate.client.tensors import with_gaps, with_rank
-
     wanted = desc.data_type.numpy_dtype
     if isinstance(value, np.ndarray) and value.dtype == wanted:
         return with_rank(value, desc.shape)

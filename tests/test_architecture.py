@@ -2,7 +2,7 @@
 
     popef_io  <-  engine  <-  popir  <-  app  <-  popgate
 
-`compat` stands over the first three; `popgate.client` under all, for `app` to use.
+`compat` stands over the first three.
 Plugins stand over all; nothing of the core imports one (`PLUGINS` has their arrows).
 
 Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
@@ -31,9 +31,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "popef_io": frozenset(),
     "engine": frozenset({"popef_io"}),
     "popir": frozenset({"popef_io", "engine"}),
-    "app": frozenset({"popef_io", "engine", "popir", "popgate"}),
+    "app": frozenset({"popef_io", "engine", "popir"}),
     "compat": frozenset({"popef_io", "engine", "popir"}),
-    "popgate": frozenset({"popef_io", "engine", "app"}),
+    # `popgate.client` is the name that programs have for the plugin's package.
+    "popgate": frozenset({"popef_io", "engine", "app", "popgate_client"}),
 }
 #: The folder of each package that a plugin installs.
 PLUGIN_FOLDERS = {
@@ -41,7 +42,12 @@ PLUGIN_FOLDERS = {
 }
 #: What each of them may import of ours, beside itself.
 PLUGINS: dict[str, frozenset[str]] = {
+    "popgate_client": frozenset({"popgate"}),  # `popgate.values`
     "popgate_ray": frozenset({"engine", "app"}),
+    "popgate_runtime": frozenset(
+        {"popef_io", "engine", "app", "popgate_client", "popgate_tools"}
+    ),
+    "popgate_tools": frozenset({"popef_io", "engine", "app", "popgate_client"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
 }
 #: Import names that the folder `compat` installs.
@@ -60,9 +66,11 @@ OTHER_ROOTS = frozenset(
         "engine.programs",
         "engine.programs.onnx_session",
         "popir.session",
-        "popgate.client",
+        "popgate.values",
     }
 )
+#: Packages that hand no names on at their root: plugins import their modules.
+WITHOUT_NAMES = frozenset({"app", "popgate_tools"})
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {
     ROOT / "engine" / "programs" / "python_calls.py",
@@ -230,7 +238,7 @@ def test_other_packages_are_imported_by_their_root(package: str) -> None:
         and imported.module not in OTHER_ROOTS
         and (top := imported.module.split(".")[0]) in {*PACKAGES, *PLUGIN_FOLDERS}
         and top != package
-        and not (package in PLUGIN_FOLDERS and top == "app")  # has no names at its root
+        and not (package in PLUGIN_FOLDERS and top in WITHOUT_NAMES)
     ] == []
 
 
@@ -439,22 +447,25 @@ def test_engine_knows_no_web_framework_and_no_event_loop() -> None:
 
 
 def test_clients_know_nothing_else_of_ours() -> None:
-    """They run in other people's programs; `app` knows them, and nothing above it."""
+    """They run in other people's programs. `popgate.values` imports NumPy alone."""
     allowed = sys.stdlib_module_names | {"numpy", "orjson", "httpx", "msgpack"}
     assert [
         _broken(path, imported)
-        for path in (ROOT / "popgate" / "client").rglob("*.py")
+        for path in [*_files("popgate_client"), ROOT / "popgate" / "values.py"]
         for imported in _imports(path)
-        if imported.module.split(".")[0] not in allowed
-        and not imported.module.startswith("popgate.client")
+        if imported.module.split(".")[0] not in {*allowed, "popgate_client"}
+        and imported.module != "popgate.values"
     ] == []
-    assert [
-        _broken(path, imported)
-        for path in _files("app")
+
+
+def test_one_module_hands_the_client_on() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in _files("popgate")
         for imported in _imports(path)
-        if imported.module.split(".")[0] == "popgate"
-        and imported.module != "popgate.client"
-    ] == []
+        if imported.module.split(".")[0] in PLUGIN_FOLDERS
+    }
+    assert users == {"popgate/client.py"}
 
 
 def test_container_needs_little() -> None:

@@ -1,4 +1,4 @@
-"""The command `popgate`: one file for each of its commands.
+"""The command `popgate`: one file for each of its commands; plugins add others.
 
 What a command needs is imported when it runs, so that `popgate --help` answers at once.
 Runs in the process of the command. May import all of `app`.
@@ -14,28 +14,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from app.cli import batch as batch_command
-from app.cli import bench as bench_commands
 from app.cli import compile as compile_command
-from app.cli import (
-    devices,
-    dump,
-    infer,
-    key,
-    openapi,
-    pack,
-    run,
-    serve,
-    validate,
-)
-from app.cli import perf as perf_command
-from app.cli import tune as tune_command
+from app.cli import devices, dump, key, openapi, serve, validate
 from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
-from app.cli.running import drain, load, models, top, unload
+from app.cli.plugin_commands import Commands
 
 app = typer.Typer(
     name="popgate",
+    cls=Commands,
     help=(
         "An open inference gateway.\n\n"
         "Compile an ONNX model into a PopEF file, put it into a folder, serve the "
@@ -48,21 +35,9 @@ app = typer.Typer(
 )
 app.command("compile", cls=Command)(compile_command.compile_models)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
-app.command("pack", cls=Command)(pack.pack)
 app.command("validate", cls=Command)(validate.validate)
-app.command("infer", cls=Command)(infer.infer)
-app.command("batch", cls=Command)(batch_command.batch)
-app.command("perf", cls=Command)(perf_command.perf)
-app.command("tune", cls=Command)(tune_command.tune)
-app.command("run", cls=Command)(run.run)
-app.add_typer(bench_commands.bench, name="bench")
 app.command("dump", cls=Command)(dump.dump)
 app.command("devices", cls=Command)(devices.devices)
-app.command("models", cls=Command)(models)
-app.command("load", cls=Command)(load)
-app.command("unload", cls=Command)(unload)
-app.command("top", cls=Command)(top)
-app.command("drain", cls=Command)(drain)
 app.command("key", cls=Command)(key.key)
 app.command("openapi", cls=Command)(openapi.openapi)
 

@@ -19,12 +19,12 @@ os.environ |= {
 }
 
 import ray
-from popgate_ray import deployment
 from ray import serve
 from ray.cluster_utils import Cluster
 
 from bench.servers.processes import alive, children, command_line, tree
 from bench.servers.server import HOST, free_port
+from popgate_ray import deployment
 
 NAME = "popgate"
 #: As docs/how-to/scale.md has it: a lost node is missed soon, and each has a process

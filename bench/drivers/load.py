@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from app.cli.perf.load import closed_loop
 from bench.cases.payloads import Payload
+from popgate_tools.perf.load import closed_loop
 
 #: Sends the requests in turn; at the end prints what `Load` needs as one line of JSON.
 WRK_SCRIPT = """

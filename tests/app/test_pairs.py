@@ -24,7 +24,7 @@ import pytest
 import trustme
 
 from app.config.keys import digest_of
-from popgate.client import AsyncClient, Client
+from popgate_client import AsyncClient, Client
 from tests.app.served import POPGATE, ROOT, ServedGateway, add
 from tests.app.serving.test_generators import COUNT, write
 from tests.app.serving.test_keys_apart import SEQUENCE, SUM

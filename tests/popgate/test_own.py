@@ -1,6 +1,6 @@
 """A program with packages called `app` and `engine` of its own.
 
-Covers: popgate/__init__.py, popgate/__main__.py.
+Covers: popgate/__init__.py, popgate/__main__.py, popgate/client.py.
 """
 
 from __future__ import annotations
@@ -78,3 +78,12 @@ def test_importing_is_cheap_and_names_are_there() -> None:
         assert getattr(popgate, name) is not None
     assert dir(popgate) == popgate.__all__
     assert not hasattr(popgate, "nothing")
+
+
+def test_the_client_has_its_name_here() -> None:
+    import popgate.client
+    import popgate_client
+
+    assert popgate.client.__all__ == popgate_client.__all__
+    for name in popgate_client.__all__:
+        assert getattr(popgate.client, name) is getattr(popgate_client, name)

@@ -35,14 +35,6 @@ pytest.importorskip(
     "bench.cluster.ray_cluster", reason="needs popgate[ray]: make test-ray"
 )
 
-from popgate_ray.replica import (
-    GatewayReplica,
-    ReplicaFront,
-    ScaleByUtilization,
-    application,
-    deployment,
-    replica_settings,
-)
 from ray import serve
 
 from bench.cluster.ray_cluster import (
@@ -53,6 +45,14 @@ from bench.cluster.ray_cluster import (
     ready_beside,
 )
 from bench.servers.processes import alive
+from popgate_ray.replica import (
+    GatewayReplica,
+    ReplicaFront,
+    ScaleByUtilization,
+    application,
+    deployment,
+    replica_settings,
+)
 
 # Ray's own threads and sockets, which it leaves to the collector.
 pytestmark = [

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from popgate_ray.saturation import Utilization, replicas_wanted, saturation_of
 
 from app.gateway import Gateway
 from app.settings import Settings
 from engine import Tensor
+from popgate_ray.saturation import Utilization, replicas_wanted, saturation_of
 from tests.support import WAIT
 
 SLEEPY = """

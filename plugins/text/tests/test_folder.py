@@ -14,15 +14,14 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from popgate_text.config import TextConfig
-from popgate_text.folder import files_of, understand
-
 from plugins.text.tests.folders import (
     embedding_folder,
     write_config,
     write_modules,
     write_tokenizer,
 )
+from popgate_text.config import TextConfig
+from popgate_text.folder import files_of, understand
 
 NEW = {"embedding_dimension": 16, "pooling_mode": "cls", "include_prompt": True}
 OLD = {

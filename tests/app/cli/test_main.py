@@ -1,6 +1,7 @@
 """The command itself: help, version, what it does not know.
 
-Covers: app/about.py, app/cli/commands.py, app/cli/openapi.py, app/cli/pairs.py.
+Covers: app/about.py, app/cli/commands.py, app/cli/openapi.py, app/cli/pairs.py,
+    app/cli/plugin_commands.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typer.main import get_command
 
 from app.about import VERSION
 from app.cli import app
+from app.cli.plugin_commands import plugin_commands
 from app.cli.settings_options import HEADINGS
 from app.settings import Settings
 from app.sizes import parse_size
@@ -82,8 +84,10 @@ def test_wrong_use_is_one_line(popgate: Call, arguments: list[str], said: str) -
 
 def test_help_names_values_and_no_types() -> None:
     group: Any = get_command(app)
-    commands = {**group.commands, **group.commands["bench"].commands}
-    del commands["bench"]
+    commands = dict(group.commands)
+    for added in plugin_commands():
+        loaded = added.load()
+        commands |= getattr(loaded, "commands", {added.name: loaded})
     assert len(commands) > 15
     for name, command in commands.items():
         shown = command.get_help(command.make_context(name, [], resilient_parsing=True))
@@ -112,6 +116,24 @@ def test_help_is_as_wide_as_the_terminal(
     monkeypatch.setenv("COLUMNS", "120")
     assert "..." not in popgate("--help").out.split("Commands:")[1]
     assert max(map(len, popgate("serve", "--help").out.splitlines())) > 85
+
+
+def test_help_shows_commands_of_plugins_without_importing_them() -> None:
+    """Their lines in the list are the first lines of their own help."""
+    code = (
+        "import sys; from app.cli import main; sys.argv = ['popgate', '--help']\n"
+        "try: main()\n"
+        "finally: print(sorted(name for name in sys.modules"
+        " if name.startswith('popgate_') and not name.endswith('.commands')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    modules = done.stdout.splitlines()[-1]
+    assert modules == str(sorted({c.target.split(".")[0] for c in plugin_commands()}))
+    assert len(list(plugin_commands())) > 10
+    for command in plugin_commands():
+        assert f"  {command.name} " in done.stdout
 
 
 def test_help_needs_none_of_the_heavy_packages() -> None:

@@ -1,5 +1,0 @@
-"""`popgate batch`: the rows of a file through a model of a running gateway."""
-
-from app.cli.batch.command import batch
-
-__all__ = ["batch"]

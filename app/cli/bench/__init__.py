@@ -1,5 +1,0 @@
-"""`popgate bench`: a model run by callbacks, or through queues."""
-
-from app.cli.bench.command import bench
-
-__all__ = ["bench"]

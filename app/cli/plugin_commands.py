@@ -1,0 +1,89 @@
+"""Commands that plugins add: one line of each is known, the rest is imported for use.
+
+    COMMANDS = (PluginCommand("perf", "Measure a server.", "popgate_tools.perf:perf"),)
+
+is what an entry point of the group `popgate.commands` names (docs/plugins.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from app.cli.commands import Command
+from app.plugins import COMMANDS, plugins
+
+
+@dataclass(frozen=True, slots=True)
+class PluginCommand:
+    """A command, as `popgate --help` shows it.
+
+    `help` is the first line of its help, `target` the function or the `typer.Typer`
+    that it is, as ``module:name``.
+    """
+
+    name: str
+    help: str
+    target: str
+
+    def load(self) -> Any:
+        """Import the command and return it as Typer makes it."""
+        module, _, name = self.target.partition(":")
+        target = getattr(import_module(module), name)
+        if isinstance(target, typer.Typer):
+            group = typer.main.get_group(target)
+            group.name = self.name
+            return group
+        single = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        )
+        single.command(self.name, cls=Command)(target)
+        return typer.main.get_command(single)
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a plugin's command until the command is used."""
+
+    def __init__(self, command: PluginCommand) -> None:
+        super().__init__(command.name, help=command.help, rich_markup_mode=None)
+        self.command = command
+
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Return the context of the command itself."""
+        real = self.command.load()
+        return real.make_context(info_name, args, parent=parent, **extra)
+
+
+class Commands(TyperGroup):
+    """The commands of the server itself, and those of plugins.
+
+    Plugins are looked for if a command is not one of the server's, and for the help.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments begin with."""
+        if args and args[0] not in self.commands:
+            self._add_plugins()
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        self._add_plugins()
+        return super().list_commands(ctx)
+
+    def _add_plugins(self) -> None:
+        for command in plugin_commands():
+            self.commands.setdefault(command.name, LazyCommand(command))
+
+
+def plugin_commands() -> Iterator[PluginCommand]:
+    """Yield the commands of all plugins, in the order of the plugins' names."""
+    for commands in plugins(COMMANDS).values():
+        yield from commands

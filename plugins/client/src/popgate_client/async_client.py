@@ -1,0 +1,414 @@
+"""The client for event loops: the same names as the blocking one, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from popgate_client.async_connections import AsyncPool
+from popgate_client.core import Core, model_path, ready_path, repository_path
+from popgate_client.encodings import Encoding, Outputs, Wanted
+from popgate_client.errors import ClientError
+from popgate_client.events import EventReader
+from popgate_client.shared import (
+    call_options,
+    client_options,
+    documents_in,
+    ending,
+    inputs_of,
+    load_parameters,
+    new_sequence_id,
+    response_of,
+)
+from popgate_client.steps import CallOptions, Exchange, Steps
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """`Client` for event loops: the same names and arguments, awaited.
+
+        async with AsyncClient("http://127.0.0.1:8000") as client:
+            outputs = await client.infer("digits", image=pixels)
+            await client["digits"](pixels)
+            async for outputs in client.stream("steps", n=[5]):
+                ...
+            async with client.sequence("accumulator") as run:
+                await run(x=[1.0])
+
+    `http_client` is an `httpx.AsyncClient`. Calls may run side by side in one event
+    loop; one that is cancelled closes its connection, by which the server gives the
+    request up. In another event loop, or a forked process, the client begins anew with
+    connections of its own. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+        connect_timeout: float = 10.0,
+        retries: int = 3,
+        idempotent: bool = False,
+        max_connections: int = 100,
+        max_answer: int = 1 << 32,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        encoding: Encoding | str | None = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxy: str | None = None,
+        http_client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._options, self._http_options, plain = client_options(
+            url, timeout, connect_timeout, retries, idempotent, max_connections,
+            max_answer, api_key, headers, encoding, verify, cert, proxy,
+        )  # fmt: skip
+        self._core = Core(self._options)
+        self._given = http_client
+        self._http: httpx.AsyncClient | None = http_client
+        self._process = os.getpid()
+        self._pool = AsyncPool(self._options) if plain and http_client is None else None
+        self._closed = False
+
+    # Inference
+
+    async def infer(
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        outputs: Wanted | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        request_id: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **inputs: Any,
+    ) -> Outputs:
+        """Run a model once. The outputs, by name. As `Client.infer`."""
+        options = call_options(
+            outputs, parameters, priority, request_id, timeout, headers
+        )
+        return await self.run(
+            self._core.infer(model, version, inputs_of(value, inputs), options)
+        )
+
+    def __getitem__(self, model: str) -> AsyncModel:
+        return AsyncModel(self, model)
+
+    def model(self, model: str, version: str = "") -> AsyncModel:
+        """A model as a function; ``client["m"]`` is the same without a version."""
+        return AsyncModel(self, model, version)
+
+    async def stream(
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        outputs: Wanted | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        request_id: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **inputs: Any,
+    ) -> AsyncIterator[Outputs]:
+        """The responses of a model that gives several, as `Client.stream`."""
+        options = call_options(
+            outputs, parameters, priority, request_id, timeout, headers
+        )
+        given = inputs_of(value, inputs)
+        ask = await self.run(self._core.events(model, version, given, options))
+        async for document in self._events(ask):
+            yield response_of(document)
+
+    async def prepare(
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        stream: bool = False,
+        **inputs: Any,
+    ) -> bytes:
+        """A request of `infer`, or of `stream`, as the bytes of HTTP that it would
+        send: for load generators, which send them to `address` again and again."""
+        given = inputs_of(value, inputs)
+        options = call_options(None, parameters, 0, "", None, None)
+        return await self.run(
+            self._core.prepare(model, version, given, options, stream=stream)
+        )
+
+    @property
+    def address(self) -> tuple[str, int] | str:
+        """Host and port, or the path of a Unix socket."""
+        return self._options.address
+
+    async def generate(
+        self,
+        model: str,
+        /,
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """The generate extension, as `Client.generate`."""
+        return await self.run(self._core.generate(model, version, fields, timeout))
+
+    async def generate_stream(
+        self,
+        model: str,
+        /,
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The same, response by response as they come."""
+        ask = self._core.generation(model, version, fields, timeout, stream=True)
+        async for document in self._events(ask):
+            yield document
+
+    def sequence(
+        self,
+        model: str,
+        *,
+        version: str = "",
+        sequence_id: int | str | None = None,
+        close: bool = True,
+    ) -> AsyncSequence:
+        """Requests to a model with a state, as `Client.sequence`."""
+        return AsyncSequence(AsyncModel(self, model, version), sequence_id, close=close)
+
+    # The server
+
+    async def live(self) -> bool:
+        """Whether the server runs; False too where nobody answers."""
+        return await self.run(self._core.says_yes("/v2/health/live"))
+
+    async def ready(self, model: str = "", *, version: str = "") -> bool:
+        """Whether the server, or a model, takes requests."""
+        return await self.run(self._core.says_yes(ready_path(model, version)))
+
+    async def wait_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
+        """Wait until the server, or a model, takes requests. DeadlineExceeded after
+        `timeout` seconds."""
+        path = ready_path(model)
+        await self.run(self._core.wait_until(path, timeout, model or self._options.url))
+
+    async def metadata(self, model: str = "", *, version: str = "") -> Any:
+        """Name, version and extensions of the server; inputs and outputs of a model."""
+        return await self.ask("GET", model_path(model, version))
+
+    async def config(self, model: str, *, version: str = "") -> Any:
+        """The model's configuration, in Triton's form."""
+        return await self.ask("GET", f"{model_path(model, version)}/config")
+
+    async def statistics(self, model: str = "", *, version: str = "") -> Any:
+        """What a model, or each, has done: counts and nanoseconds, cumulative."""
+        path = model_path(model, version) if model else "/v2/models"
+        return await self.ask("GET", f"{path}/stats")
+
+    async def models(self) -> list[dict[str, Any]]:
+        """The models of the repository: name, version, state, reason."""
+        return await self.run(self._core.models())
+
+    async def load(
+        self,
+        model: str,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | str | None = None,
+    ) -> None:
+        """Load a model, or load it again. Returns when it is ready. `config` is in the
+        form of `config`."""
+        document = load_parameters(parameters, config)
+        await self.ask("POST", repository_path(model, "load"), document)
+
+    async def unload(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model. Requests in flight are answered."""
+        document = {"parameters": {"unload_dependents": unload_dependents}}
+        await self.ask("POST", repository_path(model, "unload"), document)
+
+    # How it is done
+
+    async def run(self, steps: Steps[T]) -> T:
+        """The result of steps that send, wait and receive."""
+        try:
+            ask = next(steps)
+            while True:
+                if isinstance(ask, Exchange):
+                    try:
+                        answer = await self._exchange(ask)
+                    except ClientError as error:
+                        ask = steps.throw(error)
+                    else:
+                        ask = steps.send(answer)
+                else:
+                    await asyncio.sleep(ask.seconds)
+                    ask = steps.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _exchange(self, ask: Exchange) -> Any:
+        if self._pool is not None:
+            return await self._pool.exchange(ask)
+        from popgate_client import web
+
+        return await web.exchange_async(self._web(), self._options, ask)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return what a path of the server answers in JSON; None for an empty body."""
+        return await self.run(self._core.ask(method, path, document, timeout))
+
+    async def _events(self, ask: Exchange) -> AsyncIterator[dict[str, Any]]:
+        reader = EventReader()
+        from popgate_client import web
+
+        async with web.pieces_async(self._web(), self._options, ask) as pieces:
+            async for piece in pieces:
+                for document in documents_in(reader, piece):
+                    yield document
+        reader.end()
+
+    def _web(self) -> httpx.AsyncClient:
+        if self._closed:
+            raise ClientError("the client is closed")
+        if self._http is None or (self._given is None and self._process != os.getpid()):
+            # A forked process leaves the parent's connections alone.
+            from popgate_client import web
+
+            self._http = web.new_async_client(self._options, self._http_options)
+            self._process = os.getpid()
+        return self._http
+
+    async def close(self) -> None:
+        """Close the connections. Calls afterwards are refused."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+        if self._http is not None and self._given is None:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"AsyncClient({self._options.url}{state})"
+
+
+class AsyncModel:
+    """A model of a server, as a function: `Client.infer` with its name filled in."""
+
+    def __init__(self, client: AsyncClient, name: str, version: str = "") -> None:
+        self.client = client
+        self.name = name
+        self.version = version
+
+    async def __call__(self, value: Any = None, /, **arguments: Any) -> Outputs:
+        """Run it once; takes what `Client.infer` takes."""
+        return await self.client.infer(
+            self.name, value, version=self.version, **arguments
+        )
+
+    def stream(self, value: Any = None, /, **arguments: Any) -> AsyncIterator[Outputs]:
+        """Its responses as they come; takes what `Client.stream` takes."""
+        return self.client.stream(self.name, value, version=self.version, **arguments)
+
+    def sequence(self, sequence_id: int | str | None = None) -> AsyncSequence:
+        """Requests that follow each other, as `Client.sequence`."""
+        return AsyncSequence(self, sequence_id)
+
+    async def metadata(self) -> Any:
+        """Its inputs and outputs."""
+        return await self.client.metadata(self.name, version=self.version)
+
+    async def ready(self) -> bool:
+        """Whether it takes requests."""
+        return await self.client.ready(self.name, version=self.version)
+
+    def __repr__(self) -> str:
+        version = f"/{self.version}" if self.version else ""
+        return f"AsyncModel({self.name}{version} of {self.client!r})"
+
+
+class AsyncSequence:
+    """The requests of one sequence (`Client.sequence`). Not for several threads."""
+
+    def __init__(
+        self, model: AsyncModel, sequence_id: int | str | None, *, close: bool = True
+    ) -> None:
+        self.model = model
+        self.id = new_sequence_id() if sequence_id is None else sequence_id
+        self.begun = False
+        self.ended = False
+        self._close = close
+        self._last: Mapping[str, Any] | Any = None
+
+    async def __call__(
+        self,
+        value: Any = None,
+        /,
+        *,
+        end: bool = False,
+        timeout: float | None = None,
+        **inputs: Any,
+    ) -> Outputs:
+        """The next request; with `end` the last one."""
+        if self.ended:
+            raise ClientError(f"sequence {self.id} has ended")
+        given = inputs_of(value, inputs)
+        options = CallOptions(timeout=timeout, sequence=(self.id, not self.begun, end))
+        model, client = self.model, self.model.client
+        outputs = await client.run(
+            client._core.infer(model.name, model.version, given, options)
+        )
+        self.begun, self.ended, self._last = True, end, given
+        return outputs
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self._close and self.begun and not self.ended:
+            await self(ending(self._last), end=True)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "begun" if self.begun else "not begun"
+        return f"AsyncSequence({self.id} of {self.model.name}, {state})"

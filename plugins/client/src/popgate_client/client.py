@@ -1,0 +1,458 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from popgate_client.connections import Pool
+from popgate_client.core import Core, model_path, ready_path, repository_path
+from popgate_client.encodings import Encoding, Outputs, Wanted
+from popgate_client.errors import ClientError
+from popgate_client.shared import (
+    call_options,
+    client_options,
+    ending,
+    event_documents,
+    inputs_of,
+    load_parameters,
+    new_sequence_id,
+    responses_of,
+)
+from popgate_client.steps import CallOptions, Exchange, Steps
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+
+class Client:
+    """Calls models of a server: PopGate, Triton, or any other of the Open Inference
+    Protocol. NumPy in, NumPy out.
+
+        with Client("http://127.0.0.1:8000") as client:
+            outputs = client.infer("digits", image=pixels)
+            outputs["digit"]                          # a NumPy array
+            digits = client["digits"]                 # the same, as a function
+            digits(pixels, outputs=["digit"], timeout=0.5)
+
+    Values are arrays, numbers, texts, or lists of them; they are converted to the
+    model's type where nothing but precision is lost. They travel as binary tensors
+    where the server reads them, which its metadata say, else as JSON.
+
+    `url`: ``http://…``, ``https://…`` (also with a path in front of ``/v2``) or
+    ``unix:PATH`` (``unix:PATH:/base`` with such a path); default: the environment's
+    `POPGATE_URL`, else this machine's port 8000. `timeout`: seconds for a whole call,
+    attempts and waits included, which the server is told; None: no limit.
+    `retries`: how often a call is tried again that no server has seen
+    (connection refused) or that one has refused (429, 503), after
+    `Retry-After` or 0.05 s and more; a request of a sequence is never sent again after
+    503, and none that ended without an answer. `idempotent`: a call may run twice, so
+    those that ended without an answer are tried again too, and those that a proxy
+    answered for a server it had lost (500 and 502 without a code), but for requests of
+    a sequence. `max_connections`: open at the same time; calls beyond wait.
+    `max_answer`: bytes of one answer. `api_key`: sent as ``Authorization: Bearer``.
+    `headers`: sent with every request. `encoding`: ``json``, ``binary``, ``msgpack`` or
+    ``npy`` instead of the one found. `verify`, `cert`, `proxy`: as httpx has them;
+    `SSL_CERT_FILE` names other authorities.
+    `http_client`: an `httpx.Client` that sends everything (and is not closed). Without
+    one, plain HTTP goes over connections of our own, which cost a tenth, TLS, proxies
+    and streams over httpx.
+
+    Thread-safe. In a forked process it opens connections of its own. Raises
+    `ClientError`: InvalidRequest, NotFound, AuthenticationError, Unavailable,
+    DeadlineExceeded, ServerError.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        timeout: float | None = 60.0,
+        connect_timeout: float = 10.0,
+        retries: int = 3,
+        idempotent: bool = False,
+        max_connections: int = 100,
+        max_answer: int = 1 << 32,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        encoding: Encoding | str | None = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxy: str | None = None,
+        http_client: httpx.Client | None = None,
+    ) -> None:
+        self._options, self._http_options, plain = client_options(
+            url, timeout, connect_timeout, retries, idempotent, max_connections,
+            max_answer, api_key, headers, encoding, verify, cert, proxy,
+        )  # fmt: skip
+        self._core = Core(self._options)
+        self._given = http_client
+        self._http: httpx.Client | None = http_client
+        self._process = os.getpid()
+        self._pool = Pool(self._options) if plain and http_client is None else None
+        self._closed = False
+
+    # Inference
+
+    def infer(
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        outputs: Wanted | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        request_id: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **inputs: Any,
+    ) -> Outputs:
+        """Run a model once. The outputs, by name.
+
+            client.infer("digits", image=pixels)
+            client.infer("digits", pixels)              # a model with one input
+            client.infer("m", {"a-b": x, "timeout": y}) # names that are no keywords
+            client.infer("m", x=x, outputs={"scores": {"classification": 3}})
+
+        `outputs`: names, or what is asked of each; default: all. `parameters`: of the
+        request, as the model wants them. `priority`: 1 is the highest, 0 the model's
+        own. `request_id` comes back in `Outputs.id`, and is in errors. `timeout`:
+        seconds, in place of the client's.
+        """
+        options = call_options(
+            outputs, parameters, priority, request_id, timeout, headers
+        )
+        return self.run(
+            self._core.infer(model, version, inputs_of(value, inputs), options)
+        )
+
+    def __getitem__(self, model: str) -> Model:
+        return Model(self, model)
+
+    def model(self, model: str, version: str = "") -> Model:
+        """A model as a function; ``client["m"]`` is the same without a version."""
+        return Model(self, model, version)
+
+    def stream(
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        outputs: Wanted | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        request_id: str = "",
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **inputs: Any,
+    ) -> Iterator[Outputs]:
+        """The responses of a model that gives several, each as it comes (PopGate).
+
+            for outputs in client.stream("steps", n=[5]):
+                print(outputs["y"])
+
+        Closing the iterator ends the request. Never sent twice.
+        """
+        options = call_options(
+            outputs, parameters, priority, request_id, timeout, headers
+        )
+        given = inputs_of(value, inputs)
+        ask = self.run(self._core.events(model, version, given, options))
+        yield from responses_of(self._events(ask))
+
+    def prepare(
+        self,
+        model: str,
+        value: Any = None,
+        /,
+        *,
+        version: str = "",
+        parameters: Mapping[str, Any] | None = None,
+        stream: bool = False,
+        **inputs: Any,
+    ) -> bytes:
+        """A request of `infer`, or of `stream`, as the bytes of HTTP that it would
+        send: for load generators, which send them to `address` again and again."""
+        given = inputs_of(value, inputs)
+        options = call_options(None, parameters, 0, "", None, None)
+        return self.run(
+            self._core.prepare(model, version, given, options, stream=stream)
+        )
+
+    @property
+    def address(self) -> tuple[str, int] | str:
+        """Host and port, or the path of a Unix socket."""
+        return self._options.address
+
+    def generate(
+        self,
+        model: str,
+        /,
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """The generate extension: a flat object in, a flat object out.
+
+        client.generate("llm", PROMPT="hello", temperature=0.7)["TEXT"]
+        """
+        return self.run(self._core.generate(model, version, fields, timeout))
+
+    def generate_stream(
+        self,
+        model: str,
+        /,
+        *,
+        version: str = "",
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """The same, response by response as they come."""
+        ask = self._core.generation(model, version, fields, timeout, stream=True)
+        yield from self._events(ask)
+
+    def sequence(
+        self,
+        model: str,
+        *,
+        version: str = "",
+        sequence_id: int | str | None = None,
+        close: bool = True,
+    ) -> Sequence:
+        """Requests to a model with a state, one after the other.
+
+            with client.sequence("accumulator") as run:
+                run(x=[1.0])
+                run(x=[2.0], end=True)
+
+        The first carries the start. A block that is left without `end` sends one more
+        request, of zeros, that ends the sequence, and drops its answer; with `close`
+        False, or after an error, the server ends it when it was idle for long enough.
+        """
+        return Sequence(Model(self, model, version), sequence_id, close=close)
+
+    # The server
+
+    def live(self) -> bool:
+        """Whether the server runs; False too where nobody answers."""
+        return self.run(self._core.says_yes("/v2/health/live"))
+
+    def ready(self, model: str = "", *, version: str = "") -> bool:
+        """Whether the server, or a model, takes requests."""
+        return self.run(self._core.says_yes(ready_path(model, version)))
+
+    def wait_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
+        """Wait until the server, or a model, takes requests. DeadlineExceeded after
+        `timeout` seconds."""
+        path = ready_path(model)
+        self.run(self._core.wait_until(path, timeout, model or self._options.url))
+
+    def metadata(self, model: str = "", *, version: str = "") -> Any:
+        """Name, version and extensions of the server; inputs and outputs of a model."""
+        return self.ask("GET", model_path(model, version))
+
+    def config(self, model: str, *, version: str = "") -> Any:
+        """The model's configuration, in Triton's form."""
+        return self.ask("GET", f"{model_path(model, version)}/config")
+
+    def statistics(self, model: str = "", *, version: str = "") -> Any:
+        """What a model, or each, has done: counts and nanoseconds, cumulative."""
+        path = model_path(model, version) if model else "/v2/models"
+        return self.ask("GET", f"{path}/stats")
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models of the repository: name, version, state, reason."""
+        return self.run(self._core.models())
+
+    def load(
+        self,
+        model: str,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | str | None = None,
+    ) -> None:
+        """Load a model, or load it again. Returns when it is ready. `config` is in the
+        form of `config`."""
+        document = load_parameters(parameters, config)
+        self.ask("POST", repository_path(model, "load"), document)
+
+    def unload(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model. Requests in flight are answered."""
+        document = {"parameters": {"unload_dependents": unload_dependents}}
+        self.ask("POST", repository_path(model, "unload"), document)
+
+    # How it is done
+
+    def run(self, steps: Steps[T]) -> T:
+        """The result of steps that send, wait and receive."""
+        try:
+            ask = next(steps)
+            while True:
+                if isinstance(ask, Exchange):
+                    try:
+                        answer = self._exchange(ask)
+                    except ClientError as error:
+                        ask = steps.throw(error)
+                    else:
+                        ask = steps.send(answer)
+                else:
+                    time.sleep(ask.seconds)
+                    ask = steps.send(None)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _exchange(self, ask: Exchange) -> Any:
+        if self._pool is not None:
+            return self._pool.exchange(ask)
+        from popgate_client import web
+
+        return web.exchange(self._web(), self._options, ask)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return what a path of the server answers in JSON; None for an empty body.
+
+        client.ask("GET", "/v1/devices")["devices"]
+        """
+        return self.run(self._core.ask(method, path, document, timeout))
+
+    def _events(self, ask: Exchange) -> Iterator[dict[str, Any]]:
+        from popgate_client import web
+
+        with web.pieces(self._web(), self._options, ask) as pieces:
+            yield from event_documents(pieces)
+
+    def _web(self) -> httpx.Client:
+        if self._closed:
+            raise ClientError("the client is closed")
+        if self._http is None or (self._given is None and self._process != os.getpid()):
+            # A forked process leaves the parent's connections alone.
+            from popgate_client import web
+
+            self._http = web.new_client(self._options, self._http_options)
+            self._process = os.getpid()
+        return self._http
+
+    def close(self) -> None:
+        """Close the connections. Calls afterwards are refused."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+        if self._http is not None and self._given is None:
+            self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Client({self._options.url}{state})"
+
+
+class Model:
+    """A model of a server, as a function: `Client.infer` with its name filled in."""
+
+    def __init__(self, client: Client, name: str, version: str = "") -> None:
+        self.client = client
+        self.name = name
+        self.version = version
+
+    def __call__(self, value: Any = None, /, **arguments: Any) -> Outputs:
+        """Run it once; takes what `Client.infer` takes."""
+        return self.client.infer(self.name, value, version=self.version, **arguments)
+
+    def stream(self, value: Any = None, /, **arguments: Any) -> Iterator[Outputs]:
+        """Its responses as they come; takes what `Client.stream` takes."""
+        return self.client.stream(self.name, value, version=self.version, **arguments)
+
+    def sequence(self, sequence_id: int | str | None = None) -> Sequence:
+        """Requests that follow each other, as `Client.sequence`."""
+        return Sequence(self, sequence_id)
+
+    def metadata(self) -> Any:
+        """Its inputs and outputs."""
+        return self.client.metadata(self.name, version=self.version)
+
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.client.ready(self.name, version=self.version)
+
+    def __repr__(self) -> str:
+        version = f"/{self.version}" if self.version else ""
+        return f"Model({self.name}{version} of {self.client!r})"
+
+
+class Sequence:
+    """The requests of one sequence (`Client.sequence`). Not for several threads."""
+
+    def __init__(
+        self, model: Model, sequence_id: int | str | None, *, close: bool = True
+    ) -> None:
+        self.model = model
+        self.id = new_sequence_id() if sequence_id is None else sequence_id
+        self.begun = False
+        self.ended = False
+        self._close = close
+        self._last: Mapping[str, Any] | Any = None
+
+    def __call__(
+        self,
+        value: Any = None,
+        /,
+        *,
+        end: bool = False,
+        timeout: float | None = None,
+        **inputs: Any,
+    ) -> Outputs:
+        """The next request; with `end` the last one."""
+        if self.ended:
+            raise ClientError(f"sequence {self.id} has ended")
+        given = inputs_of(value, inputs)
+        options = CallOptions(timeout=timeout, sequence=(self.id, not self.begun, end))
+        model, client = self.model, self.model.client
+        outputs = client.run(
+            client._core.infer(model.name, model.version, given, options)
+        )
+        self.begun, self.ended, self._last = True, end, given
+        return outputs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self._close and self.begun and not self.ended:
+            self(ending(self._last), end=True)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "begun" if self.begun else "not begun"
+        return f"Sequence({self.id} of {self.model.name}, {state})"

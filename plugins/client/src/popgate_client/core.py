@@ -1,0 +1,346 @@
+"""What a client does, without doing it: requests to send, waits, results.
+
+Every call is a generator that yields exchanges and pauses and returns its result. The
+two clients differ only in how they run one: blocking, or in an event loop.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import orjson
+
+from popgate_client.encodings import (
+    Encoding,
+    Outputs,
+    Parts,
+    decode,
+    loads,
+    size_of,
+)
+from popgate_client.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    Unavailable,
+)
+from popgate_client.http1 import Answer
+from popgate_client.known_model import KnownModel, prepared
+from popgate_client.refusals import answer_error
+from popgate_client.steps import (
+    CallOptions,
+    Exchange,
+    Options,
+    Pause,
+    Steps,
+)
+
+BINARY_EXTENSION = "binary_tensor_data"
+FIRST_PAUSE = 0.05  # seconds before a second attempt, where the server names none
+LONGEST_PAUSE = 2.0
+_clock = time.monotonic
+
+
+class Core:
+    """All calls of a client as steps. Thread-safe: what it remembers is only added."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._binary: bool | None = None
+        self._models: dict[tuple[str, str], KnownModel] = {}
+
+    # Inference
+
+    def infer(
+        self, model: str, version: str, value: Any, options: CallOptions
+    ) -> Steps[Outputs]:
+        """One response to one request."""
+        known, inputs = yield from self._asked(model, version, value)
+        limit = self._limit(options.timeout)
+        deadline = _deadline(limit)
+        safe = options.sequence is None
+        attempt = 0
+        while True:
+            request, parts = known.request(inputs, options, limit)
+            try:
+                answer = yield Exchange(request, parts, deadline)
+                if answer.status == 200:
+                    return decode(answer, *known.outputs[:1])
+                raise answer_error(answer, options.request_id)
+            except ClientError as error:
+                if isinstance(error, InvalidRequest | NotFound):
+                    self._models.pop((model, version), None)  # it may have changed
+                attempt += 1
+                pause = self._pause(error, attempt, deadline, safe=safe)
+            yield Pause(pause)
+            if limit is not None:
+                limit = max(deadline - _clock(), 1e-6)
+
+    def prepare(
+        self,
+        model: str,
+        version: str,
+        value: Any,
+        options: CallOptions,
+        *,
+        stream: bool,
+    ) -> Steps[bytes]:
+        """A request as the bytes that are sent, head and all."""
+        known, inputs = yield from self._asked(model, version, value)
+        make = known.stream if stream else known.request
+        request, parts = make(inputs, options, self.options.timeout)
+        pieces = [p if isinstance(p, bytes) else p.tobytes() for p in parts]
+        return b"".join([request.head, *pieces])
+
+    def events(
+        self, model: str, version: str, value: Any, options: CallOptions
+    ) -> Steps[Exchange]:
+        """The request whose answer is a stream of responses."""
+        known, inputs = yield from self._asked(model, version, value)
+        limit = self._limit(options.timeout)
+        request, parts = known.stream(inputs, options, limit)
+        return Exchange(request, parts, _deadline(limit))
+
+    def _asked(
+        self, model: str, version: str, value: Any
+    ) -> Steps[tuple[KnownModel, Mapping[str, Any]]]:
+        """The model, asked about itself the first time, and its inputs by name."""
+        known = self._models.get((model, version))
+        if known is None:
+            known = yield from self._learn(model, version)
+        return known, known.named(model, value)
+
+    def _limit(self, timeout: float | None) -> float | None:
+        """Seconds that a call may take: its own word, or the client's."""
+        return timeout if timeout is not None else self.options.timeout
+
+    def generation(
+        self,
+        model: str,
+        version: str,
+        fields: Mapping[str, Any],
+        timeout: float | None,
+        *,
+        stream: bool,
+    ) -> Exchange:
+        """A request of the generate extension: a flat object."""
+        limit = self._limit(timeout)
+        plain = {
+            name: item.tolist() if isinstance(item, np.ndarray | np.generic) else item
+            for name, item in fields.items()
+        }
+        try:
+            body = orjson.dumps(plain)
+        except TypeError as e:
+            raise InvalidRequest(f"this cannot be said in JSON: {e}") from None
+        headers = {"Content-Type": "application/json"}
+        if limit is not None:  # a field would be an input or parameter of the model's
+            headers["X-Request-Timeout"] = f"{limit:.6f}"
+        if stream:
+            headers["Accept"] = "text/event-stream"
+        path = _model_path(model, version)
+        path += "/generate_stream" if stream else "/generate"
+        return self._exchange("POST", path, [body], headers, limit)
+
+    def generate(
+        self, model: str, version: str, fields: Mapping[str, Any], timeout: float | None
+    ) -> Steps[dict[str, Any]]:
+        """One answer of the generate extension."""
+        ask = self.generation(model, version, fields, timeout, stream=False)
+        answer = yield from self._send(ask, safe=True)
+        return _object(answer)
+
+    def _learn(self, model: str, version: str) -> Steps[KnownModel]:
+        """What the model takes, and whether the server reads binary tensors. A server
+        that does not say is sent what the values are by themselves."""
+        path = _model_path(model, version)
+        encoding = self.options.encoding
+        binary = encoding is Encoding.binary if encoding else self._binary
+        if binary is None:
+            document = yield from self._ask_softly("/v2")
+            if document is not None:
+                extensions = document.get("extensions") or ()
+                binary = self._binary = BINARY_EXTENSION in extensions
+        metadata, problem = None, None
+        try:
+            metadata = yield from self._document(path)
+        except (ConnectionFailed, DeadlineExceeded):
+            raise
+        except ClientError as error:
+            problem = error
+        try:
+            known = KnownModel(self.options, path, bool(binary), metadata or {})
+        except (KeyError, TypeError, AttributeError):
+            known = KnownModel(self.options, path, bool(binary), {})
+        known.problem = problem
+        if metadata is not None and binary is not None:
+            self._models[model, version] = known
+        return known
+
+    def _ask_softly(self, path: str) -> Steps[dict[str, Any] | None]:
+        """A document, or None where the server does not give one."""
+        try:
+            document = yield from self._document(path)
+        except (ConnectionFailed, DeadlineExceeded):
+            raise
+        except ClientError:
+            return None
+        return document
+
+    def _document(self, path: str) -> Steps[dict[str, Any] | None]:
+        document = yield from self.ask("GET", path)
+        return document if isinstance(document, dict) else None
+
+    # Everything else
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Steps[Any]:
+        """What a path answers, in JSON; None for an empty body. Retried where the
+        server cannot take it now."""
+        body = b"" if document is None else orjson.dumps(document)
+        headers = {"Content-Type": "application/json"} if method != "GET" else {}
+        limit = self._limit(timeout)
+        ask = self._exchange(method, path, [body], headers, limit)
+        answer = yield from self._send(ask, safe=method == "GET")
+        if not len(answer.body):
+            return None
+        return _json(answer)
+
+    def says_yes(self, path: str) -> Steps[bool]:
+        """Whether a path answers with 200; False where nobody answers."""
+        ask = self._exchange("GET", path, [b""], {}, self.options.timeout)
+        try:
+            answer = yield ask
+        except ConnectionFailed:
+            return False
+        return bool(answer.status == 200)
+
+    def wait_until(self, path: str, timeout: float, what: str) -> Steps[None]:
+        """Until a path answers with 200."""
+        end = _clock() + timeout
+        while True:
+            said = yield from self.says_yes(path)
+            if said:
+                return
+            if _clock() + FIRST_PAUSE >= end:
+                msg = f"{what} is not ready after {timeout:g} s"
+                raise DeadlineExceeded(msg)
+            yield Pause(FIRST_PAUSE)
+
+    def models(self) -> Steps[list[dict[str, Any]]]:
+        """What the repository holds; without one, what is ready."""
+        try:
+            index = yield from self.ask("POST", "/v2/repository/index", {})
+            return list(index or ())
+        except NotFound:
+            document = yield from self.ask("GET", "/v2/models")
+            return [{"name": n, "state": "READY"} for n in document["models"]]
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        parts: Parts,
+        headers: Mapping[str, str],
+        limit: float | None,
+    ) -> Exchange:
+        size = sum(map(size_of, parts))
+        target = self.options.base + path
+        request = prepared(self.options, method, target, headers, size)
+        return Exchange(request, parts, _deadline(limit))
+
+    def _send(self, ask: Exchange, *, safe: bool) -> Steps[Answer]:
+        attempt = 0
+        while True:
+            try:
+                answer: Answer = yield ask
+                if answer.status == 200:
+                    return answer
+                raise answer_error(answer)
+            except ClientError as error:
+                attempt += 1
+                pause = self._pause(error, attempt, ask.deadline, safe=safe)
+            yield Pause(pause)
+
+    def _pause(
+        self, error: ClientError, attempt: int, deadline: float, *, safe: bool
+    ) -> float:
+        """Seconds until the next attempt. Raises the error where there is to be none.
+
+        Again goes what no server has seen, and what one has refused. `safe`: also what
+        may have begun and says so (a lost device); what ended without an answer only
+        where the user says that calls may run twice.
+        """
+        refused = isinstance(error, Unavailable) and (
+            error.status == 429 or (safe and error.status == 503)
+        )
+        unseen = isinstance(error, ConnectionFailed) and not error.sent
+        again = refused or unseen
+        if safe and self.options.idempotent and not again:
+            # Of a proxy whose server has gone: servers of models give codes, or JSON.
+            lost = error.status in (500, 502) and not error.code
+            again = lost or isinstance(error, ConnectionFailed)
+        if attempt > self.options.retries or not again:
+            raise error
+        pause = error.retry_after
+        if pause is None:
+            longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
+            pause = longest * random.uniform(0.5, 1.0)
+        if _clock() + pause >= deadline:
+            raise error
+        return pause
+
+
+def _deadline(limit: float | None) -> float:
+    """Of a call that begins now and may take `limit` seconds."""
+    return float("inf") if limit is None else _clock() + limit
+
+
+def _json(answer: Answer) -> Any:
+    try:
+        return loads(answer.body)
+    except ValueError as e:
+        msg = f"the server's answer is not JSON: {e}"
+        raise ServerError(msg, status=answer.status, sent=True) from None
+
+
+def _object(answer: Answer) -> dict[str, Any]:
+    document = _json(answer)
+    if not isinstance(document, dict):
+        raise ServerError("the server's answer is no object", status=answer.status)
+    return document
+
+
+def _model_path(model: str, version: str) -> str:
+    if not model:
+        raise InvalidRequest("a model's name is empty")
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def model_path(model: str = "", version: str = "") -> str:
+    """The path of a model, or of the server."""
+    return _model_path(model, version) if model else "/v2"
+
+
+def ready_path(model: str = "", version: str = "") -> str:
+    """Where a model, or the server, says whether it takes requests."""
+    return f"{_model_path(model, version)}/ready" if model else "/v2/health/ready"
+
+
+def repository_path(model: str, verb: str) -> str:
+    """Where a model is loaded and unloaded."""
+    return f"/v2/repository{_model_path(model, '').removeprefix('/v2')}/{verb}"

@@ -1,0 +1,149 @@
+"""What both clients do alike with their arguments and with what comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from popgate_client.encodings import Encoding, Outputs, Wanted, loads, outputs_of
+from popgate_client.errors import InvalidRequest, ServerError
+from popgate_client.events import EventReader
+from popgate_client.refusals import stream_error
+from popgate_client.steps import PLAIN, CallOptions, Options
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def client_options(
+    url: str | None,
+    timeout: float | None,
+    connect_timeout: float,
+    retries: int,
+    idempotent: bool,
+    max_connections: int,
+    max_answer: int,
+    api_key: str | None,
+    headers: Mapping[str, str] | None,
+    encoding: Encoding | str | None,
+    verify: Any,
+    cert: Any,
+    proxy: str | None,
+) -> tuple[Options, dict[str, Any], bool]:
+    """Options, arguments for httpx, and whether plain connections do."""
+    try:
+        found = None if encoding is None else Encoding(encoding)
+    except ValueError:
+        known = ", ".join(e.value for e in Encoding)
+        msg = f"encoding {encoding}: expected one of {known}"
+        raise InvalidRequest(msg) from None
+    if max_connections < 1 or retries < 0:
+        raise InvalidRequest("max_connections is at least 1, retries at least 0")
+    more = [("Authorization", f"Bearer {api_key}")] if api_key else []
+    options = Options(
+        url or os.environ.get("POPGATE_URL") or DEFAULT_URL,
+        timeout,
+        connect_timeout,
+        retries,
+        idempotent,
+        max_connections,
+        max_answer,
+        found,
+        (*more, *(headers or {}).items()),
+    )
+    arguments: dict[str, Any] = {"verify": verify}
+    if cert is not None:
+        arguments["cert"] = cert
+    if proxy is not None:
+        arguments["proxy"] = proxy
+    return options, arguments, not options.secure and proxy is None
+
+
+def call_options(
+    outputs: Wanted | None,
+    parameters: Mapping[str, Any] | None,
+    priority: int,
+    request_id: str,
+    timeout: float | None,
+    headers: Mapping[str, str] | None,
+) -> CallOptions:
+    """What was said of one call."""
+    if not (outputs or parameters or priority or request_id or timeout or headers):
+        return PLAIN
+    return CallOptions(outputs, parameters, priority, request_id, timeout, headers)
+
+
+def inputs_of(value: Any, inputs: Mapping[str, Any]) -> Any:
+    """Values by name, or that of the only input."""
+    if not inputs:
+        return {} if value is None else value
+    if value is None:
+        return inputs
+    if isinstance(value, Mapping):
+        return {**value, **inputs}
+    raise InvalidRequest("give all values by name, or the only one without")
+
+
+def new_sequence_id() -> int:
+    """One that nobody else has."""
+    return secrets.randbits(62) + 1
+
+
+def ending(given: Any) -> Any:
+    """Zeros, or empty texts, in the form of the values of a request."""
+    if isinstance(given, Mapping):
+        return {name: ending(value) for name, value in given.items()}
+    array = np.asarray(given)
+    if array.dtype.kind in "OSU":
+        return np.full(array.shape, b"", object)
+    return np.zeros_like(array)
+
+
+def load_parameters(
+    parameters: Mapping[str, Any] | None, config: Mapping[str, Any] | str | None
+) -> dict[str, Any]:
+    """The document of a load."""
+    more = dict(parameters or {})
+    if config is not None:
+        more["config"] = config if isinstance(config, str) else json.dumps(config)
+    return {"parameters": more} if more else {}
+
+
+def event_documents(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The documents of a stream. Raises what it says went wrong."""
+    reader = EventReader()
+    for piece in pieces:
+        yield from documents_in(reader, piece)
+    reader.end()
+
+
+def documents_in(reader: EventReader, piece: bytes) -> Iterator[dict[str, Any]]:
+    """Those that a piece of a stream completes."""
+    for data in reader.feed(piece):
+        try:
+            document = loads(data)
+        except ValueError as e:
+            raise ServerError(f"an event is not JSON: {e}", sent=True) from None
+        if not isinstance(document, dict):
+            raise ServerError("an event is no object", sent=True)
+        if "error" in document:
+            raise stream_error(document)
+        yield document
+
+
+def responses_of(documents: Iterable[Mapping[str, Any]]) -> Iterator[Outputs]:
+    """The documents as outputs."""
+    return map(response_of, documents)
+
+
+def response_of(document: Mapping[str, Any]) -> Outputs:
+    """One of them. Raises `ServerError`."""
+    try:
+        return outputs_of(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        msg = f"a response of the stream cannot be read: {e!r}"
+        raise ServerError(msg, sent=True) from None

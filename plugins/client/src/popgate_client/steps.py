@@ -1,0 +1,120 @@
+"""What a call consists of: exchanges and pauses, and the options that shape them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from popgate_client.encodings import Encoding, Parts, Wanted
+from popgate_client.errors import InvalidRequest
+from popgate_client.http1 import check_headers
+
+T = TypeVar("T")
+
+
+class Prepared(NamedTuple):
+    """A request but for its tensors: `head` is what stands in front of them, the
+    document included; the rest says the same for another HTTP client."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    head: bytes
+    document: bytes = b""
+
+
+class Exchange(NamedTuple):
+    """One request to be sent and its answer to be waited for. `deadline` is a time of
+    `time.monotonic`."""
+
+    request: Prepared
+    parts: Parts
+    deadline: float
+
+
+class Pause(NamedTuple):
+    """Wait so many seconds."""
+
+    seconds: float
+
+
+Steps: TypeAlias = Generator[Exchange | Pause, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What holds for all calls of a client."""
+
+    url: str
+    timeout: float | None = 60.0
+    connect_timeout: float = 10.0
+    retries: int = 3
+    idempotent: bool = False
+    max_connections: int = 100
+    max_answer: int = 1 << 32
+    encoding: Encoding | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    base: str = field(init=False)
+    host: str = field(init=False)
+    address: tuple[str, int] | str = field(init=False)
+    secure: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.url.startswith("unix:"):
+            self._set(*_socket_of(self.url), "localhost", secure=False)
+            return
+        url = self.url if "://" in self.url or ":/" in self.url else f"//{self.url}"
+        try:
+            parts = urlsplit(url, scheme="http")
+            port = parts.port
+        except ValueError as e:
+            raise InvalidRequest(f"{self.url}: {e}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            msg = f"{self.url}: expected http://HOST:PORT, https://… or unix:PATH"
+            raise InvalidRequest(msg)
+        secure = parts.scheme == "https"
+        address = (parts.hostname, port or (443 if secure else 80))
+        host = parts.netloc.rpartition("@")[2]
+        self._set(address, parts.path.rstrip("/"), host, secure=secure)
+
+    def _set(
+        self, address: tuple[str, int] | str, base: str, host: str, *, secure: bool
+    ) -> None:
+        for name, value in (
+            ("address", address), ("host", host), ("base", base), ("secure", secure),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+        check_headers([*self.headers, ("Host", host), ("Path", base)])
+        if any(c.isspace() for c in base):
+            raise InvalidRequest(f"{self.url}: a space in the path")
+
+
+def _socket_of(url: str) -> tuple[str, str]:
+    """Return path and base path of `unix:PATH` or `unix:PATH:/BASE`.
+
+    ``unix://`` before the path means the same. A path without a slash in front is
+    relative to the current folder.
+    """
+    text = url.removeprefix("unix:").removeprefix("//")
+    path, _, base = text.partition(":/")
+    if not path:
+        raise InvalidRequest(f"{url}: expected unix:PATH")
+    return path, f"/{base}".rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What holds for one inference. The default is none of it."""
+
+    outputs: Wanted | None = None
+    parameters: Mapping[str, Any] | None = None
+    priority: int = 0
+    request_id: str = ""
+    timeout: float | None = None
+    headers: Mapping[str, str] | None = None
+    sequence: tuple[int | str, bool, bool] | None = None
+
+
+PLAIN = CallOptions()

@@ -1,0 +1,214 @@
+"""Values of a program to tensors on the wire, and back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from popgate.values import with_gaps, with_rank
+from popgate_client.errors import InvalidRequest
+
+Array: TypeAlias = npt.NDArray[Any]
+
+#: The protocol's datatypes. BF16 is float32 in NumPy, which holds it exactly.
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    name: np.dtype(code)
+    for name, code in {
+        "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8",
+        "INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FP16": "<f2",
+        "FP32": "<f4", "FP64": "<f8", "BF16": "<f4", "BYTES": "O",
+    }.items()
+}  # fmt: skip
+_DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+#: Datatypes with values that no float holds exactly.
+_EXACT = ("INT64", "UINT64")
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array as it travels: of the datatype's dtype, C-contiguous; BYTES as
+    `bytes` objects, BF16 as float32."""
+
+    name: str
+    datatype: str
+    array: Array
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.array.shape)
+
+    def raw(self) -> Array | bytes:
+        """Row-major, little-endian; strings with their lengths. Not copied if it can
+        be helped."""
+        if self.datatype == "BYTES":
+            items = self.array.reshape(-1).tolist()
+            return b"".join(part for i in items for part in (_LENGTH.pack(len(i)), i))
+        return to_bf16(self.array) if self.datatype == "BF16" else self.array
+
+    def values(self) -> Array | list[Any]:
+        """Flat, for JSON. Raises `InvalidRequest` for bytes that are no text."""
+        flat = self.array.reshape(-1)
+        if self.datatype != "BYTES":
+            return flat
+        try:
+            return [item.decode() for item in flat.tolist()]
+        except UnicodeDecodeError:
+            msg = f"input {self.name!r} has bytes that are no UTF-8, which JSON needs"
+            raise InvalidRequest(msg) from None
+
+
+def tensor_of(
+    name: str, value: Any, datatype: str = "", shape: Sequence[int] | None = None
+) -> Tensor:
+    """The tensor that a value means: an array, numbers, texts, or lists of them.
+
+    `datatype` and `shape` are the model's; without a datatype it is the value's own.
+    Numbers are converted where that loses nothing but precision. Leading dimensions
+    of 1 are added if only those are missing; a list for a column ``[-1, 1]`` is so
+    many rows. None is NaN for a float. Raises `InvalidRequest`.
+    """
+    array = _array(name, value, datatype)
+    datatype = datatype or _datatype_of(name, array)
+    bytes_ = datatype == "BYTES"
+    array = _bytes_array(array) if bytes_ else _cast(name, array, datatype)
+    fitting = with_rank(array, shape)
+    if fitting is array and not array.flags.c_contiguous:
+        fitting = np.ascontiguousarray(array)
+    return Tensor(name, datatype, fitting)
+
+
+def _array(name: str, value: Any, datatype: str) -> Array:
+    if isinstance(value, np.ndarray):
+        return value
+    text = isinstance(value, str | bytes) or datatype == "BYTES"
+    try:
+        if text and isinstance(value, bytes | str):  # also what ends in a zero byte
+            array = np.empty((), object)
+            array[()] = value
+            return array
+        array = np.asarray(value, dtype=object if text else None)
+        if datatype in _EXACT and array.dtype.kind == "f":
+            array = _whole(value, array)
+        return array
+    except ValueError:
+        msg = f"input {name}: the lists are not of one shape"
+        raise InvalidRequest(msg) from None
+
+
+def _whole(value: Any, array: Array) -> Array:
+    """Whole numbers as they are: NumPy makes floats of lists that need 64 bits."""
+    exact = np.asarray(value, dtype=object)
+    if not all(isinstance(item, int | np.integer) for item in exact.reshape(-1)):
+        return array
+    return exact
+
+
+def _datatype_of(name: str, array: Array) -> str:
+    if array.dtype.name == "bfloat16":
+        return "BF16"
+    if array.dtype.kind in "OSU":
+        return "BYTES"
+    datatype = _DATATYPES.get(array.dtype.newbyteorder("<"))
+    if datatype is None:
+        msg = f"input {name}: no datatype of the protocol is {array.dtype}"
+        raise InvalidRequest(msg)
+    return datatype
+
+
+def _bytes_array(array: Array) -> Array:
+    flat = [
+        item if isinstance(item, bytes) else str(item).encode()
+        for item in array.reshape(-1).tolist()
+    ]
+    result = np.empty(len(flat), dtype=object)
+    result[:] = flat
+    return result.reshape(array.shape)
+
+
+def _cast(name: str, array: Array, datatype: str) -> Array:
+    wanted = DTYPES.get(datatype)
+    if wanted is None:
+        raise InvalidRequest(f"input {name}: unknown datatype {datatype}")
+    if array.dtype == wanted:
+        return array
+    if array.size == 0 or array.dtype.name == "bfloat16":
+        return array.astype(wanted)
+    if datatype in _EXACT and array.dtype == object:
+        return _cast_whole(name, array, wanted, datatype)
+    if wanted.kind == "f":
+        array = with_gaps(array)
+    if array.dtype.kind not in "biuf":
+        msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
+        raise InvalidRequest(msg)
+    if wanted.kind == "f" and array.dtype.kind in "iuf":
+        with np.errstate(over="ignore"):
+            return array.astype(wanted)
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(wanted)
+    if not np.array_equal(cast, array):
+        msg = f"input {name}: the values of {array.dtype} do not fit {datatype}"
+        raise InvalidRequest(msg)
+    return cast
+
+
+def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -> Array:
+    """Python's whole numbers as `wanted`."""
+    flat = array.reshape(-1).tolist()
+    low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
+    if not all(isinstance(item, int | np.integer) for item in flat):
+        msg = f"input {name}: expected {datatype}, got values of {array.dtype}"
+        raise InvalidRequest(msg)
+    for item in flat:
+        if not low <= item <= high:
+            raise InvalidRequest(f"input {name}: {item} does not fit {datatype}")
+    return np.array(flat, wanted).reshape(array.shape)
+
+
+def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:
+    """The array of a tensor's bytes: a view of them, where they lie as NumPy likes it.
+
+    Raises ValueError or KeyError for what cannot be one.
+    """
+    if datatype == "BYTES":
+        array = _strings(data)
+    elif datatype == "BF16":
+        array = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        array = np.frombuffer(data, DTYPES[datatype])
+        if not array.flags.aligned:
+            array = array.copy()
+    return array.reshape(shape)
+
+
+def array_of_values(datatype: str, shape: Sequence[int], values: Any) -> Array:
+    """The same of a list in JSON."""
+    dtype = DTYPES[datatype]
+    array = np.array(values, dtype=dtype)
+    return (_bytes_array(array) if datatype == "BYTES" else array).reshape(shape)
+
+
+def _strings(data: Any) -> Array:
+    data, items, offset = bytes(data), [], 0
+    while offset < len(data):
+        (length,) = _LENGTH.unpack_from(data, offset)
+        offset += 4 + length
+        if offset > len(data):
+            raise ValueError("a string is longer than what is there")
+        items.append(data[offset - length : offset])
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+def to_bf16(array: Array) -> Array:
+    """The upper halves of the float32 values, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    halves: Array = np.where(np.isnan(array), (bits >> 16) | 0x40, rounded)
+    return halves.astype("<u2")

@@ -1,0 +1,215 @@
+"""What httpx does for the clients: TLS, proxies, streams, and clients of the user's.
+
+Exchanges here cost some times what they cost over a plain connection; what goes wrong
+has the same names.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+
+from popgate_client.connections import late, no_connection
+from popgate_client.encodings import Parts
+from popgate_client.errors import ClientError, ConnectionFailed, ServerError
+from popgate_client.http1 import Answer
+from popgate_client.refusals import answer_error
+from popgate_client.steps import Exchange, Options
+from popgate_client.tls import default_context
+
+_clock = time.monotonic
+
+
+def _request(client: Any, options: Options, ask: Exchange) -> httpx.Request:
+    left = min(ask.deadline - _clock(), threading.TIMEOUT_MAX)
+    if left <= 0:
+        raise late(False, "connection")
+    request = ask.request
+    host = "localhost" if isinstance(options.address, str) else options.host
+    scheme = "https" if options.secure else "http"
+    body = _joined(request.document, ask.parts) if request.method != "GET" else None
+    built: httpx.Request = client.build_request(
+        request.method,
+        f"{scheme}://{host}{request.target}",
+        headers=[("Accept-Encoding", "identity"), *request.headers],
+        content=body,
+        timeout=httpx.Timeout(left, connect=min(left, options.connect_timeout)),
+    )
+    return built
+
+
+def _joined(document: bytes, parts: Parts) -> bytes:
+    pieces = [p if isinstance(p, bytes) else p.tobytes() for p in parts]
+    return b"".join([document, *pieces])
+
+
+@contextmanager
+def _errors(options: Options) -> Iterator[None]:
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as e:
+        raise no_connection(options, e) from None
+    except httpx.PoolTimeout:
+        raise late(False, "free connection") from None
+    except httpx.TimeoutException:
+        raise late(True, "answer") from None
+    except httpx.RemoteProtocolError as e:
+        if "disconnected" in str(e) or "closed" in str(e):
+            raise ConnectionFailed(str(e), sent=True) from None
+        raise ServerError(f"the answer is not HTTP: {e}", sent=True) from None
+    except httpx.TransportError as e:
+        raise ConnectionFailed(str(e) or repr(e), sent=True) from None
+    except httpx.InvalidURL as e:
+        raise ClientError(f"{options.url}: {e}") from None
+
+
+class _Body:
+    """The pieces of an answer, up to its limits."""
+
+    def __init__(self, options: Options, deadline: float) -> None:
+        self.data = bytearray()
+        self._options = options
+        self._deadline = deadline
+
+    def add(self, piece: bytes) -> None:
+        self.data += piece
+        if len(self.data) > self._options.max_answer:
+            msg = f"the answer has more than {self._options.max_answer} bytes"
+            raise ServerError(msg, sent=True)
+        if _clock() > self._deadline:
+            raise late(True, "complete answer")
+
+
+def _answer(response: httpx.Response, body: bytearray) -> Answer:
+    headers: Mapping[str, str] = response.headers
+    length = headers.get("inference-header-content-length", "")
+    size = int(length) if length.isdigit() and int(length) <= len(body) else -1
+    return Answer(response.status_code, headers, memoryview(body), json_length=size)
+
+
+def http_options(
+    options: Options, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """Arguments of an httpx client, and the Unix socket, if it is one."""
+    limits = httpx.Limits(max_connections=options.max_connections)
+    uds = options.address if isinstance(options.address, str) else None
+    arguments = {"limits": limits, "trust_env": False, **given}
+    if options.secure and arguments.get("verify") is True:
+        try:
+            context = arguments["verify"] = default_context()
+        except OSError as e:
+            raise ClientError(f"SSL_CERT_FILE or SSL_CERT_DIR: {e}") from None
+        if cert := arguments.pop("cert", None):
+            files = (cert,) if isinstance(cert, str) else cert
+            try:
+                context.load_cert_chain(*files)
+            except OSError as e:
+                raise ClientError(f"cert {', '.join(map(str, files))}: {e}") from None
+    return arguments, uds
+
+
+def new_client(options: Options, given: Mapping[str, Any]) -> httpx.Client:
+    """A blocking client of httpx."""
+    arguments, uds = http_options(options, given)
+    transport = httpx.HTTPTransport(uds=uds) if uds else None
+    return httpx.Client(transport=transport, **arguments)
+
+
+def new_async_client(options: Options, given: Mapping[str, Any]) -> httpx.AsyncClient:
+    """One for an event loop."""
+    arguments, uds = http_options(options, given)
+    transport = httpx.AsyncHTTPTransport(uds=uds) if uds else None
+    return httpx.AsyncClient(transport=transport, **arguments)
+
+
+def exchange(client: httpx.Client, options: Options, ask: Exchange) -> Answer:
+    """One exchange. Raises `ClientError`."""
+    body = _Body(options, ask.deadline)
+    with _errors(options):
+        response = client.send(_request(client, options, ask), stream=True)
+        try:
+            for piece in response.iter_bytes():
+                body.add(piece)
+        finally:
+            response.close()
+    return _answer(response, body.data)
+
+
+async def exchange_async(
+    client: httpx.AsyncClient, options: Options, ask: Exchange
+) -> Answer:
+    """One exchange. Raises `ClientError`."""
+    body = _Body(options, ask.deadline)
+    with _errors(options):
+        response = await client.send(_request(client, options, ask), stream=True)
+        try:
+            async for piece in response.aiter_bytes():
+                body.add(piece)
+        finally:
+            await response.aclose()
+    return _answer(response, body.data)
+
+
+@contextmanager
+def pieces(
+    client: httpx.Client, options: Options, ask: Exchange
+) -> Iterator[Iterator[bytes]]:
+    """The answer as it comes. Raises `ClientError`, also for an error's status."""
+    with _errors(options):
+        response = client.send(_request(client, options, ask), stream=True)
+        try:
+            if not _is_stream(response):
+                response.read()
+                raise _no_stream(response)
+            yield _until(response.iter_bytes(), ask.deadline)
+        finally:
+            response.close()
+
+
+@asynccontextmanager
+async def pieces_async(
+    client: httpx.AsyncClient, options: Options, ask: Exchange
+) -> AsyncIterator[AsyncIterator[bytes]]:
+    """The same in an event loop."""
+    with _errors(options):
+        response = await client.send(_request(client, options, ask), stream=True)
+        try:
+            if not _is_stream(response):
+                await response.aread()
+                raise _no_stream(response)
+            yield _until_async(response.aiter_bytes(), ask.deadline)
+        finally:
+            await response.aclose()
+
+
+def _is_stream(response: httpx.Response) -> bool:
+    media = response.headers.get("content-type", "")
+    return response.status_code == 200 and media.startswith("text/event-stream")
+
+
+def _no_stream(response: httpx.Response) -> ClientError:
+    if response.status_code != 200:
+        return answer_error(_answer(response, bytearray(response.content)))
+    media = response.headers.get("content-type", "nothing")
+    return ServerError(f"expected a stream of events, got {media}", status=200)
+
+
+def _until(source: Iterator[bytes], deadline: float) -> Iterator[bytes]:
+    for piece in source:
+        if _clock() > deadline:
+            raise late(True, "end of the stream")
+        yield piece
+
+
+async def _until_async(
+    source: AsyncIterator[bytes], deadline: float
+) -> AsyncIterator[bytes]:
+    async for piece in source:
+        if _clock() > deadline:
+            raise late(True, "end of the stream")
+        yield piece

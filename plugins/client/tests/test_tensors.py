@@ -1,0 +1,127 @@
+"""Values to tensors and back, in every datatype and encoding.
+
+Covers: plugins/client/src/popgate_client/encodings.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from popgate_client import DTYPES, InvalidRequest, Tensor, tensor_of
+from popgate_client.encodings import Encoding, decode, encode
+from popgate_client.http1 import Answer
+from popgate_client.tensors import to_bf16
+
+
+def sample(datatype: str) -> Any:
+    if datatype == "BYTES":
+        return np.array([["a", "ß", ""]], object)
+    values = np.array([[0, 1, 1]], DTYPES[datatype])
+    return values / 3 if datatype.startswith(("FP", "BF")) else values
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_there_and_back(datatype: str, encoding: Encoding) -> None:
+    """What is sent as an input reads as an output."""
+    tensor = tensor_of("x", sample(datatype), datatype)
+    headers, parts = encode(encoding, [tensor])
+    body = b"".join(p if isinstance(p, bytes) else p.tobytes() for p in parts)
+    lower = {name.lower(): value for name, value in headers.items()}
+    length = int(lower.get("inference-header-content-length", -1))
+    if encoding is Encoding.npy:
+        answer = Answer(200, lower, body)
+    else:
+        body, length = renamed(body, length)
+        answer = Answer(200, lower, body, json_length=length)
+    outputs = decode(answer, "x")
+    want = tensor.array
+    if datatype == "BF16":
+        want = sample(datatype).astype(ml_dtypes.bfloat16).astype(np.float32)
+        if encoding is Encoding.json:
+            want = tensor.array
+    np.testing.assert_array_equal(outputs["x"], want)
+    assert outputs["x"].dtype == DTYPES[datatype]
+    assert outputs.datatypes["x"] in (datatype, "BYTES")
+
+
+def renamed(body: bytes, length: int) -> tuple[bytes, int]:
+    """With its inputs as outputs, as an answer has them."""
+    if b"\xa6inputs" in body:
+        return body.replace(b"\xa6inputs", b"\xa7outputs"), length
+    grown = body.replace(b'"inputs"', b'"outputs"')
+    return grown, length + 1 if length >= 0 else length
+
+
+def test_brain_floats_are_rounded_as_everywhere() -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 100_000, np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)
+    values = values[np.isfinite(values)]
+    with np.errstate(over="ignore"):
+        want = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    np.testing.assert_array_equal(to_bf16(values), want)
+    own = values.astype(ml_dtypes.bfloat16)
+    tensor = tensor_of("x", own)
+    assert tensor.datatype == "BF16"
+    np.testing.assert_array_equal(np.asarray(tensor.raw()), own.view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "shape", "want"),
+    [
+        (3, "INT32", [-1, 1], [[3]]),
+        ([1, 2], "FP32", [-1, 2], [[1.0, 2.0]]),
+        (True, "BOOL", [1], [True]),
+        (np.float32(0.5), "FP32", [1, 1], [[0.5]]),
+        ("text", "BYTES", [1], [b"text"]),
+        (b"a\0", "BYTES", [-1, 1], [[b"a\0"]]),
+        (np.array(["a\u1234"]), "", None, ["a\u1234".encode()]),
+        ([[1, 2], [3, 4]], "", None, [[1, 2], [3, 4]]),
+        (np.arange(4, dtype=">i2"), "", None, [0, 1, 2, 3]),
+        (np.arange(4).reshape(2, 2).T, "INT64", [2, 2], [[0, 2], [1, 3]]),
+    ],
+)
+def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
+    tensor = tensor_of("x", value, datatype, shape)
+    assert tensor.array.tolist() == want
+    assert tensor.array.flags.c_contiguous
+    assert tensor.array.dtype == DTYPES[tensor.datatype]
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "said"),
+    [
+        ([[1, 2], [3]], "FP32", "the lists are not of one shape"),
+        ([0.5], "INT32", "the values of float64 do not fit INT32"),
+        ([300], "UINT8", "do not fit UINT8"),
+        (["a"], "FP32", "expected FP32, got values of <U1"),
+        ([1j], "", "no datatype of the protocol is complex128"),
+        ([1], "FP8", "unknown datatype FP8"),
+    ],
+)
+def test_what_does_not_fit(value: Any, datatype: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        tensor_of("x", value, datatype)
+
+
+def test_what_an_encoding_cannot_carry() -> None:
+    text = tensor_of("x", b"\xff")
+    with pytest.raises(InvalidRequest, match="no UTF-8, which JSON needs"):
+        encode(Encoding.json, [text])
+    one = Tensor("x", "FP32", np.zeros(1, np.float32))
+    with pytest.raises(InvalidRequest, match="npy carries one tensor"):
+        encode(Encoding.npy, [one, one])
+    with pytest.raises(InvalidRequest, match="cannot be said in JSON"):
+        encode(Encoding.json, [one], parameters={"a": object()})
+
+
+def test_npy_leaves_the_encoding_of_several_outputs_open() -> None:
+    tensor = Tensor("x", "FP32", np.zeros((1, 2), np.float32))
+    for encoding in Encoding:
+        headers, _ = encode(encoding, [tensor])
+        assert ("Accept" in headers) is (encoding is not Encoding.npy)

@@ -1,0 +1,215 @@
+"""What `popgate run` feeds to a model, and what it does with the outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.pairs import parse_pairs, parse_shapes
+from app.spec import datatype_of, notation
+from engine import DataDesc, Tensor
+from popef_io import DataType
+from popgate_client import InvalidRequest, array_of, tensor_of
+from popgate_client import Tensor as NamedTensor
+from popgate_tools.synthetic import synthetic_array
+from popgate_tools.tensors import pick, read_archive, read_value, text_of
+
+#: Elements that synthetic data may have: more is a mistake, as in --batch 1e9.
+MAX_ELEMENTS = 1 << 30
+
+
+def datatype_name(desc: DataDesc) -> str:
+    """The name that the command line has for a data type; FP8 travels as bytes."""
+    try:
+        return datatype_of(desc.data_type).name
+    except ValueError:
+        return "UINT8"
+
+
+def make_inputs(
+    descs: Sequence[DataDesc],
+    given: Sequence[str] | None,
+    shapes: Sequence[str] | None,
+    *,
+    batch: int,
+    batched: bool,
+    iterations: int,
+    seed: int,
+    fill: bool,
+) -> dict[str, Tensor]:
+    """The inputs of a request: what is `given`, the rest synthetic (with `fill`).
+
+    `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
+    in it. Without `batch`, as many synthetic rows as a run of `iterations` takes.
+    Raises `CommandError` for what does not fit the model.
+    """
+    known = {desc.name: desc for desc in descs}
+    arrays = _read_given(known, given)
+    if fill:
+        wanted = parse_shapes(shapes)
+        _check_names(known, wanted, "--shape")
+        random = np.random.default_rng(seed)
+        for desc in descs:
+            if desc.name not in arrays:
+                shape = _shape(
+                    desc, wanted.get(desc.name), batch, iterations if batched else 0
+                )
+                arrays[desc.name] = synthetic_array(random, desc.data_type, shape)
+    return {
+        name: Tensor.from_numpy(array, known[name].data_type)
+        for name, array in arrays.items()
+    }
+
+
+def _read_given(
+    known: Mapping[str, DataDesc], given: Sequence[str] | None
+) -> dict[str, npt.NDArray[Any]]:
+    archives = [i for i in given or () if "=" not in i and i.endswith(".npz")]
+    pairs = parse_pairs([i for i in given or () if i not in archives], "--input")
+    _check_names(known, pairs, "--input")
+    found: dict[str, npt.NDArray[Any]] = {}
+    for path in archives:
+        with _as_usage():
+            arrays = read_archive(path)
+        _check_names(known, arrays, f"--input {path}")
+        found |= {n: _fitting(known[n], a, path) for n, a in arrays.items()}
+    for name, text in pairs.items():
+        desc = known[name]
+        if text.endswith(".npz"):
+            with _as_usage():
+                array = pick(read_archive(text), name, text)
+            found[name] = _fitting(desc, array, text)
+        else:
+            found[name] = _read(desc, text)
+    return found
+
+
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    try:
+        yield
+    except InvalidRequest as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+
+
+def _fitting(desc: DataDesc, array: npt.NDArray[Any], path: str) -> npt.NDArray[Any]:
+    if desc.data_type.numpy_dtype == array.dtype:
+        return array
+    try:
+        tensor = tensor_of(desc.name, array, datatype_name(desc))
+    except InvalidRequest as e:
+        raise CommandError(f"{path}: {e}", EXIT_USAGE) from None
+    return _carried(desc, tensor)
+
+
+def _read(desc: DataDesc, text: str) -> npt.NDArray[Any]:
+    try:
+        shape = list(desc.shape or ())
+        tensor = read_value(text, desc.name, datatype_name(desc), shape)
+    except InvalidRequest as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
+    return _carried(desc, tensor)
+
+
+def _carried(desc: DataDesc, tensor: NamedTensor) -> npt.NDArray[Any]:
+    """As the engine carries it: BF16 as the bits."""
+    if desc.data_type is DataType.BF16:
+        return np.asarray(tensor.raw()).reshape(tensor.array.shape)
+    return tensor.array
+
+
+def _check_names(
+    known: Mapping[str, DataDesc], names: Iterable[str], option: str
+) -> None:
+    for name in names:
+        if name not in known:
+            takes = ", ".join(f"{d.name} {_text(d)}" for d in known.values())
+            msg = f"{option}: no input {name!r}; the model takes {takes or 'nothing'}"
+            raise CommandError(msg, EXIT_USAGE)
+
+
+def _text(desc: DataDesc) -> str:
+    return notation(datatype_name(desc), desc.shape)
+
+
+def _shape(
+    desc: DataDesc, wanted: tuple[int | str, ...] | None, batch: int, iterations: int
+) -> tuple[int, ...]:
+    if wanted is not None:
+        if not all(isinstance(d, int) and d >= 0 for d in wanted):
+            msg = f"--shape {desc.name}: expected numbers, as in {desc.name}=1,28,28"
+            raise CommandError(msg, EXIT_USAGE)
+        shape = tuple(int(d) for d in wanted)
+    elif desc.shape is None:
+        msg = f"input {desc.name!r} has any rank: say which with --shape or --input"
+        raise CommandError(msg, EXIT_USAGE)
+    else:
+        shape = tuple(1 if d < 0 else d for d in desc.shape)
+        if shape and batch and (iterations or desc.shape[0] < 0):
+            shape = (batch, *shape[1:])
+        elif shape and iterations:
+            shape = (shape[0] * iterations, *shape[1:])
+    if math.prod(shape) > MAX_ELEMENTS:
+        msg = f"input {desc.name!r} would have {math.prod(shape)} elements"
+        raise CommandError(msg, EXIT_USAGE)
+    return shape
+
+
+def named(
+    outputs: Mapping[str, Tensor], descs: Sequence[DataDesc]
+) -> list[NamedTensor]:
+    """The outputs in the model's order."""
+    return [
+        NamedTensor(
+            desc.name,
+            datatype_name(desc),
+            array_of(
+                datatype_name(desc),
+                outputs[desc.name].shape,
+                outputs[desc.name].tobytes(),
+            ),
+        )
+        for desc in descs
+        if desc.name in outputs
+    ]
+
+
+def check_target(target: Path) -> None:
+    """Raises `CommandError` before anything is run in vain."""
+    if target.suffix not in (".npz", ".npy"):
+        raise CommandError(f"--save {target}: expected .npz or .npy", EXIT_USAGE)
+    if not target.parent.is_dir():
+        raise CommandError(f"--save {target}: no such folder", EXIT_USAGE)
+
+
+def save(outputs: Sequence[NamedTensor], target: Path) -> None:
+    """Write all outputs as `.npz`, or a single one as `.npy`."""
+    arrays = {
+        o.name: o.array.astype(np.bytes_) if o.datatype == "BYTES" else o.array
+        for o in outputs
+    }
+    if target.suffix == ".npy" and len(arrays) != 1:
+        names = ", ".join(arrays)
+        msg = f"--save {target}: a .npy file holds one array, there are {names}"
+        raise CommandError(msg, EXIT_USAGE)
+    try:
+        with target.open("wb") as file:
+            if target.suffix == ".npy":
+                np.save(file, next(iter(arrays.values())), allow_pickle=False)
+            else:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as e:
+        raise CommandError(f"{target}: {e.strerror}") from None
+
+
+def shown(output: NamedTensor) -> str:
+    """Name, type, shape and values, for a person."""
+    kind = notation(output.datatype, output.shape)
+    return f"{output.name}  {kind}\n{text_of(output)}"

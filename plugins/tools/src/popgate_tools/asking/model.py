@@ -1,0 +1,92 @@
+"""A model of a server as a command sees it: what it takes, and how it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from popgate_client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model's inputs, each with datatype and shape, and how it answers.
+
+    A request may leave out the inputs in `optional`. `streams`: the model may give any
+    number of responses. `has_sequences`: its requests belong to sequences.
+    """
+
+    name: str
+    version: str
+    inputs: Mapping[str, tuple[str, list[int]]]
+    optional: frozenset[str]
+    streams: bool
+    has_sequences: bool
+
+    def takes(self) -> str:
+        """Return the inputs as a person reads them."""
+        from app.spec import notation
+
+        return ", ".join(f"{n} {notation(*spec)}" for n, spec in self.inputs.items())
+
+    def problems(self, given: Collection[str]) -> list[str]:
+        """Return what is wrong with the names of the inputs that are given."""
+        unknown = sorted(set(given) - set(self.inputs))
+        missing = sorted(set(self.inputs) - self.optional - set(given))
+        return [
+            *(f"no input {name!r}" for name in unknown),
+            *(f"--input {name}=… is missing" for name in missing),
+        ]
+
+
+def ask_model(client: Client, name: str, version: str) -> AskedModel:
+    """Ask a server about a model. Raises `ClientError`, and `CommandError` with the
+    reason if the model is not ready."""
+    return asked_model(
+        name, _metadata(client, name, version), _config(client, name, version)
+    )
+
+
+def asked_model(name: str, metadata: Any, config: Any) -> AskedModel:
+    """Read a model's metadata and its configuration, {} if the server has none."""
+    inputs = {i["name"]: (i["datatype"], i["shape"]) for i in metadata["inputs"]}
+    return AskedModel(
+        name,
+        str((metadata.get("versions") or [""])[-1]),
+        inputs,
+        frozenset(i["name"] for i in config.get("input") or () if i.get("optional")),
+        bool((config.get("model_transaction_policy") or {}).get("decoupled")),
+        "sequence_batching" in config,
+    )
+
+
+def _config(client: Client, name: str, version: str) -> dict[str, Any]:
+    from popgate_client import ClientError, ConnectionFailed
+
+    try:
+        return dict(client.config(name, version=version))
+    except ConnectionFailed:
+        raise
+    except (ClientError, TypeError, ValueError):  # a server that has none
+        return {}
+
+
+def _metadata(client: Client, name: str, version: str) -> dict[str, Any]:
+    from popgate_client import AuthenticationError, ClientError, ConnectionFailed
+
+    try:
+        document: dict[str, Any] = client.metadata(name, version=version)
+    except (ConnectionFailed, AuthenticationError):
+        raise
+    except ClientError as error:
+        for item in client.models():
+            if item["name"] == name and item.get("reason"):
+                which = f"version {item['version']}: " if item.get("version") else ""
+                msg = f"{name} is {item['state']}: {which}{item['reason']}"
+                raise CommandError(msg) from None
+        raise error from None
+    return document

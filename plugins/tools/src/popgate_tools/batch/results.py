@@ -1,0 +1,130 @@
+"""The file of results, which knows what is done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import orjson
+
+from app.cli.errors import EXIT_USAGE, CommandError
+from popgate_client import Array
+from popgate_tools.batch.rows import Row
+
+
+class Results:
+    """A line of JSON for each row that has a result, in the order of their ends.
+
+    A line is written by one call, so what a killed run leaves is whole lines and at
+    most a part of one, which the next run cuts off. `FILE.errors.jsonl` has the rows
+    that failed in this run. `FILE.batch.json` says what they are rows of.
+    """
+
+    def __init__(self, place: Path, source: Path, model: str, version: str) -> None:
+        self.done: set[int] = set()
+        self.failed = 0
+        self.errors = place.with_name(f"{place.name}.errors.jsonl")
+        self._note = place.with_name(f"{place.name}.batch.json")
+        if not place.parent.is_dir():
+            raise CommandError(f"--output {place}: no such folder", EXIT_USAGE)
+        self._check_note(place, source, model, version)
+        self._file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._read(place)
+        self.errors.unlink(missing_ok=True)
+
+    def _check_note(self, place: Path, source: Path, model: str, version: str) -> None:
+        stat = source.stat()
+        said = {
+            "model": model,
+            "version": version,
+            "input": str(source.resolve()),
+            "changed": None if source.is_dir() else stat.st_mtime_ns,
+        }
+        if place.exists() and place.stat().st_size:
+            try:
+                before = json.loads(self._note.read_text())
+            except (OSError, ValueError):
+                before = None
+            if before != said:
+                msg = (
+                    f"--output {place} has the results of something else (another "
+                    f"model, or input that has changed); remove it, or name another"
+                )
+                raise CommandError(msg, EXIT_USAGE)
+        self._note.write_text(json.dumps(said) + "\n")
+
+    def _read(self, place: Path) -> None:
+        end = 0
+        with place.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self.done.add(int(orjson.loads(line)["row"]))
+                except (ValueError, KeyError, TypeError):
+                    msg = f"--output {place}: this is no file of results"
+                    raise CommandError(msg, EXIT_USAGE) from None
+                end += len(line)
+        os.ftruncate(self._file, end)
+
+    def add(self, row: Row, outputs: Mapping[str, Array]) -> None:
+        """A row's result."""
+        self._add(row, {"outputs": _values(outputs)})
+
+    def add_all(self, row: Row, responses: Sequence[Mapping[str, Array]]) -> None:
+        """The result of a row for which the model gave any number of responses."""
+        self._add(row, {"responses": [_values(outputs) for outputs in responses]})
+
+    def _add(self, row: Row, result: dict[str, Any]) -> None:
+        self._write(self._file, {"row": row.number, **row.kept, **result})
+        self.done.add(row.number)
+
+    def fail(self, row: Row, error: str, code: str) -> None:
+        """Why a row has none."""
+        document = {"row": row.number, **row.kept, "error": error, "code": code}
+        file = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._write(file, document)
+        finally:
+            os.close(file)
+        self.failed += 1
+
+    @staticmethod
+    def _write(file: int, document: dict[str, Any]) -> None:
+        line = orjson.dumps(
+            document,
+            option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
+            default=str,
+        )
+        while line:
+            line = line[os.write(file, line) :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+
+def _values(outputs: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: _plain(array) for name, array in outputs.items()}
+
+
+def _plain(array: Array) -> Any:
+    """Values of one row: without the dimension of the batch."""
+    if array.ndim and array.shape[0] == 1:
+        array = array.reshape(array.shape[1:])
+    if array.dtype == object:
+        decode = np.vectorize(lambda b: b.decode(errors="backslashreplace"), otypes="O")
+        return np.asarray(decode(array)).tolist()
+    return np.ascontiguousarray(array) if array.shape else array[()]

@@ -1,0 +1,156 @@
+"""`popgate infer`: post tensors to a running gateway and show what comes back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.pairs import parse_pairs
+from app.sizes import counted
+from popgate_tools.asking import AskedModel, RequestOptions, Server, ask_model, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from popgate_client import Client, Outputs, Tensor
+
+# Long enough for a large model's first answer.
+TIMEOUT = 300.0
+
+
+@grouped
+def infer(
+    name: Annotated[str, typer.Argument(help="The model, as `GET /v1/models` lists.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", "-i", metavar="NAME=VALUE",
+            help="An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
+            "NAME='[[1, 2]]'; or file.npz for all arrays in it, by their names.",
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output", "-o", metavar="NAME=FILE",
+            help="Write an output to a .npy file instead of showing it.",
+        ),
+    ] = None,
+    encoding: Annotated[
+        str,
+        typer.Option("--encoding", "-e", metavar="json|msgpack|binary|npy",
+                     help="How the tensors travel."),
+    ] = "binary",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit.")
+    ] = TIMEOUT,
+    *,
+    server: Server,
+    request: RequestOptions,
+) -> None:  # fmt: skip
+    """Run a model of a running gateway on your data.
+
+    If the model gives several responses, each is shown as it comes.
+
+    For example: popgate infer digits --input image=digit.npy
+    """
+    wanted = parse_pairs(outputs, "--output")
+    _check_encoding(encoding)
+    options: dict[str, Any] = {"encoding": encoding, "retries": 0}
+    with server.errors(), server.client(timeout=timeout, **options) as client:
+        model = ask_model(client, name, request.version)
+        tensors = _read_inputs(model, _given(inputs))
+        shown, count = model.version, 0
+        started = time.perf_counter()
+        took = 0.0
+        for results in _responses(client, model, tensors, request):
+            took = 1e3 * (time.perf_counter() - started)
+            shown, count = results.model_version or shown, count + 1
+            _deliver(results, wanted, count if model.streams else 0)
+    responses = f", {counted(count, 'response')}" if model.streams else ""
+    typer.echo(f"{name} version {shown}{responses}, {took:.1f} ms", err=True)
+
+
+def _check_encoding(encoding: str) -> None:
+    from popgate_client import Encoding
+
+    known = [e.value for e in Encoding]
+    if encoding not in known:
+        msg = f"--encoding {encoding}: expected one of {', '.join(known)}"
+        raise CommandError(msg, EXIT_USAGE)
+
+
+def _given(inputs: list[str] | None) -> dict[str, str]:
+    """What is said of each input; all that a file without a name holds."""
+    from popgate_tools.tensors import read_archive
+
+    texts = inputs or []
+    archives = [t for t in texts if "=" not in t and t.endswith(".npz")]
+    found: dict[str, str] = {}
+    for path in archives:
+        found |= dict.fromkeys(read_archive(path), path)
+    return found | parse_pairs([t for t in texts if t not in archives], "--input")
+
+
+def _read_inputs(model: AskedModel, given: dict[str, str]) -> dict[str, Tensor]:
+    from popgate_tools.tensors import read_value
+
+    if wrong := model.problems(given):
+        msg = f"{'; '.join(wrong)}. {model.name} takes: {model.takes()}"
+        raise CommandError(msg, EXIT_USAGE)
+    return {
+        name: read_value(given[name], name, *spec)
+        for name, spec in model.inputs.items()
+        if name in given
+    }
+
+
+def _responses(
+    client: Client,
+    model: AskedModel,
+    tensors: Mapping[str, Any],
+    request: RequestOptions,
+) -> Iterator[Outputs]:
+    """The response of a request, or all of them as they come."""
+    options: dict[str, Any] = {
+        "version": request.version, "parameters": request.all_parameters(),
+    }  # fmt: skip
+    if model.streams:
+        yield from client.stream(model.name, tensors, **options)
+    else:
+        yield client.infer(model.name, tensors, **options)
+
+
+def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
+    """Show a response, or write it; one of several has a `number` from 1."""
+    import numpy as np
+
+    from app.spec import notation
+    from popgate_client import Tensor
+    from popgate_tools.tensors import text_of
+
+    for name in wanted:
+        if name not in results:
+            msg = f"no output {name!r}; there are {', '.join(results)}"
+            raise CommandError(msg, EXIT_USAGE)
+    for name, array in results.items():
+        datatype = results.datatypes[name]
+        head = f"{name}  {notation(datatype, array.shape)}"
+        if name in wanted:
+            target = Path(wanted[name])
+            if number:  # NAME=y.npy becomes y.1.npy, y.2.npy
+                target = target.with_suffix(f".{number}{target.suffix}")
+            saved = array.astype(np.bytes_) if datatype == "BYTES" else array
+            try:
+                with target.open("wb") as file:
+                    np.save(file, saved, allow_pickle=False)
+            except OSError as e:
+                raise CommandError(f"{target}: {e.strerror}") from None
+            typer.echo(f"{head} → {target}")
+        else:
+            typer.echo(head)
+            typer.echo(text_of(Tensor(name, datatype, array)))

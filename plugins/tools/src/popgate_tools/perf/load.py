@@ -1,0 +1,446 @@
+"""A load generator: whole requests as bytes, over kept connections, in one thread.
+
+Closed loop: each connection sends its next request when the answer is there; one that
+is alone blocks in the system calls, which an event loop would only add to. Open loop:
+requests are due at times that do not depend on the server; latencies count from when a
+request was due, so that those that had to wait for a connection are not left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+import ssl
+import struct
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import cast
+
+from popgate_tools.perf.answers import CHUNKED, KEPT, ChunkedBody, read_head, reason_of
+
+_clock = time.monotonic
+_NONBLOCKING = os.O_NONBLOCK | os.O_CLOEXEC
+_ABSOLUTE = 1
+_ROOM = 1 << 18
+_BROKEN = "the connection ended before the answer was complete"
+#: How long a blocking call waits at most until the time is looked at: a ``timeval``.
+_LOOK = struct.pack("ll", 0, 50_000)
+
+
+@dataclass(slots=True)
+class Run:
+    """What came back. `ends` and `latencies` in seconds, of answers with 200 only;
+    `ends` are times of `time.monotonic`. `late`: requests that could not be sent when
+    they were due, for want of a connection. `cpu`: of a core, what the generator used.
+    `first_failure` says why the first request failed that did.
+    """
+
+    seconds: float = 0.0
+    sent: int = 0
+    not_ok: int = 0
+    broken: int = 0
+    late: int = 0
+    cpu: float = 0.0
+    first_failure: str = ""
+    latencies: array[float] = field(default_factory=lambda: array("d"))
+    ends: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def count(self) -> int:
+        return len(self.latencies)
+
+    @property
+    def rate(self) -> float:
+        """Answers with 200 a second."""
+        return self.count / self.seconds if self.seconds else 0.0
+
+    def add(self, ok: bool, begun: float, ended: float, reason: str = "") -> None:
+        """Count an answer; `reason` says why it failed."""
+        if ok:
+            self.latencies.append(ended - begun)
+            self.ends.append(ended)
+        else:
+            self.not_ok += 1
+            self.first_failure = self.first_failure or reason
+
+    def add_broken(self) -> None:
+        """Count a request whose connection ended before its answer did."""
+        self.broken += 1
+        self.first_failure = self.first_failure or _BROKEN
+
+    def end(self, started: float, used: float) -> None:
+        """It is over; `used` was the process's time when it started."""
+        self.seconds = _clock() - started
+        self.cpu = (time.process_time() - used) / self.seconds
+
+
+class _Connection(asyncio.Protocol):
+    """One kept connection: a request, its answer, the next request."""
+
+    __slots__ = (
+        "begun", "chunks", "generator", "head", "missing", "ok", "said", "transport",
+    )  # fmt: skip
+
+    def __init__(self, generator: _Generator) -> None:
+        self.generator = generator
+        self.transport: asyncio.Transport | None = None
+        self.head = b""
+        self.missing = -1  # bytes of the body still to come; -1: reading the head
+        self.ok = True
+        self.said = b""  # the start of an answer that is an error
+        self.chunks: ChunkedBody | None = None
+        self.begun = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has no base
+
+    def post(self, due: float) -> None:
+        assert self.transport is not None
+        self.begun = due
+        self.generator.run.sent += 1
+        self.transport.write(next(self.generator.requests))
+
+    def data_received(self, data: bytes) -> None:
+        if self.chunks is not None:
+            self._chunks_received(self.chunks, data)
+            return
+        if self.missing < 0:
+            self.head += data
+            end = self.head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self.ok, size = read_head(self.head[:end])
+            self.said = b"" if self.ok else self.head[:KEPT]
+            head, self.head = self.head, b""
+            if size == CHUNKED:
+                self.chunks = ChunkedBody()
+                self._chunks_received(self.chunks, head[end + 4 :])
+                return
+            if size < 0 and self.transport is not None:  # its end cannot be seen
+                self.transport.abort()
+                return
+            self.missing = size - (len(head) - end - 4)
+        else:
+            self.missing -= len(data)
+            if not self.ok:
+                self.said = (self.said + data)[:KEPT]
+        if self.missing == 0:
+            self.missing = -1
+            reason = "" if self.ok else reason_of(self.said)
+            self.generator.run.add(self.ok, self.begun, _clock(), reason)
+            self.generator.free(self)
+
+    def _chunks_received(self, chunks: ChunkedBody, data: bytes) -> None:
+        try:
+            is_complete = chunks.feed(data)
+        except ValueError:
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        if is_complete:
+            self.chunks = None
+            reason = chunks.error or ("" if self.ok else reason_of(self.said))
+            self.generator.run.add(not reason, self.begun, _clock(), reason)
+            self.generator.free(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.generator.lost(self)
+
+
+class _Generator:
+    def __init__(
+        self, requests: Sequence[bytes], tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.requests: Iterator[bytes] = cycle(requests)
+        self.tls = tls
+        self.run = Run()
+        self.over = False
+        self.connections: set[_Connection] = set()
+
+    async def connect(self, address: tuple[str, int] | str) -> _Connection:
+        loop = asyncio.get_running_loop()
+        if isinstance(address, str):
+            _, made = await loop.create_unix_connection(
+                lambda: _Connection(self), address
+            )
+        else:
+            _, made = await loop.create_connection(
+                lambda: _Connection(self), *address, ssl=self.tls
+            )
+        self.connections.add(made)
+        return made
+
+    def free(self, connection: _Connection) -> None:
+        if not self.over:
+            connection.post(_clock())
+
+    def lost(self, connection: _Connection) -> None:
+        self.connections.discard(connection)
+        if not self.over:
+            self.run.add_broken()
+
+    def end(self) -> None:
+        self.over = True
+        for connection in list(self.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+class _OpenGenerator(_Generator):
+    """Sends what is due; what finds no connection free waits for one."""
+
+    def __init__(
+        self, requests: Sequence[bytes], tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(requests, tls)
+        self.idle: deque[_Connection] = deque()
+        self.waiting: deque[float] = deque()
+
+    def free(self, connection: _Connection) -> None:
+        if self.over:
+            return
+        if self.waiting:
+            connection.post(self.waiting.popleft())
+        else:
+            self.idle.append(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        super().lost(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def due(self, at: float) -> None:
+        if self.idle:
+            self.idle.pop().post(at)
+        else:
+            self.run.late += 1
+            self.waiting.append(at)
+
+
+class _Timer:
+    """Calls back at absolute times, to some tens of microseconds: an event loop's own
+    timers know milliseconds only."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCKING)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._call = call
+        asyncio.get_running_loop().add_reader(self._file, self._ring)
+
+    def set(self, at: float) -> None:
+        nanoseconds = max(1, int(at * 1e9))
+        value = (ctypes.c_long * 4)(0, 0, *divmod(nanoseconds, 1_000_000_000))
+        self._libc.timerfd_settime(self._file, _ABSOLUTE, value, None)
+
+    def _ring(self) -> None:
+        try:
+            os.read(self._file, 8)
+        except BlockingIOError:
+            return
+        self._call()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._file)
+        os.close(self._file)
+
+
+class _AloneConnection:
+    """A connection that is alone in its thread: a system call to send, one to receive.
+
+    A context manager; leaving it closes the connection.
+    """
+
+    def __init__(self, address: tuple[str, int] | str) -> None:
+        if isinstance(address, str):
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(address)
+        else:
+            self._socket = socket.create_connection(address)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # By the kernel: Python's own time limits poll before each call.
+        for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, which, _LOOK)
+        self._buffer = bytearray(_ROOM)
+        # Of the last answer: its bytes, and what lies where in its head. One that has
+        # the same there is complete too; a request's id may differ.
+        self._size, self._length, self._length_at, self._end_at = -1, b"", 0, 0
+        self._reason = ""  # why the last answer failed
+
+    def __enter__(self) -> _AloneConnection:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def keep_busy(
+        self, requests: Sequence[bytes], seconds: float, stopped: Callable[[], int]
+    ) -> Run:
+        """A closed loop, until the connection is lost, if it is."""
+        run = Run()
+        buffer, is_there = self._buffer, self._buffer.startswith
+        send, receive = self._socket.sendall, self._socket.recv_into
+        started, used = _clock(), time.process_time()
+        end = started + seconds
+        begun = started
+        try:
+            for request in cycle(requests):
+                run.sent += 1
+                send(request)
+                try:
+                    size = receive(buffer)
+                except BlockingIOError:
+                    size = self._wait(end, stopped)
+                ok = (
+                    size == self._size
+                    and is_there(b"HTTP/1.1 200")
+                    and is_there(self._length, self._length_at)
+                    and is_there(b"\r\n\r\n", self._end_at)
+                ) or self._read_on(size, end, stopped)
+                now = _clock()
+                run.add(ok, begun, now, self._reason)
+                if now >= end or stopped():
+                    break
+                begun = now
+        except TimeoutError:
+            pass
+        except (OSError, ValueError):
+            run.add_broken()
+        run.end(started, used)
+        return run
+
+    def _wait(self, end: float, stopped: Callable[[], int]) -> int:
+        """The size of what comes next. Raises TimeoutError at the end."""
+        while _clock() < end and not stopped():
+            try:
+                return self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                pass
+        raise TimeoutError
+
+    def _read_on(self, size: int, end: float, stopped: Callable[[], int]) -> bool:
+        """Receives the rest of an answer of which `size` bytes are there, and remembers
+        what it looks like. Whether its status is 200."""
+        head = b""
+        while True:
+            if not size:
+                raise ConnectionResetError
+            head += self._buffer[:size]
+            if (at := head.find(b"\r\n\r\n")) >= 0:
+                break
+            size = self._wait(end, stopped)
+        ok, length = read_head(head[:at])
+        if length == CHUNKED:
+            return self._read_chunks(ok, head, at + 4, end, stopped)
+        if length < 0:  # its end cannot be seen
+            raise ConnectionResetError
+        missing = at + 4 + length - len(head)
+        self._size = -1
+        if not missing and len(head) == size:
+            self._length_at = head[:at].lower().find(b"\r\ncontent-length:")
+            self._length = head[self._length_at :].split(b"\r\n", 2)[1]
+            self._length = b"\r\n" + self._length + b"\r\n"
+            self._size, self._end_at = size, at
+        while missing > 0:
+            size = self._wait(end, stopped)
+            if not size:
+                raise ConnectionResetError
+            missing -= size
+            if not ok:
+                head += self._buffer[: min(size, KEPT)]
+        self._reason = "" if ok else reason_of(head[: at + KEPT])
+        return ok
+
+    def _read_chunks(
+        self, ok: bool, head: bytes, at: int, end: float, stopped: Callable[[], int]
+    ) -> bool:
+        """Receive the rest of a chunked body, which begins at `at`. Return whether
+        the answer is 200 and no event of it is an error."""
+        self._size = -1
+        chunks, data = ChunkedBody(), head[at:]
+        while not chunks.feed(data):
+            size = self._wait(end, stopped)
+            if not size:
+                raise ConnectionResetError
+            data = bytes(self._buffer[:size])
+        self._reason = chunks.error or ("" if ok else reason_of(head[:at]))
+        return not self._reason
+
+
+async def closed_loop(
+    address: tuple[str, int] | str,
+    requests: Sequence[bytes],
+    connections: int,
+    seconds: float,
+    tls: ssl.SSLContext | None = None,
+) -> Run:
+    """Keep so many connections busy for so long. Raises OSError without a server.
+
+    One connection blocks the event loop meanwhile, until the task is cancelled.
+    """
+    if connections == 1 and tls is None:
+        task = asyncio.current_task()
+        assert task is not None
+        with _AloneConnection(address) as alone:
+            return alone.keep_busy(requests, seconds, task.cancelling)
+    generator = _Generator(requests, tls)
+    opened = [await generator.connect(address) for _ in range(connections)]
+    started, used = _clock(), time.process_time()
+    for connection in opened:
+        connection.post(_clock())
+    await asyncio.sleep(seconds)
+    return _finished(generator, started, used)
+
+
+async def open_loop(
+    address: tuple[str, int] | str,
+    requests: Sequence[bytes],
+    gaps: Iterator[float],
+    connections: int,
+    seconds: float,
+    tls: ssl.SSLContext | None = None,
+) -> Run:
+    """Send requests when they are due, `gaps` seconds after each other, over at most so
+    many connections. Raises OSError without a server."""
+    generator = _OpenGenerator(requests, tls)
+    generator.idle.extend(
+        [await generator.connect(address) for _ in range(connections)]
+    )
+    over = asyncio.get_running_loop().create_future()
+    started, used = _clock(), time.process_time()
+    end = started + seconds
+    at = started + next(gaps)
+
+    def send() -> None:
+        nonlocal at
+        now = _clock()
+        while at <= now and at < end:
+            generator.due(at)
+            at += next(gaps)
+        if at < end:
+            timer.set(at)
+        elif now < end:
+            timer.set(end)
+        elif not over.done():
+            over.set_result(None)
+
+    timer = _Timer(send)
+    try:
+        send()
+        await over
+    finally:
+        timer.close()
+    return _finished(generator, started, used)
+
+
+def _finished(generator: _Generator, started: float, used: float) -> Run:
+    generator.run.end(started, used)
+    generator.end()
+    return generator.run

@@ -1,0 +1,7 @@
+"""Commands that ask a running gateway, or tell it something."""
+
+from popgate_tools.running.drain import drain
+from popgate_tools.running.models import load, models, unload
+from popgate_tools.running.top import top
+
+__all__ = ["drain", "load", "models", "top", "unload"]

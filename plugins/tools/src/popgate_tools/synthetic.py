@@ -1,0 +1,30 @@
+"""Values for inputs that nobody gave."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from popef_io import DataType
+
+
+def synthetic_array(
+    random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Normally distributed floats; whole numbers that are 0 or 1, so that they are
+    good as indices; short texts."""
+    if data_type is DataType.STRING:
+        texts = [f"text {n}".encode() for n in range(math.prod(shape))]
+        array = np.empty(len(texts), object)
+        array[:] = texts
+        return array.reshape(shape)
+    if data_type is DataType.BF16:
+        floats = random.standard_normal(shape).astype(np.float32)
+        return (floats.view(np.uint32) >> 16).astype(np.uint16).reshape(shape)
+    dtype = data_type.numpy_dtype
+    if dtype.kind == "f":
+        return np.asarray(random.standard_normal(shape)).astype(dtype)
+    return np.asarray(random.integers(0, 2, shape)).astype(dtype)

@@ -1,0 +1,93 @@
+"""Tensors on the command line: read from files and texts, shown to a person."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from popgate_client import Array, InvalidRequest, Tensor, tensor_of
+
+
+def read_value(text: str, name: str, datatype: str, shape: list[int]) -> Tensor:
+    """Return the tensor that ``name=text`` means.
+
+    The text is a ``.npy`` or ``.npz`` file, a JSON value, or ``@FILE``: the bytes of
+    any file, for BYTES. A string that is no JSON is taken as it stands, for BYTES.
+    Raises `InvalidRequest`.
+    """
+    return tensor_of(name, _read(text, name, datatype), datatype, shape)
+
+
+def read_archive(path: str) -> dict[str, Array]:
+    """The arrays of a ``.npz`` file by their names. Raises `InvalidRequest`."""
+    try:
+        with (
+            Path(path).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError) as e:
+        raise InvalidRequest(f"{path} cannot be read: {e}") from None
+    except Exception as e:  # zipfile and zlib have errors of their own
+        raise InvalidRequest(f"{path} is no .npz file: {e}") from None
+    if not arrays:
+        raise InvalidRequest(f"{path} holds no array")
+    return arrays
+
+
+def pick(arrays: dict[str, Array], name: str, path: str) -> Array:
+    """The array for input `name`: that of its name, or the only one there is."""
+    if name not in arrays and len(arrays) != 1:
+        raise InvalidRequest(f"--input {name}={path}: it holds {', '.join(arrays)}")
+    return arrays.get(name, next(iter(arrays.values())))
+
+
+def _read(text: str, name: str, datatype: str) -> Any:
+    if text.startswith("@"):
+        return _read_file(text[1:], name, datatype)
+    if text.endswith(".npz"):
+        return pick(read_archive(text), name, text)
+    if text.endswith(".npy"):
+        try:
+            return np.asarray(np.load(Path(text), allow_pickle=False))
+        except (OSError, ValueError, EOFError) as e:
+            raise InvalidRequest(f"input {name}: {text} cannot be read: {e}") from None
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as e:
+        if datatype == "BYTES":
+            return text
+        msg = (
+            f"input {name}: {text!r} is neither a .npy or .npz file nor a JSON value "
+            f"such as [[1, 2]] ({e})"
+        )
+        raise InvalidRequest(msg) from None
+    return value
+
+
+def _read_file(path: str, name: str, datatype: str) -> Any:
+    """The bytes of a file, or the array that it holds."""
+    if path.endswith((".npy", ".npz")) and datatype != "BYTES":
+        return _read(path, name, datatype)
+    if datatype != "BYTES":
+        msg = (
+            f"input {name}: @{path} is sent as the file's bytes, which a BYTES input "
+            f"takes; {name} is {datatype}: name a .npy file"
+        )
+        raise InvalidRequest(msg)
+    try:
+        return Path(path).read_bytes()
+    except OSError as e:
+        raise InvalidRequest(f"input {name}: {path}: {e.strerror}") from None
+
+
+def text_of(tensor: Tensor) -> str:
+    """The values, for a person; large ones in extracts."""
+    array = tensor.array
+    if tensor.datatype == "BYTES":
+        texts = [item.decode(errors="backslashreplace") for item in array.reshape(-1)]
+        array = np.array(texts, dtype=object).reshape(array.shape)
+    return np.array2string(array, threshold=200, suppress_small=True, max_line_width=88)

@@ -1,0 +1,174 @@
+"""The server that is tuned: one of our own for as long as that takes, or a running
+one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, Self
+
+from app.cli.errors import CommandError
+from popgate_client import Client, ClientError
+
+#: Seconds until the model is served: it may have to be compiled.
+START = 300.0
+STOP = 20.0
+LOG_LINES = 12
+#: Bytes; a socket's path has at most 107, and the folder's own name is in it.
+LONGEST_PLACE = 70
+#: With which models are loaded there; nobody else has it.
+_KEY = secrets.token_hex()
+_STARTED = "  docs     "
+#: The server's process ends when this one does, however that is.
+_SERVE = """
+import sys
+from engine import die_with
+die_with(int(sys.argv.pop(1)))
+from popgate.__main__ import main
+main()
+"""
+
+
+class Tuned(Protocol):
+    """A server, and the model of it that is tuned. `tls`: of its connections."""
+
+    tls: ssl.SSLContext | None
+
+    def client(self, devices: int) -> Client:
+        """Its client, once it has so many devices."""
+
+    def close(self) -> None:
+        """Leaves it as it was."""
+
+
+class RunningServer:
+    """One that others may use as well. Closing loads the model again as its folder
+    says; the devices are what they are."""
+
+    def __init__(
+        self, client: Client, name: str, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._client, self._name, self.tls = client, name, tls
+
+    def client(self, devices: int) -> Client:
+        return self._client
+
+    def close(self) -> None:
+        with self._client:
+            self._client.load(self._name)
+
+
+class OwnServer:
+    """`popgate serve` on a socket in a folder of its own; closing leaves nothing.
+
+    It has a pool of devices of its own, and is started again for another number.
+    """
+
+    tls: ssl.SSLContext | None = None
+
+    def __init__(self, name: str, options: list[str]) -> None:
+        self._name, self._options = name, options
+        self._folder = tempfile.TemporaryDirectory(prefix="popgate-tune-", dir=_place())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline: int | None = None
+        self._client: Client | None = None
+        self._devices = 0
+
+    def client(self, devices: int) -> Client:
+        if self._client is None or devices != self._devices:
+            self._stop()
+            self._client = self._started(devices)
+            self._devices = devices
+        return self._client
+
+    def close(self) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _started(self, devices: int) -> Client:
+        folder = Path(self._folder.name)
+        log, socket = folder / "log", folder / "socket"
+        variables = {"POPGATE_POOL": f"tune-{os.getpid()}", "POPGATE_API_KEY": _KEY}
+        ours, self._lifeline = os.pipe()
+        try:
+            with log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _SERVE, str(ours), "serve",
+                     *self._options, "--uds", str(socket), "--devices",
+                     f"cpu:{devices}", "--no-pages", "--access-log", "off"],
+                    env=_environment(variables),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Control-C is for us, who then end it
+                    pass_fds=(ours,),
+                )  # fmt: skip
+        finally:
+            os.close(ours)
+        client = Client(f"unix:{socket}", timeout=60, api_key=_KEY)
+        try:
+            self._wait_ready(client, log)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _wait_ready(self, client: Client, log: Path) -> None:
+        assert self._process is not None
+        for _ in range(int(START)):
+            ended = self._process.poll() is not None
+            said = log.read_text(errors="replace")
+            with suppress(ClientError):
+                client.wait_ready(self._name, timeout=1.0)
+                return
+            # It tells of all models once it has tried them.
+            if ended or _STARTED in said:
+                lines = "\n  ".join(said.splitlines()[:LOG_LINES])
+                raise CommandError(f"{self._name} is not served:\n  {lines}")
+        raise CommandError(f"{self._name} was not ready after {START:.0f} s")
+
+    def _stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+
+def _place() -> str:
+    """Where temporary files are, unless no socket can have its path there."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= LONGEST_PLACE else "/tmp"
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Ours without what is said of another server."""
+    own = ("POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_PURE")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("POPGATE_") or name in own
+    }
+    return {**kept, **more}

@@ -1,0 +1,218 @@
+"""`popgate batch` against a real gateway: every row once, also after kill -9.
+
+Covers: plugins/tools/src/popgate_tools/batch/command.py,
+    plugins/tools/src/popgate_tools/batch/rows.py,
+    plugins/tools/src/popgate_tools/batch/results.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from popef_io import DataType
+from tests.app.cli.calls import Call
+from tests.app.served import POPGATE, ROOT, Serve, ServedGateway
+from tests.engine.models import Port, write_model
+from tests.support import until
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def by_row(path: Path) -> dict[int, Any]:
+    """The results by their rows, each of which is there once."""
+    found = lines(path)
+    rows = [line["row"] for line in found]
+    assert len(rows) == len(set(rows))
+    return {line["row"]: line for line in found}
+
+
+def test_columns_of_csv(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text("id,a,b,c,d\nx,1,2,3,4\ny,0,0,0,0.5\nz,1,2,what,4\n")
+    done = popgate(
+        "batch", "affine", "-i", source, "--url", gateway.url, "--keep", "id"
+    )
+    assert done.code == 1
+    assert "2 rows → " in done.err
+    assert "1 row failed → " in done.err
+    target = tmp_path / "rows.csv.results.jsonl"
+    assert by_row(target) == {
+        0: {"row": 0, "id": "x", "outputs": {"output": [3.0, 5.0, 7.0, 9.0]}},
+        1: {"row": 1, "id": "y", "outputs": {"output": [1.0, 1.0, 1.0, 2.0]}},
+    }
+    (error,) = lines(tmp_path / "rows.csv.results.jsonl.errors.jsonl")
+    assert (error["row"], error["id"]) == (2, "z")
+    assert "'what' is no FP32" in error["error"]
+
+
+def test_empty_cells_are_nan(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source = tmp_path / "gaps.csv"
+    source.write_text("a,b,c,d\n1,,3,4\n")
+    done = popgate("batch", "affine", "-i", source, "--url", gateway.url)
+    assert done.code == 0, done.err
+    (line,) = lines(tmp_path / "gaps.csv.results.jsonl")
+    assert line["outputs"]["output"][1] is None  # orjson writes NaN as null
+    assert line["outputs"]["output"][2:] == [7.0, 9.0]
+
+
+def test_named_inputs_of_jsonl(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows: list[Any] = [
+        {"A": [[1, 1, 1]] * 2, "B": [[0, 0, 0]] * 2},
+        {"inputs": {"A": [[1, 1, 1]] * 2, "B": [[1, 1, 1]] * 2}},
+        {"A": [[1]]},
+        {"A": [[1, 1, 1]], "B": [[1, 1, 1]]},
+    ]
+    text = "\n".join(json.dumps(row) for row in rows) + "\nno json\n"
+    source.write_text(text)
+    done = popgate(
+        "batch", "weighted", "-i", source, "-o", target, "--url", gateway.url
+    )
+    assert done.code == 1
+    found = by_row(target)
+    assert set(found) == {0, 1}
+    assert found[1]["outputs"]["output"] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    errors = {e["row"]: e for e in lines(tmp_path / "out.jsonl.errors.jsonl")}
+    assert set(errors) == {2, 3, 4}
+    assert errors[2]["error"] == "no column B; there are A"
+    assert errors[3]["code"] == "invalid_input"
+    assert errors[4]["error"].startswith("not JSON")
+
+
+def test_texts(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
+    source = tmp_path / "rows.csv"
+    source.write_text('input\nGrüße\n"a, b"\n', encoding="utf-8")
+    assert popgate("batch", "text", "-i", source, "--url", gateway.url).code == 0
+    found = by_row(tmp_path / "rows.csv.results.jsonl")
+    assert [found[n]["outputs"]["output"] for n in (0, 1)] == ["Grüße!", "a, b!"]
+
+
+def test_parquet(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    source = tmp_path / "rows.parquet"
+    values = np.arange(20.0).reshape(5, 4)
+    parquet.write_table(pyarrow.table({"input": list(values)}), source)
+    assert popgate("batch", "affine", "-i", source, "--url", gateway.url).code == 0
+    found = by_row(tmp_path / "rows.parquet.results.jsonl")
+    got = [found[n]["outputs"]["output"] for n in range(5)]
+    np.testing.assert_array_equal(got, values * 2 + 1)
+    source.write_bytes(b"none")
+    done = popgate("batch", "affine", "-i", source, "--url", gateway.url)
+    assert done.code == 2
+    assert "--input" in done.err
+
+
+def identity_of_images(path: Path) -> Path:
+    shape = (-1, 3, 2, 2)
+    return write_model(
+        path,
+        [helper.make_node("Identity", ["image"], ["same"])],
+        [Port("image", shape, DataType.F32)],
+        [Port("same", shape, DataType.F32)],
+        batching="rows",
+    )
+
+
+def test_images(popgate: Call, serve: Serve, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    served = serve(lambda root: identity_of_images(root / "images.popef"))
+    folder = tmp_path / "images"
+    (folder / "more").mkdir(parents=True)
+    image.new("RGB", (2, 2), (255, 0, 51)).save(folder / "a.png")
+    image.new("L", (8, 8), 255).save(folder / "more" / "b.png")
+    (folder / "c.jpg").write_bytes(b"no image")
+    done = popgate("batch", "images", "-i", folder, "--url", served.url)
+    assert done.code == 1
+    found = by_row(tmp_path / "images.results.jsonl")
+    assert {line["file"] for line in found.values()} == {"a.png", "more/b.png"}
+    first = next(line for line in found.values() if line["file"] == "a.png")
+    red, green, blue = (np.array(c).mean() for c in first["outputs"]["same"])
+    assert (red, green, round(blue, 6)) == (1.0, 0.0, 0.2)
+    (error,) = lines(tmp_path / "images.results.jsonl.errors.jsonl")
+    assert error["file"] == "c.jpg"
+
+
+def test_kill_it_and_run_it_again(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    count = 4000
+    source.write_text("".join(f'{{"input": [{n}, 0, 0, 0]}}\n' for n in range(count)))
+    arguments = ["batch", "affine", "-i", str(source), "-o", str(target)]
+    arguments += ["--url", gateway.url, "--in-flight", "4"]
+    process = subprocess.Popen(
+        [*POPGATE, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    until(lambda: target.exists() and target.stat().st_size > 2000)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    whole = target.read_bytes()
+    before = whole.count(b"\n")
+    assert 0 < before < count
+    with target.open("ab") as file:  # what a power cut leaves of a line
+        file.write(b'{"row": 17, "outp')
+    done = popgate(*arguments)
+    assert done.code == 0, done.err
+    assert f"{count - before} rows → " in done.err
+    assert f"{before} done before" in done.err
+    found = by_row(target)
+    assert set(found) == set(range(count))
+    assert all(found[n]["outputs"]["output"][0] == 2 * n + 1 for n in range(count))
+    assert target.read_bytes().startswith(whole[: whole.rindex(b"\n")])
+    done = popgate(*arguments)
+    assert done.code == 0
+    assert "0 rows → " in done.err
+
+
+def test_results_of_something_else(
+    popgate: Call, gateway: ServedGateway, tmp_path: Path
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"input": [1, 2, 3, 4]}\n')
+    arguments = ["batch", "affine", "-i", source, "--url", gateway.url]
+    assert popgate(*arguments).code == 0
+    os.utime(source, (1, 1))
+    done = popgate(*arguments)
+    assert done.code == 2
+    assert "has the results of something else" in done.err
+    other = tmp_path / "mine.jsonl"
+    other.write_text("precious\n")
+    done = popgate(*arguments, "-o", other)
+    assert done.code == 2
+    assert other.read_text() == "precious\n"
+
+
+def test_mistakes(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"input": [1, 2, 3, 4]}\n')
+    asked = ["--url", gateway.url]
+    for arguments, code, said in (
+        (["affine", "-i", "none.csv", *asked], 2, "no such file"),
+        (["affine", "-i", "rows.xml", *asked], 2, "expected .csv, .jsonl"),
+        (["affine", "-i", source, "--url", "ftp://x"], 2, "ftp://x: expected http"),
+        (["affine", "-i", source, "-o", "/none/x.jsonl", *asked], 2, "no such folder"),
+        (["none", "-i", source, *asked], 1, "unknown model"),
+        (["affine", "-i", source, "--url", "http://127.0.0.1:1"], 1, "no connection"),
+    ):
+        done = popgate("batch", *arguments)
+        assert said in done.err
+        assert done.code == code
+        for left in tmp_path.glob("rows.jsonl.results*"):
+            left.unlink()

@@ -1,0 +1,91 @@
+"""Values as programs have them: tables by column, arrays with missing dimensions.
+
+Tables are DataFrames, Arrow tables and lists of records. Imports NumPy, and nothing of
+ours: the client uses it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class UnevenRecords(ValueError):
+    """Records of a table that do not have the same keys."""
+
+
+def columns_of(value: Any) -> dict[str, Any] | None:
+    """Return the columns of a table by name; None for a value that is no table.
+
+    A table is a DataFrame of pandas or polars, an Arrow table or record batch, or a
+    list of records with the same keys. Raises `UnevenRecords` for records that differ.
+    """
+    if isinstance(value, list | tuple):
+        return _columns_of_records(value)
+    if hasattr(value, "column_names") and hasattr(value, "column"):  # Arrow
+        return {
+            str(name): value.column(name).to_pylist() for name in value.column_names
+        }
+    if hasattr(value, "columns") and hasattr(value, "iloc"):  # pandas
+        return {str(name): value[name].to_numpy() for name in value.columns}
+    if hasattr(value, "columns") and hasattr(value, "get_column"):  # polars
+        return {str(name): value[name].to_numpy() for name in value.columns}
+    return None
+
+
+def inputs_of_table(
+    columns: Mapping[str, Any], inputs: Collection[str]
+) -> Mapping[str, Any]:
+    """Return the values of a table's columns by input.
+
+    If the model has one input and no column has its name, the rows of the table are
+    the rows of that input.
+    """
+    if len(inputs) != 1 or not columns or set(columns) & set(inputs):
+        return columns
+    (name,) = inputs
+    return {name: [list(row) for row in zip(*columns.values(), strict=True)]}
+
+
+def _columns_of_records(records: Any) -> dict[str, Any] | None:
+    if not records or not isinstance(records[0], Mapping):
+        return None
+    names = list(records[0])
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping) or set(record) != set(names):
+            msg = f"record {number} has not the same keys as the first: {names}"
+            raise UnevenRecords(msg)
+    return {str(name): [record[name] for record in records] for name in names}
+
+
+def with_rank(array: Array, shape: Sequence[int] | None) -> Array:
+    """Return an array with the dimensions of 1 that it lacks for a model's `shape`.
+
+    They are added in front. If the model takes one element a row, as in ``[-1, 1]``,
+    a list is so many rows. An array for which this does not do comes back as it is.
+    """
+    missing = 0 if shape is None else len(shape) - array.ndim
+    if shape is None or missing <= 0:
+        return array
+    if array.ndim == 1 and shape[0] == -1 and all(dim == 1 for dim in shape[1:]):
+        return array.reshape(array.shape + (1,) * missing)
+    if all(dim in (1, -1) for dim in shape[:missing]):
+        return array.reshape((1,) * missing + array.shape)
+    return array
+
+
+def with_gaps(array: Array) -> Array:
+    """Return floats for Python's numbers, in which None is NaN. Other arrays come back
+    as they are."""
+    if array.dtype != object:
+        return array
+    flat = array.reshape(-1).tolist()
+    if not all(item is None or isinstance(item, int | float) for item in flat):
+        return array
+    values = [np.nan if item is None else item for item in flat]
+    return np.array(values, np.float64).reshape(array.shape)
