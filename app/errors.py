@@ -476,9 +476,18 @@ class ErrorResponse:
         return f"<ErrorResponse {self.status} {self.body.decode()}>"
 
 
+#: The page with an entry for each code: a code is the anchor of its entry.
+ERRORS_PAGE = "docs/reference/errors.md"
+
+
+def help_address(code: str) -> str:
+    """Return the address of a code's entry in the documentation."""
+    return f"{ERRORS_PAGE}#{code}"
+
+
 def error_body(message: str, code: str, request_id: str = "") -> bytes:
-    """The JSON of every error this server answers with."""
-    body = {"error": message, "code": code}
+    """Return the JSON body that every error of this server has."""
+    body = {"error": message, "code": code, "help": help_address(code)}
     if request_id:
         body["request_id"] = request_id
     try:

@@ -3,7 +3,7 @@
 `RUN_FAILURES` decides what the engine does. The owner of a device looks a failure up
 before it counts it (engine/devices/device.py), the device process before it runs a
 failed batch again (engine/worker/replica.py). The table in
-docs/explanation/run-failures.md is made of it.
+docs/explanation/failures.md is made of it.
 
 A model that fails again and again is out of service only after `MOST` counted failures
 in a row: one run that succeeds in between, for any client, starts the count anew.

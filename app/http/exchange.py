@@ -11,13 +11,14 @@ from uvicorn.server import ServerState
 
 from app.codec.chunks import JOIN_BELOW
 from app.codec.messages import Buffer, Header, Refusal, Response
+from app.errors import error_body
 from app.observe.answers import GONE
 from app.observe.journal import Asked
 from app.serving.call import Call
 from app.serving.service import Service
 
 #: To a request whose failure cannot be told any better, for want of memory.
-_BODY: Final = b'{"error":"there is no memory for an answer","code":"internal_error"}'
+_BODY: Final = error_body("there is no memory for an answer", "internal_error")
 _NO_ANSWER: Final = (
     b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from app.errors import help_address
 from app.observe.journal import Asked
 from app.observe.log_text import quoted
 
@@ -25,6 +26,7 @@ def log_management(asked: Asked, status: int, code: str, why: str) -> None:
         "key": asked.key,
         "code": code,
         "error": why,
+        "help": help_address(code) if code else "",
     }
     known = {name: value for name, value in fields.items() if value != ""}
     outcome = "done" if status < 400 else "refused" if status < 500 else "failed"

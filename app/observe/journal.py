@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from app.errors import help_address
 from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.log_text import MOST_SHOWN, quoted, shortened
 from app.observe.metrics import ModelMetrics
@@ -31,7 +32,7 @@ GATHERED_FOR, MOST_GATHERED = 0.1, 16
 #: The fields in the line of a request that failed, where it came so far.
 _OF_FAILED = (
     "client", "key", "model", "device", "batch_size", "queue_ms", "compute_ms",
-    "code", "error",
+    "code", "error", "help",
 )  # fmt: skip
 _NS = 1_000_000_000
 _MS = 1_000_000
@@ -401,6 +402,7 @@ class Journal:
             fields["batch_size"] = failed.batch_rows
         fields |= {f"{name}_ms": ms for name, ms in failed.phases().items()}
         fields |= {"code": failed.code, "error": shortened(failed.why)}
+        fields["help"] = help_address(failed.code)
         self._log(failed.asked, failed.status, failed.seconds, fields)
 
     def end(self, asked: Asked, status: int, seconds: float) -> None:

@@ -3,7 +3,7 @@
     import triton_python_backend_utils as pb_utils
 
 Other spellings of `popgate.Model` and its context; `adapter` makes one of a
-``TritonPythonModel``. docs/how-to/triton-python.md says what differs.
+``TritonPythonModel``. docs/how-to/migrate-from-triton.md says what differs.
 """
 
 from triton_python_backend_utils.host import (

@@ -24,7 +24,7 @@ from typing import Any
 import model_runtime
 
 HERE = Path(__file__).parent
-GUIDE = HERE.parents[1] / "docs" / "how-to" / "migrate-from-model-runtime.md"
+GUIDE = HERE.parents[1] / "docs" / "reference" / "model-runtime-names.md"
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 STATES = {"how": "works", "differs": "differs", "missing": "no"}
 _ENTRY = re.compile(r"(?P<path>[\w.:]+)(?P<call>\(.*\))?(?: = (?P<default>.*))?")

@@ -74,12 +74,16 @@ _ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1):8000")
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page. `line` is that of its fence, from 1."""
+    """A block of a page, below the heading `section` of the second level.
+
+    `line` is that of its fence, from 1.
+    """
 
     page: str
     line: int
     language: str
     text: str
+    section: str = ""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -88,10 +92,16 @@ class Block:
 def read_blocks(page: str) -> list[Block]:
     """All blocks of a page. Raises AssertionError for one that has no language."""
     blocks = []
-    for token in MarkdownIt().parse((ROOT / page).read_text(encoding="utf-8")):
-        if token.type in ("fence", "code_block"):
+    section = ""
+    tokens = MarkdownIt().parse((ROOT / page).read_text(encoding="utf-8"))
+    for at, token in enumerate(tokens):
+        if token.type == "heading_open" and token.tag == "h2":
+            section = tokens[at + 1].content
+        elif token.type in ("fence", "code_block"):
             assert token.map is not None
-            block = Block(page, token.map[0] + 1, token.info.strip(), token.content)
+            block = Block(
+                page, token.map[0] + 1, token.info.strip(), token.content, section
+            )
             assert block.language in LANGUAGES, f"{block} is {block.language!r}"
             blocks.append(block)
     return blocks

@@ -139,7 +139,7 @@ def test_a_batch_runs_again_in_halves_as_the_table_says(
 
 def test_the_page_has_the_table() -> None:
     if TABLE not in PAGE.read_text():
-        pytest.fail(f"docs/explanation/run-failures.md lacks:\n{TABLE}")
+        pytest.fail(f"docs/explanation/failures.md lacks:\n{TABLE}")
 
 
 def test_how_a_process_ended_is_told(own_device: Device) -> None:

@@ -69,7 +69,7 @@ def test_the_index_page_has_no_link_into_the_source_tree(wheel: Path) -> None:
     assert isinstance(text, str)
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert all(link.startswith(("https://", "#")) for link in links), links
-    assert "docs/reference/python.md" in text
+    assert "docs/reference/runner.md" in text
 
 
 def test_it_works_outside_the_source_tree(binaries: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The numbered list of hostile files: what each lies about and how it is refused.
 
-docs/reference/hostile-files.md has the same numbers and titles; a test keeps the two
+docs/reference/popef-format.md has the same numbers and titles; a test keeps the two
 together.
 A file is refused when it is parsed, or, with `on_access`, when its payloads are used.
 """

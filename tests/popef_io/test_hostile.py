@@ -15,7 +15,7 @@ from popef_io import PopefError, Reader
 from tests.popef_io.containers import parse
 from tests.popef_io.hostile import HOSTILE, Hostile
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "hostile-files.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "popef-format.md"
 MEMORY_LIMIT = 16 << 20  # bytes besides the file; the decoder alone may take 8 MiB
 
 
