@@ -33,7 +33,7 @@ to fill in (`ModelRunnerConfig.flush_callback`)."""
 
 
 class DeviceWaitStrategy(IntEnum):
-    """What to do when no device is free (Model Runtime: `DeviceWaitStrategy`)."""
+    """Strategies when no device is free (Model Runtime: `DeviceWaitStrategy`)."""
 
     NO_WAIT = 0
     WAIT_WITH_TIMEOUT = 1
@@ -45,7 +45,7 @@ class DeviceWaitStrategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceWaitConfig:
-    """How attaching to a device retries (Model Runtime: `DeviceWaitConfig`).
+    """Retries when attaching to a device (Model Runtime: `DeviceWaitConfig`).
 
     `timeout` (seconds) counts only for WAIT_WITH_TIMEOUT; `sleep_time` (seconds)
     is the pause between two tries of the waiting strategies.
@@ -248,7 +248,7 @@ class ModelRunnerConfig:
 
 
 def weighted(priority: int, weight: int, lane: int = 0) -> int:
-    """What a request of `priority` (of `submit`) states whose user has a weight.
+    """Encode a request's `priority` (of `submit`) together with the weight of its user.
 
     Requests of one level, weight and lane wait in one line, and a replica serves the
     lines of a level by their weights; those without one weigh 1. So users of the same
@@ -260,7 +260,7 @@ def weighted(priority: int, weight: int, lane: int = 0) -> int:
 
 
 def weighted_with(stated: int) -> tuple[int, int, int]:
-    """What `weighted` was called with; levels that there cannot be are one."""
+    """Return the arguments with which `weighted` was called; unknown levels are one."""
     share = -stated >> _LEVEL_BITS
     weight = share & (1 << _WEIGHT_BITS) - 1
     return -stated & (1 << _LEVEL_BITS) - 1, weight, share >> _WEIGHT_BITS

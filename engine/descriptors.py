@@ -1,4 +1,4 @@
-"""How many file descriptors this process may have."""
+"""Limit of the file descriptors of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong in the engine, named by who must act.
+"""Errors of the engine, named by who must act.
 
 EngineError
   Refused              not now: try again, or elsewhere
@@ -45,7 +45,7 @@ class EngineError(RuntimeError):
     """
 
     def again(self) -> EngineError:
-        """The same error once more, to be raised where this one is kept.
+        """Return a copy of the error to raise while this one is kept.
 
         An error that is kept would keep the frames that it was raised through, and
         with them a runner without other references and its device; and several threads
@@ -64,7 +64,7 @@ class EngineError(RuntimeError):
 
 
 class Refused(EngineError):
-    """Not now: nothing was queued, nothing is lost, try again."""
+    """The call was refused: nothing was queued or lost; try again."""
 
 
 class Overloaded(Refused):
@@ -87,7 +87,7 @@ class DeadlineUnreachable(Overloaded):
 
 
 class NoDeviceAvailable(Refused):
-    """No device could be attached at once, and the policy is not to wait."""
+    """No device was free, and the policy is not to wait."""
 
 
 class DeviceBusy(Refused):
@@ -95,11 +95,11 @@ class DeviceBusy(Refused):
 
 
 class TimedOut(EngineError):
-    """It took longer than the caller was willing to wait."""
+    """The caller's time limit passed."""
 
 
 class DeviceWaitTimeout(TimedOut):
-    """No device became available within `DeviceWaitConfig.timeout`."""
+    """No device became free within `DeviceWaitConfig.timeout`."""
 
 
 class DeadlineExceeded(TimedOut):
@@ -212,7 +212,7 @@ class ExecutionFailed(EngineError):
 
 
 class OutOfMemory(ExecutionFailed):
-    """There was no memory for what a request takes, on the device or in this process.
+    """Memory for a request was missing, on the device or in this process.
 
     It may fit when others need less; one that takes more than there is never does.
     """

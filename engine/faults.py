@@ -1,4 +1,4 @@
-"""What a device says of itself before it gives up, and what may then be done.
+"""Faults that a device reports before it gives up, and ways to recover.
 
 The kinds are those that Model Runtime tells apart (User Guide, "Error handling"). A
 process that dies without a word is no fault in this sense but plainly lost.
@@ -22,7 +22,7 @@ class FaultKind(Enum):
 
 
 class RecoveryAction(Enum):
-    """What a RECOVERABLE fault asks for (Poplar: `RecoveryAction`)."""
+    """Actions that cure a RECOVERABLE fault (Poplar: `RecoveryAction`)."""
 
     IPU_RESET = "IPU_RESET"
     LINK_RESET = "LINK_RESET"
@@ -40,7 +40,7 @@ class DeviceFault:
 
     @property
     def resettable(self) -> bool:
-        """Whether a reset of this device alone, a new process, cures it."""
+        """Return whether a reset of this device alone, a new process, cures the fault."""
         return (
             self.kind is FaultKind.APPLICATION
             or self.action is RecoveryAction.IPU_RESET

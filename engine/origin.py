@@ -37,7 +37,7 @@ class Origin:
         self.left = False
 
     def error(self, what: str) -> WrongProcess:
-        """What use of `what`, which was made there, ends with here."""
+        """Return the error for a use of `what`, which the parent process made."""
         return WrongProcess(
             f"this {what} was made in process {self.pid}; process {os.getpid()}, "
             "which was forked from it, must make its own"
@@ -69,12 +69,16 @@ def no_fork() -> threading.RLock:
 
 
 def hold(fd: int) -> None:
-    """Let no child keep this descriptor; within `no_fork`, like what made it."""
+    """Keep children from inheriting this descriptor. Call within `no_fork`, as for the
+    code that made it.
+    """
     _held.add(fd)
 
 
 def let_go(fd: int) -> None:
-    """It is about to be closed; within `no_fork`, like what closes it."""
+    """Forget a descriptor that is about to be closed. Call within `no_fork`, as for the
+    code that closes it.
+    """
     _held.discard(fd)
 
 

@@ -1,4 +1,4 @@
-"""For a process that another one has started: to end with it, and to find its modules.
+"""Ties of a started process to its owner: it ends with the owner and finds its modules.
 
 The owner holds the write end of a pipe open and hands the read end over; when it dies,
 however it does, the pipe closes.
@@ -20,7 +20,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with(owner_fd: int, *, group: bool = False) -> None:
-    """Have the kernel end this process when the other end of the pipe closes.
+    """Ask the kernel to end this process when the other end of the pipe closes.
 
     `group`: and all others of its process group, which it leads.
 
@@ -67,6 +67,7 @@ def leave_ending_to_owner() -> None:
 
 
 def unblock_signals() -> None:
-    """Let all signals in: what the process that started this one blocked stays blocked
-    otherwise, and nothing but SIGKILL would end it."""
+    """Unblock all signals. Signals that the parent blocked would stay blocked, and only
+    SIGKILL would end this process.
+    """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -52,7 +52,7 @@ class RunFailure(Enum):
 
 
 class Price(NamedTuple):
-    """Who pays for a failure.
+    """Consequences of a failure for request, model and device.
 
     `request`: the code of the answer to the requests of the run. `halves`: a batch is
     run again in halves, so that only requests pay that fail alone. `device`: its
@@ -104,8 +104,9 @@ def failure_of(how: str) -> RunFailure:
 
 
 class Death(NamedTuple):
-    """How a process has ended, in words; `culprit` is the model that crashed it, if
-    that is known, for the `times`th time in a row."""
+    """End of a process in words; `culprit` is the model that crashed it, if known, for
+    the `times`th time in a row.
+    """
 
     text: str
     culprit: str = ""
@@ -114,7 +115,7 @@ class Death(NamedTuple):
 
     @property
     def is_once_too_often(self) -> bool:
-        """Whether the model is to be given up."""
+        """Return whether the model has failed too often and goes out of service."""
         return self.times >= self.most
 
     def __str__(self) -> str:

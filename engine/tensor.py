@@ -74,7 +74,7 @@ class Tensor:
         return b"".join(self.parts)
 
     def numpy(self) -> Array:
-        """As a numpy array: a view if the bytes are in one part.
+        """Return the data as a numpy array: a view if the bytes are in one part.
 
         STRING gives an object array of `bytes`; BF16 an array of uint16 bits.
         """
@@ -92,7 +92,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DataDesc:
-    """What a runner expects or delivers under a name (Model Runtime: `DataDesc`).
+    """A named tensor that a runner expects or delivers (Model Runtime: `DataDesc`).
 
     `shape` holds -1 if the size is known only at run time and is None where
     not even the rank is known. In what a request may bring, the size of the batch

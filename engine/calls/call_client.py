@@ -53,7 +53,7 @@ class CallClient:
 
     @property
     def options(self) -> RunOptions:
-        """Of the present run."""
+        """Return the options of the present run."""
         return self._context.options
 
     # -- calls
@@ -130,7 +130,7 @@ class CallClient:
         self.tell({"next": call.number})
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
-        """What drives routed calls for the coroutines of a loop."""
+        """Return the object that drives routed calls for the coroutines of a loop."""
         found = self._watches.get(loop)
         if found is None:
             from engine.calls.loop_watch import LoopWatch
@@ -143,7 +143,7 @@ class CallClient:
     # -- questions
 
     def is_ready(self, target: tuple[str, str]) -> bool:
-        """Whether a model takes requests now. Raises DeviceLost."""
+        """Return whether a model accepts requests now. Raises DeviceLost."""
         model, version = target
         return bool(self._ask("ready", {"model": model, "version": version}))
 
@@ -200,7 +200,7 @@ class CallClient:
             control.send(self._sock, message)
 
     def _give_up(self, number: int) -> None:
-        """Nobody waits for that call any more; nothing happens if it is done."""
+        """Cancel a call. Does nothing if it is done."""
         if self._calls.pop(number, None) is not None:
             self.tell({"cancel": number})
 

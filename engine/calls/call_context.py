@@ -1,4 +1,4 @@
-"""On whose behalf a Python model calls another one: what a call says of that."""
+"""The request on whose behalf a Python model calls another model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.transport.channel import REQUEST
 
 
 class RunningBatch(Protocol):
-    """What runs: requests, as the device process knows them."""
+    """The run in progress: its requests, as the device process knows them."""
 
     @property
     def entries(self) -> Sequence[Any]: ...
@@ -33,7 +33,7 @@ class CallContext(NamedTuple):
 
     @classmethod
     def of(cls, batch: RunningBatch | None) -> CallContext:
-        """Of what runs now; None for nothing."""
+        """Make the context of the run in progress; None if nothing runs."""
         found, lines = [], []
         with contextlib.suppress(ValueError):  # it has ended, and its client has gone
             for entry in batch.entries if batch is not None else ():
@@ -48,7 +48,8 @@ class CallContext(NamedTuple):
         return cls([descriptor[0] for descriptor in found], last, line)
 
     def within(self, timeout: float | None) -> CallContext:
-        """With at most this many seconds from now; None for no other limit.
+        """Return the context with at most this many seconds left; None for no other
+        limit.
 
         Raises DeadlineExceeded where no time is left.
         """

@@ -27,7 +27,7 @@ class LoopWatch:
 
     @contextlib.contextmanager
     def driving(self, call: RoutedCall) -> Iterator[None]:
-        """While a coroutine waits for a call."""
+        """Drive routed calls while a coroutine waits for a call."""
         devices = call.route.devices
         for device in devices:
             self._watch(device)

@@ -1,4 +1,4 @@
-"""What a device process waits for: the answer of its owner to a call or a question."""
+"""Calls and questions of a device process that its owner has not answered yet."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ class PendingCall:
         self._result: Result | None = None
 
     def take(self, result: Result, more: bool) -> None:
-        """It was answered; `more`: the first of several responses."""
+        """Store an answer; `more` says that it is the first of several responses."""
         self._result = result
         self._done.set()
         self._on_done()
 
     def wait(self) -> None:
-        """Until it is answered, or given up."""
+        """Wait until the call is answered or cancelled."""
         self._done.wait()
 
     def give_up(self) -> None:
-        """Nobody waits for it any more. From any thread."""
+        """Cancel the call. Callable from any thread."""
         self._done.set()
 
     def end(self) -> None:
-        """It is over, or given up now."""
+        """End the call if it is done, or cancel it now."""
         self._on_end(self.number)
 
     @property
     def result(self) -> Result | None:
-        """What was answered; None before. Raises how it failed."""
+        """Return the answer; None before it arrives. Raises the error of a failed call."""
         if isinstance(self._result, EngineError):
             raise self._result
         return self._result
 
     def outputs(self) -> Outputs:
-        """Of a call that is over. Raises how it failed."""
+        """Return the outputs of a finished call. Raises its error."""
         found = self.result
         assert isinstance(found, dict)
         return found
@@ -80,7 +80,7 @@ class PendingStream(PendingCall):
             self._responses.put(None)
 
     def give_up(self) -> None:
-        """There are no more."""
+        """Release the request; no more responses are needed."""
         self._responses.put(None)
 
     def __iter__(self) -> Iterator[Outputs]:

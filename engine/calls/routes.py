@@ -58,7 +58,7 @@ class Route:
 
     @property
     def is_usable(self) -> bool:
-        """Whether some replica can take a call; looks whether their processes live."""
+        """Return whether any replica can take a call. Checks that their processes live."""
         if self.runner is None or self.is_leaving:
             return False
         for device in self.devices:
@@ -87,11 +87,13 @@ class RoutedCall:
         self._began = time.monotonic_ns()
 
     def wait(self) -> None:
-        """Until it is over; this thread takes results of any calls meanwhile."""
+        """Wait until the call is done; this thread takes the results of all calls
+        meanwhile.
+        """
         self.request.wait()
 
     def give_up(self) -> None:
-        """Nobody waits for it any more. From any thread."""
+        """Cancel the call. Callable from any thread."""
         if not self.request.done:
             self.request.cancel()
             # Who waits for it may sleep until there are results.
@@ -100,11 +102,11 @@ class RoutedCall:
                     os.eventfd_write(device.fileno(), 1)
 
     def expire(self) -> None:
-        """Its deadline has passed."""
+        """Fail the call because its deadline has passed."""
         self.request.abandon(DeadlineExceeded())
 
     def end(self) -> None:
-        """It is over, or given up now: count it."""
+        """End the call if it is done, or cancel it now, and count it."""
         self.request.cancel()
         request = self.request
         error = request.error or self._into.failure
@@ -122,7 +124,7 @@ class RoutedCall:
         )
 
     def outputs(self) -> dict[str, Array]:
-        """Of a call that is over. Raises how it failed."""
+        """Return the outputs of a finished call. Raises its error."""
         error = self.request.error or self._into.failure
         if error is not None:
             raise error.named(f"model {self.route.target[0]!r}")

@@ -29,8 +29,9 @@ class ServedModels:
         return ServedModel(self._client, *self._target(name))
 
     def is_ready(self, name: str) -> bool:
-        """Whether a model takes requests now; KeyError for one that may not be called.
-        Raises DeviceLost."""
+        """Return whether a model accepts requests now. Raises KeyError for a model that
+        may not be called, and DeviceLost.
+        """
         return self._client.is_ready(self._target(name))
 
     def _target(self, name: str) -> tuple[str, str]:
@@ -45,7 +46,7 @@ class ServedModels:
 
 
 class ServedModel:
-    """Another model, to be called: inputs by name in, NumPy arrays by name out.
+    """A model that another model calls: inputs by name in, NumPy arrays by name out.
 
     What is no array yet is made one; numbers are converted to what the model takes
     where that keeps their kind. The outputs are the caller's own. A call ends with the
@@ -66,8 +67,9 @@ class ServedModel:
         return self.call(inputs)
 
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]:
-        """The same for inputs with any names. `options`: `timeout` in seconds,
-        `outputs` (their names; all), `parameters` of the request."""
+        """Call with inputs of any names. `options`: `timeout` in seconds, `outputs`
+        (their names; all), `parameters` of the request.
+        """
         run = self._client.options
         call = self._client.begin(self._target, inputs, options)
         if run is not None:
@@ -106,7 +108,9 @@ class ServedModel:
         _check_wanted(run)
 
     async def call_async(self, **inputs: Any) -> dict[str, Array]:
-        """The same for coroutines: several may be under way."""
+        """Call from a coroutine with inputs of any names; several calls may be in
+        flight.
+        """
         return await self.begin_async(inputs)
 
     async def begin_async(

@@ -1,4 +1,5 @@
-"""From ONNX to PopEF: `compile_model`, and `compile_fused` for several at once.
+"""The compiler from ONNX to PopEF: `compile_model`, and `compile_fused` for several
+models.
 
 Needs the `onnx` package, which is imported when something is compiled and not before;
 the rest of the engine does without it.

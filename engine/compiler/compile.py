@@ -1,4 +1,4 @@
-"""From ONNX models to a container that a device can run."""
+"""Compile ONNX models to a container that a device can run."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _lengths(
     options: CompileOptions,
     limit: TimeLimit,
 ) -> list[Option]:
-    """Whether rows of different length may run together, for the metadata."""
+    """Check whether rows of different length may run together, for the metadata."""
     if not options.ragged:
         return []
     run = trial.run(part, limit)
@@ -295,7 +295,7 @@ def _reports(anchors: Sequence[Any], kind: TensorType) -> tuple[TensorReport, ..
 
 
 def _notes(proto: Any, options: CompileOptions) -> list[Option]:
-    """What the source and the user say of the model."""
+    """Return the options that describe the source and hold the user's metadata."""
     made = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     description = options.description or proto.doc_string or proto.graph.doc_string
     notes = [
@@ -318,4 +318,4 @@ def _user_notes(options: CompileOptions) -> list[Option]:
 
 
 def _silent(stage: str, done: float) -> None:
-    """No one wants to know."""
+    """Ignore the progress."""

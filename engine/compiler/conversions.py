@@ -1,4 +1,4 @@
-"""What is changed of a model so that what converters write by default can be served.
+"""Conversions that make the default output of model converters servable.
 
 - A `ZipMap` that gives an output (scikit-learn, LightGBM, XGBoost: one map for each
   row, from class to probability) becomes the tensor that it is made of; the classes are

@@ -29,7 +29,7 @@ def decide_rows(
     weights: Mapping[str, Array],
     options: CompileOptions,
 ) -> BatchDecision:
-    """Whether rows of different requests may share a run of the program `main`.
+    """Decide whether rows of different requests may share a run of the program `main`.
 
     Only a program that is one graph between streams, with nothing that lives on, can
     be shown to have such rows. weights: by variable. Raises InvalidModel for a graph

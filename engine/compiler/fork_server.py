@@ -62,7 +62,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone, closed or not."""
+        """Return whether the process has ended, closed or not."""
         return self._process.poll() is not None
 
     def fork(self, stdin: int, stdout: int, owner: int) -> int:

@@ -22,7 +22,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 def all_nodes(graph: Any, depth: int = 0) -> Iterator[Any]:
-    """Every node of `graph` and of the graphs inside its nodes, in order."""
+    """Yield every node of `graph` and of the graphs inside its nodes, in order."""
     if depth > MAX_NESTING:
         raise InvalidModel(f"graphs are nested more than {MAX_NESTING} deep")
     for node in graph.node:
@@ -39,7 +39,7 @@ def all_graphs(graph: Any) -> Iterator[Any]:
 
 
 def used_names(graph: Any) -> set[str]:
-    """Every value that a node somewhere reads or that a graph gives back."""
+    """Return the names that a node reads or a graph returns, nested graphs included."""
     used = {name for node in all_nodes(graph) for name in node.input}
     for inner in all_graphs(graph):
         used.update(output.name for output in inner.output)
@@ -47,7 +47,7 @@ def used_names(graph: Any) -> set[str]:
 
 
 def label(node: Any) -> str:
-    """How to call a node in a message."""
+    """Return the name of a node for a message."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     return f"{kind} node {node.name!r}" if node.name else f"{kind} node"
 

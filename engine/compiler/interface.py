@@ -29,7 +29,7 @@ class GraphTensor:
 
     @property
     def info(self) -> TensorInfo:
-        """As a container describes it."""
+        """Return the tensor as a container describes it."""
         if self.shape is None:
             return TensorInfo(None, self.data_type)
         dims = (d if isinstance(d, int) else -1 for d in self.shape)
@@ -38,7 +38,7 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a graph takes and gives, in order, each name once."""
+    """Inputs and outputs of a graph, in order, each name once."""
 
     inputs: tuple[GraphTensor, ...]
     outputs: tuple[GraphTensor, ...]
@@ -161,8 +161,9 @@ def _shape_is_given(value: Any) -> bool:
 
 
 def _inferred_scalars(model: Any, names: list[str]) -> frozenset[str]:
-    """Those of `names` that are scalars; ONNX Runtime does not tell them apart from
-    tensors of unknown rank."""
+    """Return the members of `names` that are scalars. ONNX Runtime does not tell them
+    apart from tensors of unknown rank.
+    """
     if not names:
         return frozenset()
     import onnx

@@ -1,4 +1,4 @@
-"""What a compilation is told, and what it tells afterwards."""
+"""Options and reports of a compilation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """How to compile. `repr` is complete and stable: it may be part of a cache key."""
+    """Options of a compilation. `repr` is complete and stable: it may be part of a
+    cache key.
+    """
 
     batch: Literal["auto", "off"] | int = "auto"
     """Whether rows of different requests may share a batch. `auto`: if the check
@@ -57,7 +59,7 @@ class CompileOptions:
     """Seconds after which the runs of the check are ended and rows are not mixed."""
 
     def to_message(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the report as a value for JSON."""
         return asdict(self)
 
     @classmethod
@@ -102,7 +104,7 @@ COULD_NOT_RUN = "it could not be run on synthetic rows"
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """Whether rows of different requests may be mixed, and why (not)."""
+    """Decision whether rows of different requests may be mixed, and the reason."""
 
     rows: bool
     size: int
@@ -114,7 +116,7 @@ class BatchDecision:
 
     @property
     def could_not_run(self) -> bool:
-        """Whether the model failed on all synthetic rows."""
+        """Return whether the model failed on all synthetic rows."""
         return self.reason.startswith(COULD_NOT_RUN)
 
     def __str__(self) -> str:
@@ -123,7 +125,7 @@ class BatchDecision:
 
 @dataclass(frozen=True, slots=True)
 class CompileReport:
-    """What came out of a compilation."""
+    """Result of a compilation."""
 
     target: Path
     inputs: tuple[TensorReport, ...]
@@ -135,7 +137,7 @@ class CompileReport:
     file_bytes: int
 
     def to_message(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the decision as a value for JSON."""
         message = asdict(self)
         message["target"] = str(self.target)
         for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):

@@ -128,7 +128,7 @@ def output_handle(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Everything that is in the container."""
+    """Content of the container."""
 
     executable: Executable
     metadata: Metadata
@@ -215,7 +215,7 @@ def make_package(
 
 @cache
 def producer() -> str:
-    """What made the container: our version and ONNX Runtime's."""
+    """Return the versions of PopGate and ONNX Runtime that made the container."""
     try:
         version = distributions.version("popgate")
     except distributions.PackageNotFoundError:  # run from a checkout

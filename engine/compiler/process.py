@@ -50,8 +50,9 @@ _MOST_RESULT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """What compiling one model may take: seconds, and bytes of memory (0: three
-    quarters of the machine's)."""
+    """Limits for compiling one model: seconds, and bytes of memory (0: three quarters
+    of the machine's).
+    """
 
     seconds: float = DEFAULT_SECONDS
     memory: int = 0
@@ -192,7 +193,7 @@ class _Job:
         self._owner = [owner]
 
     def start(self, job: bytes) -> None:
-        """Have it do the job."""
+        """Start the job in the process."""
         with contextlib.suppress(OSError):  # of a server that is shut down
             self._number = self._server.fork(self._in, self._out, self._owned)
         for name in ("_in", "_out", "_owned"):
@@ -202,7 +203,9 @@ class _Job:
             out.write(job)
 
     def lines(self, deadline: float) -> Iterator[bytes]:
-        """What it writes, until it ends or the deadline has passed."""
+        """Yield the lines that the process writes, until it ends or the deadline has
+        passed.
+        """
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         rest = b""
@@ -216,7 +219,7 @@ class _Job:
             yield from whole
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Return in words how the process ended."""
         code = self._reap()
         if code is None:
             return "which was ended"
@@ -251,7 +254,7 @@ class _Job:
 
 
 def _silent(stage: str, done: float) -> None:
-    """No one wants to know."""
+    """Ignore the progress."""
 
 
 # -- what is run there
@@ -279,7 +282,7 @@ def fuse_in_process(
     progress: Progress | None = None,
     compilations: Compilations | None = None,
 ) -> CompileReport:
-    """The same for `compile_fused`."""
+    """Run `compile_fused` in a process."""
     named = [[name, str(path)] for name, path in sources]
     job = named, str(target), selector, options.to_message()
     return _reported(compilations, fuse_job, job, progress)
@@ -361,7 +364,7 @@ def _work(stdin: int, stdout: int, owner: int) -> None:
 
 
 def _limit(seconds: float, memory: int) -> None:
-    """What the owner would end later, and what it could not see."""
+    """Set limits that the owner would enforce later, or could not see."""
     threads = os.cpu_count() or 1
     for what, most in (
         # Private memory that can be written to: files that are mapped do not count.

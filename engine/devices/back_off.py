@@ -1,4 +1,4 @@
-"""How long to wait before what has failed is tried again."""
+"""Pauses before a failed action is tried again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BackOff:
 
     @property
     def seconds(self) -> float:
-        """To wait before the next try; 0 if the last one succeeded."""
+        """Return the seconds to wait before the next try; 0 if the last one succeeded."""
         if self._failures == 0:
             return 0.0
         return float(min(LAST, FIRST * 2 ** (self._failures - 1)))

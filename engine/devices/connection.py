@@ -1,4 +1,4 @@
-"""What a client process shares with a device process while that lives."""
+"""Objects that a client process shares with a living device process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ class Connection:
 
     @property
     def process_is_gone(self) -> bool:
-        """Whether it has ended, or reports why it will (`fault_report`)."""
+        """Return whether the process has ended, or reports a fault and will end
+        (`fault_report`).
+        """
         try:
             self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""How much of the processor this process may really use."""
+"""Processor share that this process may really use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CpuBudget:
 
     @property
     def cores(self) -> float:
-        """What can be used at the same time, fractions counted."""
+        """Return the number of usable cores, fractions included."""
         return self.affinity if self.quota is None else min(self.affinity, self.quota)
 
     def __str__(self) -> str:

@@ -52,7 +52,7 @@ PING_TIMEOUT = 10.0
 
 
 class DeviceUser(Protocol):
-    """Who has models on a device (a model runner)."""
+    """Owner of models on a device (a model runner)."""
 
     @property
     def name(self) -> str: ...
@@ -61,18 +61,21 @@ class DeviceUser(Protocol):
         """Load them again: the device has a new process. Raises EngineError."""
 
     def run_limit(self, device: Device, replica: int) -> float | None:
-        """How many seconds a run of this replica may take (0: as long as it does);
-        None if it is none of theirs."""
+        """Return the time limit in seconds of a run of this replica (0: none); None if
+        the replica belongs to another user.
+        """
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether it does not serve yet: the first failure of a run is its last."""
+        """Return whether the model is not served yet: the first failure of a run is
+        then its last.
+        """
 
     def fail_started(self, device: Device, error: EngineError) -> None:
         """Requests that a run on this device has taken fail now."""
 
     def fail(self, error: EngineError) -> None:
-        """They are found at fault: requests fail, now and from now on."""
+        """Fail the model at fault: its requests fail, now and from now on."""
 
 
 class Device(LinkedDevice):
@@ -139,17 +142,21 @@ class Device(LinkedDevice):
 
     @property
     def num_units(self) -> int:
-        """How many units of the pool it takes (Model Runtime: number of IPUs)."""
+        """Return the number of pool units of the device (Model Runtime: number of
+        IPUs).
+        """
         return len(self.units)
 
     @property
     def threads(self) -> int:
-        """Of a graph that is loaded now; those loaded before keep what they have."""
+        """Return the threads of a graph that is loaded now. Graphs loaded before keep
+        theirs.
+        """
         return self._share()
 
     @property
     def pid(self) -> int | None:
-        """Of the device process; None while there is none."""
+        """Return the process id of the device process; None if there is none."""
         return self._launcher.pid
 
     @property
@@ -184,7 +191,9 @@ class Device(LinkedDevice):
 
     @property
     def watch(self) -> control.Watch | None:
-        """For callers that wait for the process; None if `ping_timeout` is 0."""
+        """Return the watch for callers that wait for the process; None if
+        `ping_timeout` is 0.
+        """
         if self.ping_timeout <= 0:
             return None
         return control.Watch(self.ping_timeout / 2, self._assure)
@@ -282,8 +291,9 @@ class Device(LinkedDevice):
 
     @property
     def is_running(self) -> bool:
-        """Whether something may run there: requests in flight, what was unloaded, or
-        what others have asked for."""
+        """Return whether the device may run something: requests in flight, or work of
+        unloaded models and other clients.
+        """
         return self.in_flight > 0 or self._is_shared or bool(self._cancelled_runs)
 
     def cancel_run(self, replica: int) -> None:
@@ -361,8 +371,9 @@ class Device(LinkedDevice):
         return next(runners, None)
 
     def _has_succeeded(self, replica: int) -> bool:
-        """Whether a run of a replica has succeeded since its last failure. Lock held
-        by the caller."""
+        """Return whether a run of a replica has succeeded since its last failure. Lock
+        held by the caller.
+        """
         connection = self._connection
         if connection is None:
             return False
@@ -386,8 +397,9 @@ class Device(LinkedDevice):
         return self._failures.loading(name)
 
     def _death_of(self, process: LaunchedProcess) -> Death:
-        """How a process that is about to end does end, and by whose doing. The first
-        who asks finds out, before anything that it was doing is forgotten."""
+        """Find out how an ending process died and which model is to blame. The first
+        caller finds out, before the facts about the run are dropped.
+        """
         with self.lock:
             death = process.judged
             if death is None:
@@ -399,8 +411,9 @@ class Device(LinkedDevice):
             return death
 
     def _judge(self, process: LaunchedProcess) -> Death:
-        """How a process has ended by itself, and by whose doing: the model that ran
-        last before it died in the middle of that. Lock held by the caller."""
+        """Find out how a process died by itself and which model is to blame: the model
+        that ran last, if it died during that run. Lock held by the caller.
+        """
         connection, name, succeeded = self._connection, "", False
         replica = connection.link.words[RUNNING] if connection is not None else 0
         if replica:
@@ -427,7 +440,7 @@ class Device(LinkedDevice):
 
     @property
     def lost_by(self) -> str | None:
-        """Why it was lost last; None if it never was."""
+        """Return why the device was lost last; None if it never was."""
         return None if self._lost_by is None else str(self._lost_by)
 
     @property
@@ -478,7 +491,7 @@ class Device(LinkedDevice):
 
     @property
     def is_to_resume(self) -> bool:
-        """Whether the pause of a model that has failed is over."""
+        """Return whether the pause of a failed model is over."""
         if self.state is not DeviceState.READY or not self._resting:
             return False
         return any(not self.rest_of(name) for name in tuple(self._resting))

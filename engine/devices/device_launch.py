@@ -60,7 +60,7 @@ class Launcher:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None while there is none."""
+        """Return the process id; None if there is no process."""
         latest = self._latest
         return None if latest is None or latest.has_ended else latest.pid
 
@@ -213,7 +213,9 @@ class LaunchedProcess:
                     os.killpg(self.pid, signal.SIGKILL)
 
     def _has_gone(self, timeout: float) -> bool:
-        """Whether it ends within `timeout` seconds; it need not be waited for yet."""
+        """Return whether the process ends within `timeout` seconds. It is not reaped
+        yet.
+        """
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -227,7 +229,7 @@ class LaunchedProcess:
 
     @property
     def death(self) -> str:
-        """How it has ended: the name of a signal, or an exit code."""
+        """Return how the process ended: the name of a signal, or an exit code."""
         code = self._process.returncode
         if code is None:
             return "nothing that is known"

@@ -43,13 +43,13 @@ def try_claim(unit: str) -> socket.socket | None:
 
 
 def claimed_units(units: Sequence[str]) -> frozenset[str]:
-    """Those of `units` that are held now; looks without touching."""
+    """Return the members of `units` that are held now. Holds none itself."""
     names = _bound_names()
     return frozenset(u for u in units if f"{address_of(u)}/lock" in names)
 
 
 def model_devices() -> int:
-    """How many devices outside the pool there are, of all processes."""
+    """Return the number of devices outside the pool, of all processes."""
     kinds = tuple(address_of(f"{kind}:") for kind in (MODEL_KIND, PYTHON_KIND))
     names = (name for name in _bound_names() if not name.endswith("/lock"))
     return sum(name.startswith(kinds) for name in names)

@@ -164,9 +164,9 @@ class DeviceManager:
 
     @property
     def plan(self) -> ThreadPlan:
-        """How the cores are shared out: among the devices of a pool that was named,
-        and in the default pool among those that are attached at the moment, by this
-        process or another."""
+        """Return how the cores are shared. A named pool shares them among all its
+        devices, the default pool among the attached ones of all processes.
+        """
         devices = len(self.units)
         if not self._is_named:
             devices = len(claimed_units(self.units)) + model_devices()
@@ -175,8 +175,9 @@ class DeviceManager:
         )
 
     def list(self) -> tuple[DeviceInfo, ...]:
-        """Every device of the pool and who has it; of the default pool those that are
-        attached, and of the others as many as there are cores."""
+        """Return every device of the pool with its owner. The default pool lists
+        attached devices, and as many others as there are cores.
+        """
         claimed = claimed_units(self.units)
         shown = (
             set(self.units)
@@ -212,7 +213,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         beside: Sequence[Device] = (),
     ) -> Sequence[Device]:
-        """As many devices as a model is to have replicas, each as by `get_device`; all
+        """Attach as many devices as a model has replicas, each as by `get_device`; all
         of them, or none.
 
         `beside` are devices that other replicas of the model have: their units will not
@@ -366,7 +367,9 @@ class DeviceManager:
         return devices
 
     def _why_never(self, size: int, count: int, held: int) -> str:
-        """What is to be told who wants more than there is, and what to change."""
+        """Return the message for a request that exceeds the pool, and the setting to
+        change.
+        """
         if size < 1:
             return f"{size} devices wanted as one; it takes at least one"
         replicas = count > 1 or held > 0
@@ -404,7 +407,7 @@ def _kind(unit: str) -> str:
 
 
 def _providers(unit: str) -> list[str]:
-    """What ONNX Runtime runs graphs with on a unit of the pool, best first."""
+    """Return ONNX Runtime's providers for a unit of the pool, best first."""
     kind, _, number = unit.partition(":")
     return [f"CUDAExecutionProvider:{number}", _CPU] if kind == "cuda" else [_CPU]
 
@@ -419,7 +422,7 @@ def _has_gpu_build() -> bool:
 
 
 def _most(units: Sequence[str], size: int) -> int:
-    """How many devices of `size` units, each of one kind, `units` make at most."""
+    """Return how many devices of `size` units, each of one kind, `units` make at most."""
     kinds = Counter(_kind(unit) for unit in units)
     return sum(number // size for number in kinds.values())
 

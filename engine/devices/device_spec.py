@@ -1,4 +1,4 @@
-"""What is asked of a device: how many units, which options, which software model."""
+"""Requirements on a device: units, options, software model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class DeviceSpec:
     def of(
         cls, wanted: int | Model, options: Mapping[str, str] | None = None
     ) -> DeviceSpec:
-        """For a model, as its metadata says; else a number of units with `options`."""
+        """Make the requirements of a model from its metadata, or of a number of units
+        with `options`.
+        """
         if isinstance(wanted, Model):
             metadata = wanted.metadata
             flags = {option.name: option.value for option in metadata.device_options}
@@ -51,7 +53,7 @@ class DeviceSpec:
 
     @property
     def threads(self) -> int | None:
-        """As many as the options ask for; None if they do not say."""
+        """Return the threads that the options ask for; None if they do not say."""
         text = str(self.options.get(OPTION_THREADS, ""))
         if not text.isdecimal() or len(text) > 4:
             return None

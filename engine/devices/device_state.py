@@ -1,4 +1,4 @@
-"""Whether a device can run anything, and what it takes until it can again."""
+"""States of a device: whether it can run, and how it recovers."""
 
 from __future__ import annotations
 

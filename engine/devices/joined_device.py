@@ -89,7 +89,7 @@ class JoinedDevice(LinkedDevice):
             raise DeviceLost(f"device {self.id} does not answer") from error
 
     def check_responsive(self) -> bool:
-        """Whether the process lives: that it answers is seen to by its owner."""
+        """Return whether the process lives. Its owner checks that it answers."""
         return self.check()
 
     # -- its end

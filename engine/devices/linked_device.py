@@ -88,7 +88,9 @@ class LinkedDevice(ABC):
 
     @property
     def in_flight(self) -> int:
-        """How many requests; cheap, however many models there are."""
+        """Return the number of requests in flight; cheap, however many models there
+        are.
+        """
         return self.outstanding
 
     def request_of(self, number: int) -> Request | None:
@@ -110,8 +112,9 @@ class LinkedDevice(ABC):
 
     @property
     def busy_ns(self) -> int:
-        """For how many nanoseconds its processes have run programs, for all their
-        clients. Never goes down; looks at memory only."""
+        """Return the nanoseconds for which the device's processes have run programs,
+        for all clients. Never decreases; reads only memory.
+        """
         with self.lock:
             connection = self._connection
             if connection is not None:
@@ -135,7 +138,7 @@ class LinkedDevice(ABC):
 
     @property
     def is_adopted(self) -> bool:
-        """Whether an event loop drives."""
+        """Return whether an event loop drives the device."""
         return self._blocking.adopted
 
     def look(self, alone: bool) -> bool:
@@ -264,9 +267,10 @@ class LinkedDevice(ABC):
             os.eventfd_write(connection.wake_fd, 1)
 
     def follow_up(self, after: Callable[[], None]) -> None:
-        """Have the side that drives call `after` soon, with the lock.
+        """Schedule `after` to be called with the lock by the driving side.
 
-        From any thread, while one of the device's channels is open."""
+        From any thread, while one of the device's channels is open.
+        """
         self._copied.append(after)
         os.eventfd_write(self._result_fd, 1)
 
@@ -329,8 +333,9 @@ class LinkedDevice(ABC):
             self._left_behind.append(after)
 
     def _bequeath(self) -> None:
-        """Without the lock: what has not begun goes to another device, whose lock is
-        taken."""
+        """Move requests that have not begun to another device, whose lock is taken.
+        Lock not held by the caller.
+        """
         while self._left_behind:
             self._left_behind.popleft()()
 

@@ -38,7 +38,7 @@ class LentFinder:
 
 
 def missing() -> str:
-    """What this interpreter lacks, in words; empty where it is nothing."""
+    """Return in words what this interpreter lacks; empty if nothing."""
     have = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST:
         oldest = ".".join(map(str, OLDEST))

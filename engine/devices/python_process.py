@@ -36,7 +36,9 @@ _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 
 
 def device_process() -> list[str]:
-    """What starts a device process of this interpreter, up to its arguments."""
+    """Return the command that starts a device process of this interpreter, without its
+    arguments.
+    """
     # Looking for garbage while modules are imported would take a tenth of the start.
     start = (
         "import gc; gc.disable(); from engine.worker.device_process import run; run()"
@@ -46,7 +48,7 @@ def device_process() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
-    """How the process of a Python model is started.
+    """Options for starting the process of a Python model.
 
     `label` names the model in the log. `interpreter` is a path (empty: this one's),
     `environment` is set over ours, `folder` is where it works (empty: ours). It may
@@ -62,14 +64,18 @@ class PythonOptions:
     start_timeout: float = 60.0
 
     def command(self) -> list[str]:
-        """What starts `engine.worker.device_process`, up to its arguments."""
+        """Return the command that starts `engine.worker.device_process`, without its
+        arguments.
+        """
         memory = ["--python", "--memory", str(self.memory)]
         if self.interpreter:
             return [self.interpreter, "-P", other_interpreter.__file__, *memory]
         return [*device_process(), *memory]
 
     def variables(self, threads: int) -> dict[str, str]:
-        """Its environment, in which libraries are told to use so many threads."""
+        """Return the environment of the process, which tells libraries to use this many
+        threads.
+        """
         inherited = environment()
         for name in (*_SECRETS, *(_INTERPRETER if self.interpreter else ())):
             inherited.pop(name, None)
@@ -79,7 +85,7 @@ class PythonOptions:
 
 
 class Output:
-    """What a process prints, on its way to the log. A thread reads it to its end."""
+    """Output of a process on its way to the log. A thread reads it to its end."""
 
     def __init__(self, label: str, fd: int) -> None:
         self._label = label

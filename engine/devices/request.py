@@ -145,7 +145,7 @@ class RequestChannel(ABC):
     @property
     @abstractmethod
     def in_flight(self) -> int:
-        """How many requests."""
+        """Return the number of requests in flight."""
 
     @property
     @abstractmethod

@@ -35,7 +35,7 @@ class SessionLease:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread holds it."""
+        """Return whether this thread holds the lease."""
         return self._thread == threading.get_ident()
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Who gets how many threads, and whether a device may spin: decided once, printed."""
+"""Plan of threads and spinning for devices: decided once, printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_SPIN_US = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """How the cores of this process are shared out.
+    """Shares of the cores of this process.
 
     `reserved` cores are other work's (a gateway's event loop), `devices` share the
     rest. A thread more than there are cores makes all of them slower, so shares are
@@ -37,7 +37,9 @@ class ThreadPlan:
 
     @property
     def spin_us(self) -> int:
-        """How long a device looks for work before it sleeps; 0: it sleeps at once."""
+        """Return how long a device polls for work before it sleeps, in microseconds; 0:
+        it sleeps at once.
+        """
         return self._spin[0]
 
     @property

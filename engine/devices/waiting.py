@@ -26,7 +26,7 @@ REST = 64
 
 
 class Driven(Protocol):
-    """What the driver needs of a device (device.py says what it does)."""
+    """Interface of a device for its driver (device.py describes it)."""
 
     spin_us: int
     outstanding: int
@@ -69,7 +69,7 @@ class BlockingDriver:
         self._credit = 0
 
     def tell(self) -> None:
-        """Something was resolved: the threads that wait should look."""
+        """Notify waiting threads that a request was resolved."""
         # A follower counts itself before it looks at its request, so one that is not
         # seen here has yet to look.
         if self.followers:

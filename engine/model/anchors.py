@@ -1,4 +1,4 @@
-"""Which anchors of a model a request carries, and which data the device has itself.
+"""Anchors of a model that requests carry, and anchors that have data in the device.
 
 Client and device work it out from the same file with the same functions, so the order
 of the rings of a channel needs no negotiation.

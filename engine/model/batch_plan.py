@@ -1,4 +1,4 @@
-"""How requests become runs of the main programs: units, transfers and their sizes.
+"""Mapping of requests to runs of the main programs: units, transfers and their sizes.
 
 A *unit* is what requests are counted in: one row where rows may be regrouped freely
 (`batching_dim`, or a model whose rows may be mixed), else one compiled batch. A
@@ -37,7 +37,7 @@ MAX_BATCH = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AnchorRows:
-    """How an anchor carries units: sizes along the batch dimension.
+    """Units of an anchor: sizes along the batch dimension.
 
     `size` of one transfer (0: free), `span` of one unit, and how many `transfers`
     a run has.
@@ -51,7 +51,7 @@ class AnchorRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a run takes.
+    """Units that one run takes.
 
     `dim` is the batch dimension. `run_units` units make a run (0: as many as there
     are), `batch_units` one transfer. At most about `max_units` are run together; 0:
@@ -123,7 +123,7 @@ class BatchPlan:
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether rows of different requests may be in one compiled batch."""
+        """Return whether rows of different requests may be in one compiled batch."""
         return self.max_units > 0 and (not self.run_units or self.batch_units > 1)
 
     @property
@@ -140,8 +140,9 @@ class BatchPlan:
     def request_descs(
         self, descs: Iterable[DataDesc], anchors: Iterable[AnchorRows]
     ) -> tuple[DataDesc, ...]:
-        """What requests may bring to (or get from) these anchors; -1 where any size
-        may come. A scalar stays one, so requests that have one are of one unit."""
+        """Return the shapes that requests may bring to (or get from) these anchors; -1
+        for any size. A scalar stays one, so requests that have one are of one unit.
+        """
         return tuple(map(self._request_desc, descs, anchors))
 
     def _request_desc(self, desc: DataDesc, anchor: AnchorRows) -> DataDesc:
@@ -339,7 +340,7 @@ def _batch_size(metadata: Metadata, option: str) -> int:
 
 
 def _transfers(model: Model) -> Mapping[str, int]:
-    """How often a run transfers each stream, if that can be more than once."""
+    """Return how often a run transfers each stream, if that can be more than once."""
     metadata = model.metadata
     if metadata.device_iterations <= 1:
         return {}

@@ -1,4 +1,4 @@
-"""How large the rings of a channel are."""
+"""Sizes of the rings of a channel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_layout(
 def _share(
     descs: Sequence[DataDesc], slots: int, rows: int, memory: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What each anchor may take, and what it usually does."""
+    """Return the largest and the usual memory of each anchor."""
     if not descs:
         return (), ()
     equal = max(PAGE, memory // len(descs) // PAGE * PAGE)

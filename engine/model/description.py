@@ -1,4 +1,4 @@
-"""What a model takes and gives under a configuration, told without any device."""
+"""Description of a model's inputs and outputs under a configuration, without a device."""
 
 from __future__ import annotations
 

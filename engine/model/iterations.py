@@ -39,7 +39,7 @@ def split_iterations(
 
 
 def _extents(rows: AnchorRows, tensor: Tensor, dim: int) -> list[tuple[int, int]]:
-    """Where in the batch dimension each iteration's part begins and ends."""
+    """Return the start and end of each iteration's part along the batch dimension."""
     whole = tensor.shape[dim] if len(tensor.shape) > dim else 0
     size = rows.size if rows.size > 0 else -(-whole // rows.transfers)
     if not whole:

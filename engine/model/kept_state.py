@@ -1,4 +1,4 @@
-"""Whether a model keeps something from one request to the next."""
+"""Detection of models that keep state between requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from popef_io import Model
 
 
 def keeps_state(model: Model) -> bool:
-    """Whether requests leave something behind in variables, so that another replica is
-    not the same; reads the executable."""
+    """Return whether requests leave state in variables, so that replicas differ. Reads
+    the executable.
+    """
     flow = model.metadata.program_flow
     if flow.save:
         return True

@@ -63,7 +63,7 @@ class ShownLengths:
 
 @dataclass(frozen=True, slots=True)
 class RaggedPlan:
-    """How rows of different length run together.
+    """Rules for running rows of different length together.
 
     `pads` are the padding values of the inputs, in the order of their anchors; None for
     an input that has no length. `cuts` are the axes of each output that are lengths.

@@ -1,4 +1,4 @@
-"""What a device runs: the executable's format, its programs, their execution.
+"""Executables of a device: format, programs, execution.
 
 Runs in the device process, and where models are compiled or looked at. May import the
 ground.

@@ -1,4 +1,5 @@
-"""What programs do to variables: decides what may be borrowed and what is copied.
+"""Data flow of variables in programs: decides which values are borrowed and which
+copied.
 
 A stream lends its data only until the program ends. So a value that came from a stream
 may be passed on without a copy if the variable does not outlive the program, and an

@@ -76,7 +76,7 @@ MAX_CALLS = 8
 
 
 def digest_of(model: bytes) -> str:
-    """What `Graph.digest` must be for `model`: its SHA-256 in hexadecimal."""
+    """Return the value of `Graph.digest` for `model`: its SHA-256 in hexadecimal."""
     return hashlib.sha256(model).hexdigest()
 
 
@@ -290,7 +290,7 @@ def _bytes(value: object) -> bytes:
 
 
 def _check_references(executable: Executable) -> None:
-    """Every name leads somewhere, calls do not go in circles, runs come to an end."""
+    """Check that every name exists, calls have no circles, and runs end."""
     for name, graph in executable.graphs.items():
         if name != graph.name:
             raise BadProgram(f"graph {graph.name!r} is listed as {name!r}")
@@ -347,7 +347,7 @@ def _check_length(executable: Executable) -> None:
 
 
 class _Lengths:
-    """How many steps programs take, repeats multiplied out.
+    """Numbers of steps that programs take, with repeats multiplied out.
 
     A class and not functions inside each other, which would refer to each other and so
     keep the executable in memory until the garbage collector comes by.

@@ -112,7 +112,7 @@ class Executor:
         return self._executable
 
     def clone(self) -> Executor:
-        """Another executor for another thread (a replica on the same device).
+        """Return an executor for another thread (a replica on the same device).
 
         Shares the loaded graphs and weights; has variables of its own, which start
         with this one's values. Loading other weights into one leaves the other alone.
@@ -212,7 +212,7 @@ class Executor:
 
 
 def _onnx_options() -> Callable[[], RunOptions]:
-    """What makes options of runs of ONNX Runtime, which this loads."""
+    """Return the function that makes run options of ONNX Runtime. Loads ONNX Runtime."""
     from engine.programs.onnx_session import make_run_options
 
     return make_run_options
@@ -251,7 +251,9 @@ def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKe
 def _weights_loaded_by(
     executable: Executable, load: Iterable[int], keys: Iterable[_SessionKey]
 ) -> dict[int, frozenset[str]]:
-    """For each load program, the variables it writes that are some graph's weights."""
+    """Return for each load program the variables it writes that are some graph's
+    weights.
+    """
     weights = {variable for _, pairs in keys for _, variable in pairs}
     loads = {}
     for number in load:

@@ -91,7 +91,7 @@ class GraphCall:
         )
 
     def _ordinary_step(self) -> Step:
-        """From streams through the graph to streams, and nothing else."""
+        """Return the single step of an ordinary model: streams, graph, streams."""
         run, names = self._session.raw_run, self._outputs
         error_of = self._session.error_of
         handles, streamed = self._handles, self._streamed

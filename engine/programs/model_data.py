@@ -1,4 +1,4 @@
-"""What a model's programs read that requests do not bring, in a device process.
+"""Data in a device process that programs read and requests do not bring.
 
 Tensor data and feeds of the file, and what was frozen over them.
 """
@@ -48,7 +48,9 @@ class ModelData:
             self._sources[handle] = self._open(handle)
 
     def clone(self) -> ModelData:
-        """The same data for another replica, each feed where it is now."""
+        """Return the same data for another replica, with each feed at its present
+        position.
+        """
         clone = ModelData(self._model, self._frozen)
         clone._sources = {
             handle: source.clone() if isinstance(source, _Feed) else source

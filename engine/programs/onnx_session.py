@@ -139,7 +139,7 @@ class OnnxSession:
         self.outputs: Mapping[str, Port] = _ports(public.get_outputs())
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
-        """What to raise if a run with `options` failed with `error`."""
+        """Return the error to raise if a run with `options` failed with `error`."""
         return run_error(error, options)
 
     def binding(self) -> Binding:
@@ -325,7 +325,7 @@ _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "out of memory")
 
 
 def _words(error: BaseException) -> str:
-    """What ONNX Runtime said, without its codes and the paths of its sources."""
+    """Return ONNX Runtime's message without its codes and source paths."""
     text = _PREFIX.sub("", str(error) or type(error).__name__)
     text = text.removeprefix("Error in execution: ")
     return _RUNNING.sub(r"\1: ", " ".join(_SOURCE.sub("", text).split()))
@@ -339,7 +339,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def load_error(error: BaseException) -> EngineError:
-    """What to raise if a session could not be made."""
+    """Return the error to raise if a session could not be made."""
     if isinstance(error, EngineError):
         return error
     words = _words(error)
@@ -351,7 +351,7 @@ def load_error(error: BaseException) -> EngineError:
 
 
 def run_error(error: BaseException, options: RunOptions) -> EngineError:
-    """What to raise if a run with `options` failed with `error`.
+    """Return the error to raise if a run with `options` failed with `error`.
 
     Decided by where it failed, not by ONNX Runtime's words, which change with every
     release: the graph and its kernels were accepted when it was loaded, so a graph that

@@ -49,7 +49,7 @@ class Offer:
 
     @property
     def is_small(self) -> bool:
-        """Whether it can never reach `BIND_FROM`."""
+        """Return whether the output can never reach `BIND_FROM`."""
         return self.known is not None and not _is_large(self.known, self.dtype)
 
     def ask(self, streams: Streams, feed: Mapping[str, Array]) -> Array | None:
@@ -172,7 +172,9 @@ def _is_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 
 
 def _dimensions(session: GraphSession, output: str) -> tuple[Dimension, ...] | None:
-    """How to tell the shape of `output` before the run; None if it cannot be told."""
+    """Return a rule for the shape of `output` before the run; None if it cannot be
+    known.
+    """
     shape = session.outputs[output].shape
     if not shape:
         return None  # a scalar, or nothing is known: neither is worth binding

@@ -1,4 +1,4 @@
-"""What a Python model counts on its own account, for the metrics of the server.
+"""Metrics of a Python model's own, for the metrics of the server.
 
 Values are kept here, in the model's process; what has changed is told to the server a
 few times a second and at the end, by a thread that is there once a metric is.
@@ -44,7 +44,7 @@ class MetricSeries:
         self._values = [0.0] * size
 
     def increment(self, by: float = 1.0) -> None:
-        """Of a counter, by 0 or more, or a gauge."""
+        """Increase a counter by 0 or more, or change a gauge."""
         self._check("increment", COUNTER, GAUGE)
         if self._family.kind == COUNTER and not by >= 0:
             raise ValueError(f"counter {self._family.name} cannot grow by {by}")
@@ -52,7 +52,7 @@ class MetricSeries:
             self._values[0] += float(by)
 
     def set(self, value: float) -> None:
-        """Of a gauge."""
+        """Set a gauge."""
         self._check("set", GAUGE)
         with self._family.owner.changing(self):
             self._values[0] = float(value)
@@ -65,7 +65,7 @@ class MetricSeries:
             self._values[-1] += float(value)
 
     def value(self) -> float:
-        """Of a counter or a gauge, as this process has it."""
+        """Return the value of a counter or gauge in this process."""
         self._check("value", COUNTER, GAUGE)
         return self._values[0]
 
@@ -93,8 +93,9 @@ class MetricFamily:
     def series(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] = ()
     ) -> MetricSeries:
-        """That with these labels: the same one each time. A histogram has `buckets`,
-        their upper bounds, which ascend. Raises ValueError."""
+        """Return the series with these labels: the same one each time. A histogram has
+        `buckets`, their ascending upper bounds. Raises ValueError.
+        """
         key = self._labels(labels or {})
         bounds = tuple(map(float, buckets or ()))
         ascend = all(a < b for a, b in pairwise(bounds)) and all(map(isfinite, bounds))
@@ -187,7 +188,7 @@ class OwnMetrics:
 
     @contextmanager
     def changing(self, series: MetricSeries) -> Iterator[None]:
-        """To be held while a value is changed, which is told later."""
+        """Hold this while a value changes; the change is reported later."""
         with self._lock:
             yield
             self._changed[series] = None
@@ -212,7 +213,7 @@ class OwnMetrics:
                 self._tell({"metrics": changed[at : at + _AT_ONCE]})
 
     def close(self) -> None:
-        """Tell the last of it."""
+        """Report the last changes."""
         self._ended.set()
         self._news.set()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""Which streams programs are certain to read, and in what order: for prefetching."""
+"""Streams that programs are certain to read, in order, for prefetching."""
 
 from __future__ import annotations
 

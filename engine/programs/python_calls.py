@@ -103,7 +103,7 @@ class AuthorsLoop:
 
 
 def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
-    """For any thread, at any time."""
+    """Cancel the task. Callable from any thread at any time."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(task.cancel)
 
@@ -161,7 +161,7 @@ class Responses:
                 self.end(request)
 
     def end(self, request: int) -> None:
-        """Nobody wants more responses; what closing raises is logged."""
+        """End the responses to a request. Exceptions while closing are logged."""
         iterator, _ = self._open.pop(request, (None, 0))
         close = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
         if close is None:

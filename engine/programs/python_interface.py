@@ -1,4 +1,4 @@
-"""What a Python model takes and gives: found in its module, told to the client."""
+"""Inputs and outputs of a Python model: found in its module, sent to the client."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PythonInterface:
     streams: bool = False
 
     def streaming(self, label: str) -> PythonInterface:
-        """The same of a model that gives several responses. Raises InvalidModel."""
+        """Return the interface for several responses. Raises InvalidModel."""
         if self.batching:
             raise InvalidModel(
                 f"{label} is a generator, which answers one request: batching must be "

@@ -1,4 +1,4 @@
-"""What the author of a Python model sees: a class to begin with, and its context."""
+"""Classes for authors of Python models: a base class and its context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRAPH = "python"
 
 
 class CalledModel(Protocol):
-    """Another model that this one calls (engine/calls/served_models.py)."""
+    """A model that this model calls (engine/calls/served_models.py)."""
 
     def __call__(self, **inputs: Any) -> dict[str, Array]: ...
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...
@@ -38,7 +38,7 @@ class CalledModels(Protocol):
 
 
 class NoModels:
-    """Where there is nobody who runs others."""
+    """Stands for the other models if no server runs them."""
 
     def __getitem__(self, name: str) -> CalledModel:
         raise KeyError(f"{name!r}: other models can be called in a server only")
@@ -48,7 +48,7 @@ class NoModels:
 
 
 class Context:
-    """What a model is told when it is loaded. For the thread that calls the model."""
+    """Context that a model gets when it is loaded. For the thread that calls the model."""
 
     __slots__ = (
         "askers_now",
@@ -91,8 +91,9 @@ class Context:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many rows each request of the present call has, in their order; 0 where
-        rows are not counted."""
+        """Return the number of rows of each request of the present call, in order; 0 if
+        rows are not counted.
+        """
         return self.rows_now()
 
     @property
@@ -115,8 +116,9 @@ class Context:
         return tuple(one.get("parameters", {}) for one in self.said())
 
     def said(self) -> list[dict[str, Any]]:
-        """What each of them says of itself: ``id``, ``timeout``, ``parameters``, as far
-        as it does; not for authors."""
+        """Return what each request states (``id``, ``timeout``, ``parameters``). Not
+        for authors.
+        """
         return [json.loads(said or "{}") for _, _, said in self.askers_now()]
 
     @property
@@ -131,7 +133,9 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for the present call any more: return, whatever."""
+        """Return whether no client waits for the present call any more. Return early
+        then.
+        """
         return self.options is not None and bool(self.options.terminate)
 
     def __repr__(self) -> str:

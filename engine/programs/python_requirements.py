@@ -1,4 +1,4 @@
-"""Whether the packages that a Python model asks for are installed. Installs nothing."""
+"""Check that the packages of a Python model are installed. Installs nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _parsed(requirement: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _holds(found: str, sign: str, wanted: str) -> bool:
-    """By the numbers at the front of a version: 2.1.0rc1 counts as 2.1.0."""
+    """Compare the leading numbers of versions: 2.1.0rc1 counts as 2.1.0."""
     mine, theirs = _numbers(found), _numbers(wanted)
     length = max(len(mine), len(theirs))
     mine += [0] * (length - len(mine))

@@ -199,8 +199,9 @@ class PythonSession:
         return [_array(self._tensors[name], result[name]) for name in names]
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
-        """What to raise if a call failed with `error`; its traceback goes to the log,
-        once for each place."""
+        """Return the error to raise if a call failed with `error`. The traceback is
+        logged once for each place.
+        """
         if options is not None and options.terminate:
             return Cancelled("the run was terminated")
         if isinstance(error, EngineError):
@@ -219,7 +220,7 @@ class PythonSession:
         raise EngineBug("outputs of a Python model were to be bound")
 
     def close(self) -> None:
-        """Tell the model that it is unloaded; what that raises is logged."""
+        """Tell the model that it is unloaded. Exceptions are logged."""
         model, self._model = self._model, None
         close = getattr(model, "close", None)
         self._call = _closed
@@ -244,7 +245,9 @@ def _closed(**feed: Array) -> Any:
 
 
 def load_error(error: BaseException, file: Path) -> EngineError:
-    """What to raise where an author's code failed to load; names file, line, code."""
+    """Return the error to raise if an author's code failed to load. It names file, line
+    and code.
+    """
     if isinstance(error, EngineError):
         return error
     if isinstance(error, SyntaxError) and error.filename == str(file):
@@ -255,7 +258,7 @@ def load_error(error: BaseException, file: Path) -> EngineError:
 
 
 def _words(error: BaseException) -> str:
-    """What an author's code raised, in one line of bounded length."""
+    """Return an author's exception in one line of bounded length."""
     try:
         text = str(error)
     except Exception:  # of a class of the author's
@@ -297,7 +300,7 @@ def _port(tensor: PythonTensor) -> Port:
 
 
 def _nothing(tensor: PythonTensor) -> Array:
-    """What stands where there is no response."""
+    """Return the tensor that stands for a missing response."""
     shape = [0] * len(tensor.shape)
     if tensor.data_type is DataType.STRING:
         return np.full(shape, b"", dtype=object)
@@ -352,5 +355,5 @@ def _strings(name: str, value: Any) -> Array:
 
 
 def _objects(value: Any) -> Array:
-    """As an array of objects: NumPy's own types of text cut zeros off the end."""
+    """Return an array of objects, because NumPy's string types cut trailing zeros."""
     return np.array(value, dtype=object)

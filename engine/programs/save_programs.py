@@ -25,7 +25,8 @@ class SavePrograms:
         }
 
     def run(self) -> dict[str, Tensor]:
-        """What they deliver, by tensor name; of several transfers the last.
+        """Run the save programs and return their data by tensor name; of several
+        transfers the last.
 
         Raises what `Executor.run` raises. Safe to repeat: saving changes nothing,
         unless the programs themselves do.

@@ -1,4 +1,4 @@
-"""What runs one graph, whatever it is made of: ONNX Runtime, or a Python model.
+"""Interface of a runnable graph: ONNX Runtime or a Python model.
 
 Nothing here knows ONNX Runtime, so that a device process of Python models needs none.
 """
@@ -32,7 +32,7 @@ class PlainOptions:
 
     @property
     def terminate(self) -> bool:
-        """Whether the run is to end: nobody waits for it any more."""
+        """Return whether the run should end because no client waits for it."""
         return not self._wanted
 
     @terminate.setter
@@ -45,14 +45,15 @@ class PlainOptions:
                 tell()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Have it called when the run is to end: in another thread, perhaps more than
-        once. For the thread that runs."""
+        """Register `told`, which is called when the run should end: in another thread,
+        perhaps more than once. For the thread that runs.
+        """
         self._told = (*self._told, told)
         if not self._wanted:
             told()
 
     def forget(self, told: Callable[[], object]) -> None:
-        """It need not be called any more; it may be about to be."""
+        """Unregister `told`. A call may still be in progress."""
         self._told = tuple(each for each in self._told if each != told)
 
 
@@ -82,7 +83,7 @@ class GraphSession(Protocol):
     bound."""
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
-        """What to raise if a run with `options` failed with `error`."""
+        """Return the error to raise if a run with `options` failed with `error`."""
         ...
 
     def binding(self) -> GraphBinding:

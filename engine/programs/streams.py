@@ -1,4 +1,4 @@
-"""What a program reads and writes: the seam between programs and the data path."""
+"""Streams of a program: the seam between programs and the data path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.tensor import Array
 
 
 class Streams(Protocol):
-    """What a program reads and writes, by stream handle."""
+    """Streams that a program reads and writes, by handle."""
 
     def read(self, handle: str) -> Array:
         """The next data of an INPUT anchor.

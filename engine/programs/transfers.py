@@ -1,4 +1,4 @@
-"""How often programs read and write each stream in one run (device iterations)."""
+"""Number of transfers of each stream in one run (device iterations)."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class JoinedRunner:
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
-        """To all replicas, of all priority levels and weights."""
+        """Return the channels to all replicas, of all priority levels and weights."""
         return tuple(line for lines in self._replicas for line in lines.all)
 
     @property
@@ -76,7 +76,7 @@ class JoinedRunner:
 
     @property
     def serving(self) -> bool:
-        """Whether some replica can take requests."""
+        """Return whether any replica can take requests."""
         return self.failure is None and any(r.default.usable for r in self._replicas)
 
     @property
@@ -86,7 +86,7 @@ class JoinedRunner:
     def iterations_of(
         self, outputs: Mapping[str, Tensor]
     ) -> list[Mapping[str, Tensor]]:
-        """As `ModelRunner.iterations_of`."""
+        """Split outputs by iteration, as `ModelRunner.iterations_of` does."""
         return split_iterations(self._batches, outputs)
 
     # -- requests
@@ -103,8 +103,9 @@ class JoinedRunner:
         delayed: bool = True,
         replica_id: int | None = None,
     ) -> Request:
-        """As `ModelRunner.submit`: queue one request, never block. Resolved by
-        `JoinedDevice.poll`. `replica_id` is its place in `devices`."""
+        """Queue one request without blocking, as `ModelRunner.submit` does.
+        `JoinedDevice.poll` resolves it. `replica_id` is the place in `devices`.
+        """
         if validate:
             check_inputs(self.name, self._request_descs, inputs)
         rows = self._batches.units(inputs)

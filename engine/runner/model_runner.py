@@ -113,18 +113,21 @@ class ModelRunner:
 
     @property
     def batching(self) -> bool:
-        """Whether rows of different requests may run together."""
+        """Return whether rows of different requests may run together."""
         return self.max_batch_size > 0
 
     @property
     def ragged(self) -> bool:
-        """Whether rows of different length may run together, padded to the longest."""
+        """Return whether rows of different length may run together, padded to the
+        longest.
+        """
         return self._batches.ragged is not None
 
     @property
     def ragged_reason(self) -> str:
-        """Why rows of different length run together, or why not; empty if the file does
-        not say."""
+        """Return why rows of different length run together or not; empty if the file
+        does not say.
+        """
         metadata = self._model.metadata
         if metadata.option(OPTION_RAGGED) and not self.ragged:
             return "its options do not allow it"
@@ -147,7 +150,7 @@ class ModelRunner:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the file says that an input chooses among several models."""
+        """Return whether the file says that an input chooses among several models."""
         return self._model.metadata.option(OPTION_FUSED) is not None
 
     @property
@@ -177,18 +180,19 @@ class ModelRunner:
 
     @property
     def ready(self) -> bool:
-        """Whether every replica can take requests."""
+        """Return whether every replica can take requests."""
         return self._replicas.ready
 
     @property
     def serving(self) -> bool:
-        """Whether some replica can take requests."""
+        """Return whether any replica can take requests."""
         return self._replicas.serving
 
     @property
     def description(self) -> RunnerDescription:
-        """What another process needs to send requests to the replicas that are loaded
-        at the moment (`JoinedRunner`)."""
+        """Return the data another process needs to send requests to the loaded replicas
+        (`JoinedRunner`).
+        """
         return self._replicas.description
 
     @property
@@ -201,7 +205,7 @@ class ModelRunner:
         return self._replicas.stats()
 
     def tracepoints(self, replica_id: int = 0) -> Tracepoints:
-        """Where the time of the last requests of `execute` and `execute_async` went.
+        """Return the times of the last requests of `execute` and `execute_async`.
 
         Recorded with `config.record_tracepoints`, else empty.
         """
@@ -337,12 +341,13 @@ class ModelRunner:
 
     @property
     def failure(self) -> EngineError | None:
-        """Why it takes no requests any more, if it was found at fault."""
+        """Return why the model takes no requests, if it was found at fault."""
         return self._replicas.failure
 
     def run_limit(self, device: Device, replica: int) -> float | None:
-        """How many seconds a run of this replica may take (0: as long as it does);
-        None if it is none of this model."""
+        """Return the time limit in seconds of a run of this replica (0: none); None if
+        it is none of this model.
+        """
         return self._replicas.run_limit(device, replica)
 
     def fail_started(self, device: Device, error: EngineError) -> None:

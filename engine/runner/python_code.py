@@ -67,7 +67,9 @@ class PythonCode:
     declared: Mapping[str, Any] = field(default_factory=dict)
 
     def to_message(self, device: Device) -> dict[str, Any]:
-        """For the device process that loads it; InvalidConfig where that runs none."""
+        """Return the message for the device process that loads the model. Raises
+        InvalidConfig if the device runs no Python models.
+        """
         if device.python is None:
             raise InvalidConfig(
                 f"device {device.id} runs graphs; a Python model needs one of "
@@ -85,8 +87,10 @@ class PythonCode:
 
     @contextmanager
     def calling(self) -> Iterator[list[int]]:
-        """What goes beside the load message: the model's end of its calls, if it may
-        make any. The other end is handed over where loading succeeds or fails alike."""
+        """Yield descriptors to send with the load message: the model's end of its
+        calls, if it may make any. The other end is handed over whether loading succeeds
+        or fails.
+        """
         if self.on_calls is None:
             yield []
             return
@@ -119,8 +123,8 @@ def read_python_model(
     declared: Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> PythonModel:
-    """Have a Python device (`DeviceManager.create_python_device`) import a file, and
-    ask what the model in it takes and gives.
+    """Import a file on a Python device (`DeviceManager.create_python_device`) and
+    return the model in it with its inputs and outputs.
 
     `models`, `on_calls` and `declared`: as of `PythonCode`. Blocks. Raises
     InvalidModel, with the author's file, line and code, where it cannot
@@ -150,7 +154,7 @@ def read_python_model(
 
 
 def _container(name: str, interface: PythonInterface, source: bytes) -> Model:
-    """What stands for the model: its tensors, and one program that executes it."""
+    """Return a container for the model: its tensors, and one program that executes it."""
     inputs = {t.name: f"input {t.name}" for t in interface.inputs}
     outputs = {t.name: f"output {t.name}" for t in interface.outputs}
     nodes: list[Node] = [StreamIn(f"h2d_{n}", v) for n, v in inputs.items()]

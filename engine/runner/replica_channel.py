@@ -401,9 +401,10 @@ class ReplicaChannel(RequestChannel):
         return True
 
     def _copy_in(self, tensors: Mapping[str, Tensor]) -> None:
-        """Have a thread copy a request to its places, if there is room for all of it.
+        """Copy a request to its places in a thread, if there is room for all of it.
 
-        It becomes the first of the backlog, which `_refill` goes on with."""
+        It becomes the first of the backlog, which `_refill` goes on with.
+        """
         places: list[tuple[AnchorRing, Tensor, int]] = []
         pairs: list[tuple[Array, Array]] = []
         for name, anchor in self._inputs:
@@ -617,8 +618,9 @@ class ReplicaChannel(RequestChannel):
     def _copy_out(
         self, request: Request, outputs: dict[str, Tensor], first: str
     ) -> None:
-        """Have a thread copy the outputs of a request, from the one named `first` on;
-        the slots of those before it have been released."""
+        """Copy the outputs of a request in a thread, from the one named `first`. The
+        slots before it have been released.
+        """
         pairs: list[tuple[Array, Array]] = []
         released = [name for name, _, _ in self._outputs].index(first)
         for name, data_type, anchor in self._outputs[released:]:
@@ -732,7 +734,7 @@ class ReplicaChannel(RequestChannel):
         request.compute_ns = max(0, now - max(began, submitted))
 
     def keep_here(self, request: Request) -> None:
-        """It is for this replica and no other."""
+        """Bind the request to this replica."""
         with self._lock:
             self._kept.pop(request.number, None)
 
@@ -753,8 +755,9 @@ class ReplicaChannel(RequestChannel):
             return True
 
     def lose(self, error: EngineError) -> Callable[[], None] | None:
-        """What no run has taken goes to another replica, if an event loop drives; the
-        rest fails. Lock held by the caller."""
+        """Fail the requests that runs have taken, and return a function that moves the
+        others to another replica if an event loop drives. Lock held by the caller.
+        """
         self._is_lost = True
         heir = self._heir
         if heir is None or not self.device.is_adopted or not self.usable:
@@ -783,7 +786,7 @@ class ReplicaChannel(RequestChannel):
         return [r for r in self._in_flight.values() if r.slot >= 0]
 
     def _untaken(self, placed: list[Request]) -> list[Request]:
-        """Those of `placed` that no run has taken."""
+        """Return the requests of `placed` that no run has taken."""
         channel = self._channel
         if not self._in_order:
             owners = self._owners
@@ -815,7 +818,9 @@ class ReplicaChannel(RequestChannel):
         left: list[tuple[Request, Mapping[str, Tensor]]],
         error: EngineError,
     ) -> None:
-        """Without the lock: it takes that of another device."""
+        """Move requests to another device and take its lock. Lock not held by the
+        caller.
+        """
         stated = self.priority
         if self.weight:
             stated = weighted(stated, self.weight, self.lane)
@@ -843,7 +848,7 @@ class ReplicaChannel(RequestChannel):
                     request.resolve(error)
 
     def _stop_copies(self) -> None:
-        """Let no thread touch the rings any more."""
+        """Stop all threads that use the rings."""
         arriving, self._arriving = self._arriving, None
         leaving, self._leaving = self._leaving, None
         if arriving is not None:
@@ -853,7 +858,7 @@ class ReplicaChannel(RequestChannel):
         self._finished.clear()
 
     def _cancel(self, requests: list[Request]) -> None:
-        """Let the device drop requests, or end their run."""
+        """Tell the device to drop requests, or to end their run."""
         with_device = [r for r in requests if r.slot >= 0 and not r.done]
         if not self.usable or not with_device:
             return

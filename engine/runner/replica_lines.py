@@ -120,8 +120,9 @@ class ReplicaLines:
 
 
 def least_busy(replicas: Iterable[ReplicaLines | None]) -> ReplicaLines | None:
-    """Of those that can take requests, the one that has the fewest; None if there is
-    none."""
+    """Return the replica with the fewest requests among those that can take one; None
+    if there is none.
+    """
     ready = [lines for lines in replicas if lines is not None and lines.default.usable]
     return min(ready, key=_busy) if ready else None
 

@@ -61,7 +61,7 @@ LOAD_GRACE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """What each replica is: the model, its batches and the sizes of its channel."""
+    """Plan of each replica: the model, its batches and the sizes of its channel."""
 
     name: str
     model: Model
@@ -116,7 +116,9 @@ class ReplicaSet:
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
-        """To the replicas that are loaded, of all priority levels and weights."""
+        """Return the channels to the loaded replicas, of all priority levels and
+        weights.
+        """
         loaded = [lines for lines in self._replicas if lines is not None]
         return tuple(line for lines in loaded for line in lines.all)
 
@@ -126,14 +128,14 @@ class ReplicaSet:
 
     @property
     def ready(self) -> bool:
-        """Whether every replica can take requests."""
+        """Return whether every replica can take requests."""
         if self._stopped or self.origin.left:
             return False
         return all(r is not None and r.default.usable for r in self._replicas)
 
     @property
     def serving(self) -> bool:
-        """Whether some replica can take requests."""
+        """Return whether any replica can take requests."""
         if self._stopped or self.origin.left:
             return False
         return any(r is not None and r.default.usable for r in self._replicas)
@@ -159,7 +161,7 @@ class ReplicaSet:
         )
 
     def tracepoints(self, replica: int) -> Tracepoints | None:
-        """Where the time of a replica's requests went; None if not recorded."""
+        """Return the times of a replica's requests; None if they are not recorded."""
         return self._tracepoints[replica] if self._tracepoints else None
 
     # -- requests
@@ -190,7 +192,9 @@ class ReplicaSet:
         return lines.of(priority) if priority else lines.default
 
     def _lost(self, replica: int) -> DeviceLost:
-        """As the requests failed that were in flight when the device was lost."""
+        """Return the error with which the requests in flight failed when the device was
+        lost.
+        """
         device = self._devices[replica]
         if device.state is DeviceState.READY:
             text = f"model {self._plan.name!r} is not loaded at the moment"
@@ -205,7 +209,9 @@ class ReplicaSet:
     def _inherit(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
     ) -> bool:
-        """Whether another replica takes a request that one had not begun."""
+        """Move a request that has not begun to another replica; returns whether one
+        took it.
+        """
         try:
             return self.pick(None, priority).inherit(request, tensors)
         except EngineError:
@@ -415,7 +421,9 @@ class ReplicaSet:
     def _call_to_load(
         self, device: Device, message: Message, fds: list[int]
     ) -> list[int]:
-        """Have the device load; InvalidModel if that takes longer than it may."""
+        """Send a load message to the device. Raises InvalidModel if loading exceeds its
+        time limit.
+        """
         timeout = self._config.load_timeout or None
         try:
             if timeout is None:
@@ -458,7 +466,7 @@ class ReplicaSet:
 
     @property
     def description(self) -> RunnerDescription:
-        """Of the replicas that are loaded at the moment."""
+        """Return the description of the loaded replicas."""
         loaded = (
             (lines.default.device_id, lines.number)
             for lines in self._replicas
@@ -479,7 +487,7 @@ def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
 
 
 def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
-    """How long what does not fill a run waits, for a `load` message."""
+    """Return the waits for incomplete runs, for a `load` message."""
     batch = run = config.timeout_ns or NEVER_NS
     if config.is_batch_size_timeout_enabled:
         batch, run = config.batch_size_timeout_ns, config.data_parallel_timeout_ns

@@ -19,7 +19,7 @@ _numbers = itertools.count(_first())
 
 
 def _renew() -> None:
-    """In a forked child, which is another process."""
+    """Start new numbers in a forked child, which is another process."""
     global _numbers
     _numbers = itertools.count(_first())
 

@@ -1,4 +1,4 @@
-"""What another process has to know of a loaded model in order to feed its replicas.
+"""Description of a loaded model for a process that feeds its replicas.
 
 The owner of the replicas makes it (`ModelRunner.description`), and a `JoinedRunner` is
 made of it. Both open their channels by it (replica_lines.py).
@@ -54,7 +54,7 @@ class RunnerDescription:
         config: ModelRunnerConfig,
         longest_wait_ns: int,
     ) -> RunnerDescription:
-        """Of a model that is not loaded yet."""
+        """Make the description of a model that is not loaded yet."""
         return cls(
             name,
             inputs,
@@ -69,7 +69,9 @@ class RunnerDescription:
         )
 
     def shared(self, clients: int) -> RunnerDescription:
-        """For each of so many clients: their queues together are as long as one is."""
+        """Return the description for one of so many clients: their queues together are
+        as long as one.
+        """
         return replace(
             self,
             max_queue_size=-(-self.max_queue_size // clients),
@@ -80,11 +82,13 @@ class RunnerDescription:
         )
 
     def limit_of(self, priority: int) -> int:
-        """How many requests of a level may wait in a replica; 0: of no level."""
+        """Return how many requests of a level may wait in a replica; 0: no separate
+        limit.
+        """
         return self.priority_queue_sizes.get(priority, self.max_queue_size)
 
     def to_message(self) -> dict[str, object]:
-        """In what msgpack knows."""
+        """Return the description as a value for msgpack."""
         return {
             "name": self.name,
             "inputs": list(map(_desc_message, self.inputs)),

@@ -154,8 +154,9 @@ class ServiceTime:
         return predicted
 
     def admission_ns(self, rows: int, left: int, now: int) -> int:
-        """When such a request would be admitted, if none came meanwhile: when
-        `completion_ns` is no more than `left` nanoseconds away."""
+        """Return when such a request would be admitted if no other came: when
+        `completion_ns` is at most `left` nanoseconds away.
+        """
         work, spread = self._work(rows, now)
         first = self._next()
         safety = min(MOST_SAFETY, self.safety)
@@ -184,13 +185,14 @@ class ServiceTime:
         return 2 * self._time_of(round(self._fill))[0]
 
     def batch_end_ns(self, now: int) -> int:
-        """When the next batch ends (CLOCK_MONOTONIC nanoseconds)."""
+        """Return when the next batch ends (CLOCK_MONOTONIC nanoseconds)."""
         mean, _ = self._time_of(round(self._fill))
         return now + int(mean - self._ran(now, mean))
 
     def room_ns(self, higher: int) -> int:
-        """How long until a queue that is full has room, in which `higher` rows of
-        higher levels run first."""
+        """Return how long until a full queue has room, with `higher` rows of higher
+        levels first.
+        """
         now = time.monotonic_ns()
         room = self.batch_end_ns(now) if self.seen >= 0 else now + UNKNOWN_ROOM_NS
         if higher > 0:
@@ -198,7 +200,7 @@ class ServiceTime:
         return max(MIN_ROOM_NS, room - now)
 
     def _ran(self, now: int, mean: float) -> float:
-        """For how long the present batch has run, at most what a batch takes."""
+        """Return how long the present batch has run, at most the time of a batch."""
         return min(float(now - self.since), mean)
 
     def _time_of(self, rows: int) -> tuple[float, float]:

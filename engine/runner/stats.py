@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
-    """Of a `ModelRunner`: replicas and how many are ready, requests in flight, those
-    of them that no run has taken yet, the lines they wait in (by level and weight),
-    late answers to abandoned requests, restarts of its devices."""
+    """State of a `ModelRunner`: replicas and how many are ready, requests in flight,
+    those that no run has taken, their lines (by level and weight), late answers to
+    cancelled requests, restarts of its devices.
+    """
 
     name: str
     replicas: int

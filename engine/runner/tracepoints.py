@@ -1,4 +1,4 @@
-"""Where the time of requests went, phase by phase (Model Runtime: tracepoints).
+"""Times of requests, phase by phase (Model Runtime: tracepoints).
 
     read preparation   from the call until the request is in its queue
     read queue         in the queue, until the batch it runs in starts
@@ -86,7 +86,7 @@ class Tracepoints:
         self._point = point.following or self._turn_over()
 
     def _turn_over(self) -> _Point:
-        """What follows the last point: the oldest, or a new one."""
+        """Return the point after the last one: the oldest, or a new one."""
         if len(self._points) != self._size:
             return self._more_points()
         self._rounds += 1
@@ -106,7 +106,7 @@ class Tracepoints:
 
     @property
     def count(self) -> int:
-        """How many requests have been recorded, also those that were dropped since."""
+        """Return how many requests have been recorded, dropped ones included."""
         self._origin.check("Tracepoints")
         with self._lock:
             return self._rounds * self._size + self._point.number
@@ -130,8 +130,9 @@ class Tracepoints:
         return PhaseValues(*[ns / 1e3 for ns in rows[position]])
 
     def percentile(self, quantile: float = 0.9) -> PhaseValues:
-        """For each phase the time that the fraction `quantile` of the requests kept did
-        not exceed (nearest rank, so always one that was measured); zeros without any.
+        """Return for each phase the time that the fraction `quantile` of the kept
+        requests did not exceed (nearest rank, so always a measured one); zeros without
+        any.
 
         InvalidInput unless 0 <= quantile <= 1.
         """
@@ -149,7 +150,7 @@ class Tracepoints:
         return self._over_phases(lambda times: sum(times) / len(times) / 1e3)
 
     def counts(self) -> PhaseValues:
-        """How many requests have been recorded: the same number for each phase."""
+        """Return how many requests have been recorded: the same number for each phase."""
         return PhaseValues(*[float(self.count)] * 4)
 
     def _over_phases(self, of: Callable[[list[int]], float]) -> PhaseValues:

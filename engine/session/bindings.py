@@ -1,4 +1,4 @@
-"""What the anchors of a session are connected to, as the host end of a run sees it.
+"""Connections of a session's anchors, as the host end of a run sees them.
 
 A source gives an input's data when the device needs it (`fetch`), and some can give it
 before (`try_fetch`). Data that was prefetched is the program's when `consumed`
@@ -25,7 +25,7 @@ Room = Callable[[int], memoryview]
 
 
 class InputSource(Protocol):
-    """Where the data of an input come from."""
+    """Source of the data of an input."""
 
     #: False where data came of nowhere, because what gives them was disconnected.
     is_real: bool
@@ -37,8 +37,9 @@ class InputSource(Protocol):
         ...
 
     def try_fetch(self, room: Room) -> Shape | None:
-        """The same without waiting; None if there is nothing, or nothing can be
-        given before it is needed."""
+        """Fetch without waiting; None if there is nothing, or nothing can be given
+        before it is needed.
+        """
         ...
 
     def consumed(self) -> None:
@@ -51,7 +52,7 @@ class InputSource(Protocol):
 
 
 class OutputSink(Protocol):
-    """Where the data of an output go."""
+    """Target of the data of an output."""
 
     is_real: bool
 
@@ -61,7 +62,7 @@ class OutputSink(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether `put` would not wait for room."""
+        """Return whether `put` would find room without waiting."""
         ...
 
 

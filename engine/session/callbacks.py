@@ -1,4 +1,4 @@
-"""What an anchor of a session can be connected to, and who decides.
+"""Connections and policies of a session's anchors.
 
 The words are those of Model Runtime's "Anchor callback management". All types here are
 for the thread that runs the programs: callbacks are called in it and nowhere else.
@@ -16,7 +16,7 @@ from popef_io import Anchor, TensorInfo
 
 
 class AnchorCallbackPolicy(IntEnum):
-    """What happens to an anchor (Model Runtime: `AnchorCallbackPolicy`).
+    """Policies for an anchor (Model Runtime: `AnchorCallbackPolicy`).
 
     BIND_USER_CB: it gets the user's callback, or a queue. BIND_EMPTY_CB: a dummy that
     gives zeros and drops what comes, unless something is connected already. SKIP_CB: it
@@ -32,7 +32,7 @@ class AnchorCallbackPolicy(IntEnum):
 
 
 class PopefDataUsagePolicy(IntEnum):
-    """Whether the data of the file feed an anchor (`PopefDataUsagePolicy`).
+    """Policies for feeding an anchor from the file (`PopefDataUsagePolicy`).
 
     USE_POPEF_DATA_IF_ANY: tensor data or a feed are connected if the file has
     them. USE_USER_DATA: they are not, and the user connects something else.
@@ -47,23 +47,23 @@ class PopefDataUsagePolicy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallbackInfo:
-    """What a callback factory is told (Model Runtime: `CallbackInfo`)."""
+    """Arguments of a callback factory (Model Runtime: `CallbackInfo`)."""
 
     anchor: Anchor
 
     @property
     def name(self) -> str:
-        """Of the tensor."""
+        """Return the name of the tensor."""
         return self.anchor.name
 
     @property
     def handle(self) -> str:
-        """Of the stream, unique in the model."""
+        """Return the handle of the stream, unique in the model."""
         return self.anchor.handle
 
     @property
     def tensor_info(self) -> TensorInfo:
-        """Of what one call brings or takes."""
+        """Return the shape and type of the data of one call."""
         return self.anchor.tensor_info
 
 

@@ -28,8 +28,9 @@ from popef_io import Anchor, Model, TensorType
 
 
 class Fixed(Enum):
-    """What the device does by itself: FILE reads the model's data; EMPTY reads zeros,
-    and drops what is written."""
+    """Actions of the device itself: FILE reads the model's data; EMPTY reads zeros and
+    drops written data.
+    """
 
     FILE = 0
     EMPTY = 1
@@ -66,7 +67,7 @@ class Connections:
         return tuple(a for a in self._anchors if a.type is kind)
 
     def user_anchors(self, kind: TensorType) -> tuple[Anchor, ...]:
-        """Those that the file does not feed."""
+        """Return the anchors that the file does not feed."""
         return tuple(a for _, a in self._users(kind))
 
     # -- connecting
@@ -173,7 +174,7 @@ class Connections:
 
     @property
     def all_real(self) -> bool:
-        """Whether all data came from and went to the host since `begin`."""
+        """Return whether all data came from and went to the host since `begin`."""
         return all(binding.is_real for binding in self._bindings())
 
     def begin(self) -> None:

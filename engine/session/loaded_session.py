@@ -57,7 +57,7 @@ class LoadedSession:
 
     @property
     def is_active(self) -> bool:
-        """Whether it is loaded on its device."""
+        """Return whether the session is loaded on its device."""
         return self._link is not None and not self._link.ended
 
     # -- loading and unloading

@@ -144,7 +144,7 @@ def ring_size_for_main_programs(
 
 
 def _numbers(programs: Iterable[int]) -> frozenset[int]:
-    """As Python's own, also if they are numpy's."""
+    """Return the numbers as Python integers, also if they are numpy's."""
     return frozenset(map(operator.index, programs))
 
 

@@ -87,7 +87,7 @@ def batch_rows(info: TensorInfo) -> int:
 
 
 class RunningThread:
-    """Which thread runs programs at the moment, for the queues it serves."""
+    """The thread that runs programs at the moment, for the queues it serves."""
 
     __slots__ = ("ident",)
 
@@ -99,7 +99,7 @@ class RunningThread:
         return self.ident == threading.get_ident()
 
     def mark(self) -> None:
-        """It is this one."""
+        """Mark the calling thread."""
         self.ident = threading.get_ident()
 
     def clear(self) -> None:
@@ -111,7 +111,7 @@ class RunningThread:
 
 
 class AnchorQueue(Generic[Slot]):
-    """What input and output queues share: slots that a user fills and publishes."""
+    """Common part of input and output queues: slots that a user fills and publishes."""
 
     _direction = ""
 
@@ -129,7 +129,7 @@ class AnchorQueue(Generic[Slot]):
 
     @property
     def tensor_info(self) -> TensorInfo:
-        """Of one compiled batch."""
+        """Return the shape and type of one compiled batch."""
         return self.anchor.tensor_info
 
     @property
@@ -267,7 +267,7 @@ class InputQueue(AnchorQueue[InputData]):
         return self._take(lambda: self._wait_for_slot(alive), at_once=True)
 
     def try_take_batch(self) -> list[memoryview] | None:
-        """The same without waiting: None if the batch is not complete."""
+        """Take a batch without waiting: None if it is not complete."""
         return self._take(self._ring.try_read_lock, at_once=False)
 
     def batch_done(self) -> None:
@@ -367,7 +367,7 @@ class OutputQueue(AnchorQueue[OutputData]):
 
     @property
     def has_room(self) -> bool:
-        """Whether a buffer waits to be filled."""
+        """Return whether a buffer waits to be filled."""
         return self._current is not None or self._ring.read_available()
 
     def put_batch(self, data: Buffer, alive: Alive) -> bool:

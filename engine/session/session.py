@@ -81,7 +81,7 @@ class Session:
 
     @property
     def is_active(self) -> bool:
-        """Whether it is loaded on its device at the moment."""
+        """Return whether the session is loaded on its device at the moment."""
         return self._loaded.is_active
 
     @property
@@ -163,7 +163,7 @@ class Session:
         predicate: AnchorCallbackPredicate | None = None,
         skip_connected: bool = False,
     ) -> None:
-        """The same for each of `user_output_anchors`."""
+        """Set the handler for each of `user_output_anchors`."""
         self._origin.check("Session")
         kind = TensorType.OUTPUT
         self._connections.set_handler(kind, factory, predicate, skip_connected)

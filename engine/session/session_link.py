@@ -281,12 +281,14 @@ class _Conversation:
         return self._next
 
     def rewind(self) -> None:
-        """What was prefetched and not read will be given again."""
+        """Give prefetched data that were not read again."""
         for index in +self._given:
             self._sources[index].rewind()
 
     def _attempt(self, what: Callable[[], None]) -> None:
-        """If a callback fails, tell the programs to end before raising its error."""
+        """Call a callback. If it fails, tell the programs to end before its error is
+        raised.
+        """
         try:
             what()
         except (SessionEnded, DeadlineExceeded):
@@ -309,8 +311,7 @@ class _Conversation:
                 logger.exception("one more callback failed in a run that ends for one")
 
     def _note_consumed(self, message: Message) -> None:
-        """Tell the sources what the program has read; all of them, even if a callback
-        fails."""
+        """Report to all sources what the program has read, even if a callback fails."""
         failed: Exception | None = None
         for index in message.get("consumed", []):
             try:

@@ -102,7 +102,8 @@ class AnchorRing(RingCounters):
     # -- producer
 
     def place(self, nbytes: int) -> int:
-        """Where `nbytes` contiguous bytes are free and a slot is, or -1.
+        """Return the position of `nbytes` contiguous free bytes with a free slot, or
+        -1.
 
         Takes nothing yet: `describe` does.
         """

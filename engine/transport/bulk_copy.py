@@ -103,7 +103,7 @@ class Copier:
         self._thread: threading.Thread | None = None
 
     def add(self, copy: BulkCopy) -> None:
-        """Have a copy made. Returns at once."""
+        """Queue a copy. Returns at once."""
         with self._starting:
             # In a forked child the parent's thread is not there.
             if self._thread is None or not self._thread.is_alive():

@@ -1,5 +1,5 @@
-"""What a device process tells of the calls that it has made through channels of its
-own: a ring of records, of which the owner reads what it has not counted yet.
+"""Log of the calls that a device process made through its own channels: a ring of
+records, which the owner reads and counts.
 
 A record is written before the model that called goes on. So what it has got is counted,
 even if its process is killed with the next instruction: the owner reads the ring once
@@ -81,12 +81,12 @@ class CallLog:
             return self._ring.written % _OFTEN == 0
 
     def give_back(self) -> None:
-        """There will be no record in the room that was kept."""
+        """Return the reserved room unused."""
         with self._lock:
             self._reserved -= 1
 
     def read(self) -> Iterator[CallRecord]:
-        """What was written since; each once."""
+        """Yield the records written since the last call, each once."""
         while (slot := self._ring.try_read_lock()) >= 0:
             at = CONTROL_SIZE + slot * _RECORD.size
             record = CallRecord._make(_RECORD.unpack_from(self.memory.view, at))

@@ -108,8 +108,9 @@ class ResponseTaken:
 
 @dataclass(frozen=True, slots=True)
 class RouteLeft:
-    """Nothing is in flight on a route any more: it is closed. 0: of none; there is
-    something to be counted."""
+    """Reports that nothing is in flight on a route any more: it is closed. 0: no route;
+    there is something to count.
+    """
 
     number: int
 
@@ -133,9 +134,10 @@ class ReadyAsked:
 
 @dataclass(frozen=True, slots=True)
 class MetricTold:
-    """What a metric of a model's own has come to in its process since it was loaded
-    (engine/programs/own_metrics.py). `values` has one; of a histogram the number in
-    each bucket, one more than its upper `bounds`, and the sum."""
+    """Value of a model's own metric in its process since loading
+    (engine/programs/own_metrics.py). `values` has one; for a histogram the number in
+    each bucket, one more than its upper `bounds`, and the sum.
+    """
 
     name: str
     kind: str
@@ -147,14 +149,14 @@ class MetricTold:
 
 @dataclass(frozen=True, slots=True)
 class MetricsTold:
-    """What has changed of a model's own metrics."""
+    """Changes of a model's own metrics."""
 
     series: tuple[MetricTold, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CallGivenUp:
-    """Nobody waits for a call any more."""
+    """Reports that no client waits for a call any more."""
 
     number: int
 
@@ -199,7 +201,8 @@ class CallSocket:
             control.close_all(fds)
 
     def answer(self, number: int, answer: CallAnswer, more: bool = False) -> None:
-        """How a call has ended, or what was asked for, or a response of several.
+        """Send the result of a call, the answer to a question, or one of several
+        responses.
 
         Raises BlockingIOError where there is no room for it, OSError where nobody
         listens any more.
@@ -222,7 +225,9 @@ class CallSocket:
             control.close_all(fds)
 
     def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Of a route. Raises as `answer`, and ValueError for what is too long."""
+        """Send the description of a route. Raises like `answer`, and ValueError if it
+        is too long.
+        """
         control.send(self._sock, message, fds)
 
     def close(self) -> None:
@@ -233,7 +238,9 @@ class CallSocket:
 
 
 def answer_of(message: Message, fds: Sequence[int]) -> CallAnswer:
-    """What `CallSocket.answer` has sent; `fds` stay open. Raises EngineBug."""
+    """Return the answer that `CallSocket.answer` has sent; `fds` stay open. Raises
+    EngineBug.
+    """
     if "error" in message:
         return control.to_error(message)
     if "askers" in message:

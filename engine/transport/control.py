@@ -135,8 +135,10 @@ def connect(
 
 
 def limit_blocking(sock: socket.socket, direction: int, seconds: float) -> None:
-    """Let what blocks on a socket without a timeout raise BlockingIOError after so long
-    (0: never). `direction` is SO_RCVTIMEO or SO_SNDTIMEO, which connecting is too."""
+    """Make blocking operations on a socket without a timeout raise BlockingIOError
+    after this time (0: never). `direction` is SO_RCVTIMEO or SO_SNDTIMEO, which applies
+    to connecting too.
+    """
     whole = int(seconds)
     raw = _TIMEVAL.pack(whole, int((seconds - whole) * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, direction, raw)

@@ -152,7 +152,9 @@ class Completions(RingCounters):
         rows: int = 0,
         text: str = "",
     ) -> bool:
-        """Tell the client how a request ended; False if it broke the rule above."""
+        """Report to the client how a request ended; returns False if the client broke
+        the rule above.
+        """
         written = self.written
         if written - self._read_seen >= SLOTS:
             self._read_seen = self._control[READ_WORD]
@@ -243,8 +245,9 @@ class Link:
 
     @property
     def busy_ns(self) -> int:
-        """For how long the device has run programs, the present run included. Between
-        two of its writes that may be less than a moment before."""
+        """Return how long the device has run programs, the present run included.
+        Between two of its writes the value may be slightly too small.
+        """
         words = self.words
         since = words[SINCE]
         busy = words[BUSY]
@@ -253,8 +256,9 @@ class Link:
         return busy
 
     def submit(self, channel: int) -> bool:
-        """Tell the device that the channel has one more request; returns whether it has
-        to be woken for that. Raises QueueFull."""
+        """Tell the device that the channel has one more request; returns whether it
+        must be woken. Raises QueueFull.
+        """
         if not self.submissions.put(channel):
             raise QueueFull("the device has too many requests in flight")
         # Submitted first, looked at `parked` second: see "Waking" above.

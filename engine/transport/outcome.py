@@ -1,4 +1,4 @@
-"""How a request ended in the device process, and what its caller is told."""
+"""Outcomes of a request in the device process, and the errors for its caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from popef_io import PopefError
 
 
 class Outcome(IntEnum):
-    """How a request ended in the device process.
+    """Outcomes of a request in the device process.
 
     REFUSED is not now: a model that it calls is not there, or has too much to do.
     NEEDS_ROWS is no end, and of no request: the runs of a channel's replica wait for
@@ -61,7 +61,7 @@ _SAID: Final[dict[Outcome, type[ExecutionFailed]]] = {
 
 
 def outcome_of(error: Exception) -> tuple[Outcome, str]:
-    """How a request ended that failed with `error`, and the words for it."""
+    """Return the outcome of a request that failed with `error`, and the message."""
     if isinstance(error, Invalid | PopefError):
         return Outcome.INVALID, str(error)
     if isinstance(error, OutOfMemory):
@@ -92,7 +92,7 @@ INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted
 
 
 def not_copied(output: str, error: Exception) -> EngineError:
-    """What the caller gets of a request whose result could not be copied out."""
+    """Return the caller's error for a request whose result could not be copied out."""
     try:
         if isinstance(error, MemoryError):
             return OutOfMemory(f"there is no memory for a copy of output {output!r}")
@@ -102,7 +102,7 @@ def not_copied(output: str, error: Exception) -> EngineError:
 
 
 def broken_off(error: Exception) -> EngineError:
-    """What the caller gets of a request in whose handling this was raised."""
+    """Return the caller's error for a request whose handling raised this one."""
     if isinstance(error, EngineError):
         return error
     if isinstance(error, MemoryError):
@@ -111,7 +111,7 @@ def broken_off(error: Exception) -> EngineError:
 
 
 def error_of(outcome: int, text: str) -> EngineError:
-    """What the caller of a request gets that ended like this."""
+    """Return the caller's error for a request with this outcome."""
     match outcome:
         case Outcome.EXPIRED:
             return DeadlineExceeded()

@@ -1,4 +1,4 @@
-"""Where the outputs of one request are copied to, straight from their slots."""
+"""Target arrays of one request's outputs, filled directly from their slots."""
 
 from __future__ import annotations
 

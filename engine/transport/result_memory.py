@@ -123,7 +123,7 @@ class ResultMemory:
         return block
 
     def _keep(self, since: int) -> None:
-        """Let go of the blocks that were last handed out before result `since`."""
+        """Release the blocks that were last handed out before result `since`."""
         self._choose(lambda block: block.used >= since)
 
     def _keep_held(self) -> None:

@@ -73,7 +73,9 @@ _lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """In a forked child, where a thread of the parent may have had it."""
+    """Make a new lock in a forked child, because a thread of the parent may have held
+    it.
+    """
     global _lock
     _lock = threading.Lock()
 
@@ -82,7 +84,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def full_fence() -> None:
-    """Let no load after this overtake a store before it, on any processor.
+    """Keep loads after this from overtaking stores before it, on any processor.
 
     Taking a lock is an atomic exchange in every CPython build.
     """
@@ -156,13 +158,14 @@ class RingCounters:
 
     @property
     def write_available(self) -> int:
-        """How many slots can be filled now."""
+        """Return how many slots can be filled now."""
         self._read_seen = self._control[READ_WORD]
         return self.capacity - (self.written - self._read_seen)
 
     def unreleased(self) -> tuple[int, int]:
-        """How many slots are published and not yet released, and the oldest of them
-        (producer side)."""
+        """Return how many slots are published and not yet released, and the oldest of
+        them (producer side).
+        """
         read = self._read_seen = self._control[READ_WORD]
         if not ORDERED_STORES:
             _fence()
@@ -170,7 +173,8 @@ class RingCounters:
 
     @property
     def untaken(self) -> int:
-        """How many slots are published and not said to be worked on (producer side).
+        """Return how many slots are published and not marked as in work (producer
+        side).
 
         Only true at a moment: the other side goes on.
         """
@@ -238,7 +242,7 @@ class RingCounters:
 
     @property
     def held(self) -> int:
-        """How many slots are read-locked."""
+        """Return how many slots are read-locked."""
         return self._next - self._read
 
     @property
@@ -268,7 +272,7 @@ class RingCounters:
         self._read_counters()
 
     def release(self) -> None:
-        """Let go of the memory; the ring cannot be used after that."""
+        """Release the memory; the ring cannot be used after that."""
         self._control.release()
 
     def __repr__(self) -> str:
@@ -327,7 +331,7 @@ class SpscRingBuffer(Generic[T]):
 
     @property
     def write_locked(self) -> bool:
-        """Whether a buffer is being filled: `write_lock` has given one out."""
+        """Return whether a buffer is being filled: `write_lock` has given one out."""
         return self._write_locked
 
     def write(self, obj: T) -> None:

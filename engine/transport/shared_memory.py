@@ -111,7 +111,7 @@ class SharedMemory:
 
 
 def keep_large_blocks() -> bool:
-    """Tell malloc to keep blocks of up to 64 MiB instead of returning them.
+    """Make malloc keep blocks of up to 64 MiB instead of returning them.
 
     glibc gives every block over 128 KiB back to the kernel at once, and each next one
     costs its page faults again: measured as x1.3 to x1.5 on requests of 600 KB. False

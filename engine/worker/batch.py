@@ -67,7 +67,7 @@ class Entry:
 
 
 class RunningBatch:
-    """What runs: the options of the run, and its members."""
+    """The run in progress: its options and its requests."""
 
     __slots__ = ("entries", "failure", "options", "since", "unwanted_since")
 
@@ -221,7 +221,7 @@ class Batch:
             self._whole[index] = value
 
     def results(self) -> Mapping[int, Array]:
-        """What was written, by output: the units of the entries and no others."""
+        """Return the written data by output: the units of the entries and no others."""
         if not self._sliced:
             return self._whole
         return {i: self._joined(i, chunks) for i, chunks in self._written.items()}
@@ -242,7 +242,7 @@ class Batch:
     # -- several transfers
 
     def _position(self, handle: str, rows: AnchorRows) -> int:
-        """Which transfer of the whole batch this one is."""
+        """Return which transfer of the whole batch this one is."""
         count = self._transferred.get(handle, 0)
         self._transferred[handle] = count + 1
         return self._run * rows.transfers + count
@@ -267,7 +267,7 @@ class Batch:
         return padded(part, dim, size)
 
     def _equal_part(self, index: int, rows: AnchorRows, position: int) -> Array:
-        """One of the iterations of a request whose batch size is free."""
+        """Return one of the iterations of a request whose batch size is free."""
         if rows.transfers == 1:
             return self._gather(index)
         whole, dim = self._all_rows(index), self._plan.dim

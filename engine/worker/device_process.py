@@ -54,7 +54,9 @@ def _wait_precisely() -> None:
 
 
 def _giving_back(python: bool) -> Callable[[], object]:
-    """What gives memory back; Python models may have no ONNX Runtime beside them."""
+    """Return the function that gives memory back; Python models may have no ONNX
+    Runtime.
+    """
     if python:
         return gc.collect
     from engine.programs.onnx_session import give_back_memory

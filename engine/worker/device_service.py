@@ -1,4 +1,4 @@
-"""What a device process answers: control messages, a thread for each connection."""
+"""Service of a device process: control messages, a thread for each connection."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class DeviceService:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def report(self, fault: DeviceFault) -> None:
-        """Tell every client process what is about to end this one."""
+        """Report to every client process the fault that is about to end this one."""
         for sock in list(self._links):
             with contextlib.suppress(OSError):
                 control.send(sock, dict(fault.to_message()))
@@ -144,7 +144,7 @@ class DeviceService:
     def _serve_session(
         self, sock: socket.socket, message: Message, fds: list[int]
     ) -> None:
-        """From here on the connection is that of a session, to its end."""
+        """Serve a session on the connection to its end."""
         number = next(self._numbers)
         try:
             self._refuse_unless(python=False)
@@ -205,7 +205,7 @@ class DeviceService:
                 raise EngineBug(f"unknown control message {other!r}")
 
     def _obey(self, message: Message, fds: list[int]) -> None:
-        """What the owner wants done, and nothing is answered to."""
+        """Carry out a message of the owner that has no answer."""
         scheduler = self._scheduler
         match message["op"]:
             case "invite":

@@ -19,7 +19,7 @@ class Taken(Protocol):
 
 
 class DeviceShares:
-    """What each weight and lane has used of a device, over all its models.
+    """Use of a device by each weight and lane, over all its models.
 
     This is start-time fair queueing by the time of the device: the next run is for the
     share that has used least for its weight. A share that had nothing waiting saves
@@ -122,8 +122,9 @@ class FairQueue:
 
     @property
     def used(self) -> float:
-        """What the channel has used of its share that would be served next; 0 if none
-        has anything waiting."""
+        """Return the used share of the channel that is served next; 0 if none has
+        requests waiting.
+        """
         waiting = (c.share.used for c in self.upcoming() if c.pending)
         return next(waiting, 0.0)
 

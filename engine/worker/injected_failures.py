@@ -24,8 +24,9 @@ VARIABLE = "POPGATE_INJECT_FAILURES"
 
 
 class Failure(Enum):
-    """What can be ordered: a fault of each kind, an unexpected error of ours,
-    a run that never ends, the death of the process."""
+    """Failures that tests can order: a fault of each kind, an unexpected error, a run
+    that never ends, the death of the process.
+    """
 
     APPLICATION = "application"
     IPU_RESET = "ipu_reset"

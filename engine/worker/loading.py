@@ -87,7 +87,7 @@ def _rules(
     message: Mapping[str, Any],
     anchors: MainAnchors,
 ) -> tuple[BatchPlan, BatchingPolicy]:
-    """How requests become runs: as the client planned, and the programs allow."""
+    """Return how requests become runs: as the client planned and the programs allow."""
     plan = BatchPlan.from_message(message["plan"])
     flow = model.metadata.program_flow
     main = flow.main

@@ -42,7 +42,8 @@ _described: dict[tuple[str, bytes], ModuleType] = {}
 
 
 def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-    """What the model in a file takes and gives; the file comes as a descriptor.
+    """Return the inputs and outputs of the model in a file, which comes as a
+    descriptor.
 
     Raises InvalidModel, with file, line and code where the author's code failed.
     """

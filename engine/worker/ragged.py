@@ -104,7 +104,7 @@ class PaddedSize:
 
     @property
     def is_full(self) -> bool:
-        """Whether not one row as long as the longest would fit."""
+        """Return whether not even one row as long as the longest would fit."""
         most = min(self._max_rows, self._max_tokens // max(1, self.longest))
         return self.rows >= most
 

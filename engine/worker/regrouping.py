@@ -110,7 +110,7 @@ class RegroupingReplica(Replica):
         return min(self._deadline(units), now + LONGEST_SLEEP_NS)
 
     def _deadline(self, units: int) -> int:
-        """When the units that fill no run have waited long enough."""
+        """Return when the units that fill no run have waited long enough."""
         rest = units % self._each
         if not rest:
             return 1 << 63
@@ -204,7 +204,7 @@ class RegroupingReplica(Replica):
         self._forget_ended()
 
     def _ask(self, units: int, now: int) -> bool:
-        """Tell the client that rows are missing; returns whether that was possible."""
+        """Ask the client for missing rows; returns whether that was possible."""
         client = self._open[-1].client
         self._asked_at = now
         if client.link.completions.unreleased()[0]:
@@ -247,7 +247,9 @@ class RegroupingReplica(Replica):
     def _isolate_failure(
         self, entries: Sequence[OpenEntry], error: Exception, started: int
     ) -> None:
-        """As for any batch; requests run again from their first unit, padded."""
+        """Isolate a failure as for any batch; requests run again from their first unit,
+        padded.
+        """
         members: list[Entry] = []
         for entry in entries:
             if not entry.ended:

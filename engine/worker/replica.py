@@ -43,7 +43,7 @@ VAIN_DELAYS = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchingPolicy:
-    """How requests may be put together.
+    """Rules for putting requests together.
 
     `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
     more rows. `same_shapes`: requests must agree in all but the batch dimension, which
@@ -143,7 +143,7 @@ class Replica:
 
     @property
     def used(self) -> float:
-        """What the request that is next here has used of its share."""
+        """Return the used share of the next request here."""
         return self._queue.used
 
     @property
@@ -154,7 +154,7 @@ class Replica:
         return False
 
     def due_ns(self, now: int) -> int:
-        """When the next batch should start: `now` or earlier means at once."""
+        """Return when the next batch should start: `now` or earlier means at once."""
         if not self.may_wait:
             return now
         if self._vain_delays >= VAIN_DELAYS:
@@ -292,7 +292,9 @@ class Replica:
         return now + min(self._took)
 
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
-        """Whether the shapes of a request are those of the `others` in its batch."""
+        """Return whether the shapes of a request equal those of the `others` in its
+        batch.
+        """
         dim = self._plan.dim
         shape: list[object] = []
         for ring, slot in zip(client.channel.inputs, slots, strict=True):
@@ -418,8 +420,9 @@ class Replica:
         rows: int = 0,
         text: str = "",
     ) -> None:
-        """Tell the client how a request has ended: in a run of `rows` rows (0: its own)
-        that took so many nanoseconds (0: from `started` until now)."""
+        """Report to the client how a request has ended: in a run of `rows` rows (0: its
+        own) that took so many nanoseconds (0: from `started` until now).
+        """
         entry.client.link.completions.put(
             entry.client.number,
             outcome,
@@ -442,7 +445,9 @@ class Replica:
 
 
 def _wait_note(wait_ns: int) -> str:
-    """What an error adds about an input that never comes (the guide's timeout)."""
+    """Return the note of an error about an input that never comes (the guide's
+    timeout).
+    """
     if wait_ns < WORTH_SAYING_NS:
         return ""
     if wait_ns >= NEVER_NS:

@@ -115,14 +115,15 @@ class Scheduler:
 
     @property
     def running_ns(self) -> int:
-        """For how long the present run has been running; 0: none is."""
+        """Return how long the present run has been running; 0: none is."""
         since = self.running_since
         return time.monotonic_ns() - since if since else 0
 
     @property
     def running_since(self) -> int:
-        """When the present run began; 0: none runs. The time in which a client takes
-        results is none of it. For any thread."""
+        """Return when the present run began; 0: none runs. The time in which a client
+        takes results does not count. For any thread.
+        """
         running = self.running()
         return 0 if running is None else running.since
 
@@ -134,14 +135,15 @@ class Scheduler:
 
     @property
     def unwanted_ns(self) -> int:
-        """How long ago the present batch was told to end; 0: it was not. For any
-        thread."""
+        """Return how long ago the present batch was told to end; 0: it was not. For any
+        thread.
+        """
         running = self.running()
         since = 0 if running is None else running.unwanted_since
         return time.monotonic_ns() - since if since else 0
 
     def running(self) -> RunningBatch | None:
-        """What runs at this moment. For any thread."""
+        """Return the run in progress. For any thread."""
         replica = self._replica
         return replica.running if replica is not None else None
 

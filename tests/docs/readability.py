@@ -58,14 +58,14 @@ def sentences(path: Path) -> Iterator[Sentence]:
 
 
 def _plain(token: Token) -> str:
-    """Return the text of a paragraph, with each piece of code as the word `x`."""
+    """Return the text of a paragraph, with each piece of code as the word `X`."""
     parts = []
     for child in token.children or []:
         match child.type:
             case "text":
                 parts.append(child.content)
             case "code_inline":
-                parts.append("x")
+                parts.append("X")
             case "softbreak" | "hardbreak":
                 # The pages have one sentence in a line.
                 parts.append("\n")

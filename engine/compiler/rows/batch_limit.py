@@ -1,4 +1,4 @@
-"""How many rows may run together without taking too much memory.
+"""Largest number of rows that may run together without using too much memory.
 
 A batch of a large network gains nothing that a few rows do not gain, and its values in
 between take memory that the device keeps. So what a row takes is worked out from the
@@ -19,7 +19,7 @@ _UNKNOWN = 4
 
 
 def rows_within(model: Any, most: int, budget: int = MOST_BYTES) -> int:
-    """How many rows fit into `budget`: a power of two from 1 to `most`.
+    """Return how many rows fit into `budget`: a power of two from 1 to `most`.
 
     `model` is an ONNX model whose free first dimension counts rows. What is not known
     of its shapes counts nothing: other free dimensions are 1.

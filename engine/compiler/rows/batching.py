@@ -73,7 +73,7 @@ def decide(
 
 
 def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None:
-    """Why not every input and output has one row for each row; None if they may."""
+    """Return why an input or output lacks one row for each row; None if all have them."""
     if not interface.inputs:
         return "there are no inputs"
     if size == 1:
@@ -97,7 +97,9 @@ def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None
 
 
 def _remedy(interface: Interface) -> str:
-    """What frees the rows of a model that was exported with the rows of its example."""
+    """Return how to free the rows of a model that was exported with the rows of its
+    example.
+    """
     shapes = {t.name: t.shape for t in interface.inputs if t.shape}
     if not any(isinstance(shape[0], int) for shape in shapes.values()):
         return ": it needs an export with a free first dimension (dynamic_shapes)"
@@ -109,7 +111,7 @@ def _remedy(interface: Interface) -> str:
 
 
 def _rows_differ(model: Any, interface: Interface) -> str | None:
-    """Why free first dimensions are not one and the same; None if they may be.
+    """Return why the free first dimensions may differ; None if they are the same.
 
     Inputs must share a name, or the graph must show that it cannot be run if they
     differ. Outputs need not: exporters give results new names, and running the model
@@ -144,8 +146,8 @@ def _rows_depend_on_weights(
     options: CompileOptions,
     limit: TimeLimit,
 ) -> str | None:
-    """Why rows depend on each other, or on their place in the batch, if the weights
-    have other values; None if they do not.
+    """Return why rows depend on each other, or on their place in the batch, if the
+    weights have other values; None if they do not.
 
     Weights are data that can be replaced: frozen over, or loaded from another file.
     """

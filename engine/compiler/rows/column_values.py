@@ -1,4 +1,4 @@
-"""What the columns of inputs may hold, as encoders, scalers and trees tell of them.
+"""Useful values for the columns of inputs, found in encoders, scalers and trees.
 
 A model of columns answers the same to nearly all synthetic rows: to it every word is
 unknown and every number far away. Some fail on words that they do not know. So what a
@@ -47,7 +47,7 @@ def column_values(model: Any) -> dict[Column, Values]:
 
 
 def _told(node: Any) -> Iterator[tuple[int, float | str]]:
-    """What `node` says of the columns of its input."""
+    """Yield the values that `node` knows for the columns of its input."""
     if node.domain != "ai.onnx.ml":
         return
     given = {a.name: a for a in node.attribute}
@@ -83,7 +83,7 @@ def _limits(given: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
 
 
 class _Graph:
-    """Where the columns of values come from."""
+    """Sources of the columns of values in a graph."""
 
     def __init__(self, graph: Any) -> None:
         self._makers = {name: node for node in graph.node for name in node.output}
@@ -120,7 +120,7 @@ class _Graph:
         return None
 
     def _width(self, name: str, steps: int = _MOST_STEPS) -> int | None:
-        """How many columns a value has."""
+        """Return the number of columns of a value; None if it is unknown."""
         if name in self._inputs:
             dims = self._inputs[name]
             return (dims[1].dim_value or None) if len(dims) > 1 else 1

@@ -328,7 +328,9 @@ def same_bits(one: Array, other: Array) -> bool:
 
 
 def gap_of(one: Array, other: Array, data_type: DataType) -> float:
-    """How far apart two outputs are, as a part of the largest value of their row."""
+    """Return the largest difference of two outputs, relative to the largest value of
+    its row.
+    """
     if one.shape != other.shape:
         return np.inf
     if data_type not in TIGHT or one.size == 0:

@@ -64,7 +64,7 @@ _SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
 def row_mixer(model: Any) -> str | None:
-    """What in `model` mixes rows for certain or may do so unseen; None if nothing.
+    """Return which node in `model` mixes rows, or may do so unseen; None if none does.
 
     A clause such as `NonZero node 'n' looks at all rows at once`.
     """

@@ -1,4 +1,4 @@
-"""What operators of classical machine learning do to rows: those of `ai.onnx.ml`.
+"""Rules for the rows of `ai.onnx.ml` operators.
 
 Most take a matrix of one row each. If they also take a vector, it is one row there,
 whatever it is elsewhere: so that the rank matters.
@@ -30,7 +30,7 @@ def columns(call: OperatorCall) -> Iterable[Value]:
 
 
 def scaled(call: OperatorCall) -> Iterable[Value]:
-    """As `columns`, or all by one setting."""
+    """Return the values like `columns`, or all by one setting."""
     found = (call.attribute(name) for name in _SCALES)
     settings = [max(len(a.floats), len(a.ints)) for a in found if a is not None]
     return same(call) if max(settings, default=0) <= 1 else columns(call)

@@ -40,7 +40,8 @@ _RULES: Mapping[tuple[str, str], Rule] = {
 
 
 def unproven(model: Any, interface: Interface) -> str | None:
-    """Why it is not sure that rows stay apart and all inputs have as many rows.
+    """Return why it is not proven that rows stay apart and all inputs have as many
+    rows.
 
     A clause; None if it is sure. `model` may lack the data of weights. All inputs
     must have a first dimension that is free.
@@ -77,7 +78,7 @@ def _is_fixed(tensor: GraphTensor) -> bool:
 def traced(
     model: Any, inputs: Mapping[str, Value], outputs: Iterable[str], counts: RowCounts
 ) -> dict[str, Value]:
-    """What is known of every value that `outputs` are made of, given the inputs.
+    """Return the known facts of every value that `outputs` depend on, given the inputs.
 
     Raises Unproven, naming the node, if one may put different rows together.
     """

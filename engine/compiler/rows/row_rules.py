@@ -1,4 +1,4 @@
-"""What operators that calculate do to rows.
+"""Rules for the rows of operators that calculate.
 
 An operator without a rule, here or in `row_shape_rules` and `row_ml_rules`, is not
 known to keep rows apart.

@@ -1,4 +1,4 @@
-"""What operators that move values about do to rows, and those that compute shapes."""
+"""Rules for the rows of operators that move values or compute shapes."""
 
 from __future__ import annotations
 

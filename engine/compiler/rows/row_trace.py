@@ -52,7 +52,8 @@ class RowTrace:
         self._threads = threads
 
     def mixed(self, base: Feed, other: Feed, row: int, until: float) -> str | None:
-        """Which value mixes rows, as a clause; None if none does or none can be seen.
+        """Return which value mixes rows, as a clause; None if none does or none can be
+        seen.
 
         `base` and `other` have the same shapes and share only the row `row`. Looks no
         longer than `until` (`time.monotonic`), about.

@@ -1,4 +1,4 @@
-"""What is known of the values of a graph without running it: where their rows lie.
+"""Facts about the values of a graph without running it: the place of their rows.
 
 A size is a number, a name (the same name is the same size, whatever it is), or `Rows`.
 A value that has `Rows` among its sizes holds a part for each row, which depends on
@@ -28,7 +28,7 @@ Shape: TypeAlias = tuple[Size, ...]
 
 
 class Unproven(Exception):
-    """It could not be shown that rows stay apart. The message is a clause."""
+    """Raised if it cannot be shown that rows stay apart. The message is a clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Value:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether its elements say how many rows there are."""
+        """Return whether the elements hold the number of rows."""
         return any(isinstance(item, Rows) for item in self.items or ())
 
 
@@ -66,8 +66,9 @@ class RowCounts:
             self._same[self._find(other)] = self._find(first)
 
     def repeated(self, groups: Iterable[int]) -> int:
-        """What comes of these if a single row of one is repeated for the rows of
-        another."""
+        """Return the group of the result if a single row of one group is repeated for
+        the rows of another.
+        """
         given = frozenset(map(self._find, groups))
         if len(given) == 1:
             return next(iter(given))
@@ -161,7 +162,7 @@ def reshaped(shape: Shape, target: Shape) -> Shape:
 
 
 def _row_place(target: Shape) -> int:
-    """Where rows lie after a reshape to `target`."""
+    """Return the axis of the rows after a reshape to `target`."""
     named = [i for i, size in enumerate(target) if isinstance(size, Rows)]
     places = named or [i for i, size in enumerate(target) if size == -1]
     if len(places) != 1:
@@ -179,7 +180,7 @@ def _filled(target: Shape, whole: _Product) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What sizes give multiplied: a number times names."""
+    """Product of sizes: a number times names."""
 
     number: int
     names: tuple[str, ...]
