@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class DaemonPool:
-    """At most `size` daemon threads, each started when there is work for it."""
+    """Pool of at most `size` daemon threads, each started when there is work."""
 
     def __init__(self, size: int, name: str) -> None:
         self._size = size
@@ -62,7 +62,7 @@ class DaemonPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread of the pool is still alive."""
+        """Return whether a thread of the pool is alive."""
         return any(thread.is_alive() for thread in self._threads)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What goes wrong over HTTP: one tree, one table, one form of answer.
+"""Errors over HTTP: one tree, one table, one form of answer.
 
 RequestError            the request cannot be answered as it was asked
   MalformedBody           the body is not what it says it is
@@ -75,7 +75,7 @@ current_request: ContextVar[bytes] = ContextVar("current_request", default=b"")
 
 
 class FailureReason(enum.Enum):
-    """Why a request failed: the values of Triton's label ``reason``."""
+    """Reasons of failures: the values of Triton's label ``reason``."""
 
     # Not run, or not in time: queue full, shutting down, device lost, deadline passed.
     REJECTED = "REJECTED"
@@ -85,7 +85,7 @@ class FailureReason(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """How a request to a model failed: finer than Triton's reasons."""
+    """Outcomes of failed requests to a model: finer than Triton's reasons."""
 
     QUEUE_FULL = "queue_full"  # 429: the queue, a key's limit, or a deadline too near
     DEADLINE = "deadline"  # 504: not done in time
@@ -144,7 +144,7 @@ class NestedTooDeep(InvalidRequest):
 
 
 class InvalidShape(InvalidRequest):
-    """What is said to be a shape is none."""
+    """The value given as a shape is not one."""
 
     triton_status = 500
 
@@ -166,7 +166,7 @@ _MOST_COMPARED = 200
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """What may be meant by a name that is none of `known`."""
+    """Return a suggestion for a name that is not in `known`."""
     names = list(itertools.islice(known, _MOST_COMPARED))
     if len(name) > _MOST_COMPARED:  # comparing takes time by the square of it
         return ""
@@ -177,7 +177,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 class UnknownModel(RequestError):
-    """No model of this name, or no such version of it, is known here."""
+    """The name or version of the model is unknown."""
 
     def __init__(
         self,
@@ -200,13 +200,13 @@ class UnknownModel(RequestError):
 
 
 class UnknownModelRun(UnknownModel):
-    """The same of a model that is to be run."""
+    """The model to run is unknown."""
 
     triton_status = 400
 
 
 class UnknownModelTraced(UnknownModel):
-    """The same of a model whose trace is asked about, in the protocol's words."""
+    """The model whose trace is requested is unknown, in the protocol's words."""
 
     triton_status = 400
 
@@ -216,7 +216,7 @@ class UnknownModelTraced(UnknownModel):
 
 
 class VersionNotAvailable(UnknownModel):
-    """No version, or not the one asked for, of a known model takes requests."""
+    """A known model has no version, or not the wanted one, that accepts requests."""
 
     triton_status = 400
 
@@ -228,7 +228,7 @@ class VersionNotAvailable(UnknownModel):
 
 
 class UnknownRegion(RequestError):
-    """No shared memory is registered under this name."""
+    """The name of the shared memory region is not registered."""
 
     def __init__(self, name: str, kind: str = "") -> None:
         super().__init__(f"Unable to find {kind}shared memory region: '{name:.255}'")
@@ -243,7 +243,8 @@ class ModelNotReady(RequestError):
 
 
 class VersionNotReady(ModelNotReady):
-    """The same, in the words that Triton's scripts look for, and why.
+    """The version is not ready, in the words that Triton's scripts look for, with the
+    reason.
 
     `version` is the one asked for, None for any.
     """
@@ -296,7 +297,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class NotAcceptable(RequestError):
-    """Nothing that is written here satisfies the Accept header."""
+    """The Accept header allows none of the supported types."""
 
 
 class NotRepresentable(RequestError):
@@ -320,7 +321,7 @@ class HttpError(RequestError):
 
 
 class Row(NamedTuple):
-    """What an exception class becomes."""
+    """Answer to an exception class."""
 
     status: int
     code: str
@@ -414,7 +415,7 @@ _statuses: dict[int, int] = {}
 
 
 def use_statuses(style: str) -> None:
-    """From now on, answer with the statuses of ``http`` or of ``triton``.
+    """Use the statuses of ``http`` or of ``triton`` from now on.
 
     For the whole process, which has one server; called before it takes requests.
     """

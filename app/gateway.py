@@ -65,7 +65,7 @@ KEYS_LOOK = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the gateway takes requests as it should, and what is missing."""
+    """Readiness of the gateway, and the missing parts."""
 
     ready: bool
     reasons: list[str] = field(default_factory=list)
@@ -276,7 +276,7 @@ class Gateway:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread still works, which exit should not wait for."""
+        """Return whether a thread still works that exit should not wait for."""
         return any(pool.is_busy for pool in self._pools.all)
 
     def start(self) -> None:
@@ -320,7 +320,7 @@ class Gateway:
         self._reload.set()
 
     def _read_log_config(self) -> None:
-        """What cannot be read, or understood, changes nothing."""
+        """Read the log configuration. An unreadable or invalid file changes nothing."""
         path = self.settings.log_config
         if path is None:
             return
@@ -339,19 +339,20 @@ class Gateway:
 
     @property
     def is_drained(self) -> bool:
-        """Whether `drain` was called."""
+        """Return whether `drain` was called."""
         return self._drained
 
     def drain(self) -> None:
-        """From now on not ready, though requests are still answered: their senders
-        are to take them elsewhere, and the process to be ended later."""
+        """Stop being ready but answer requests: clients should go elsewhere, and the
+        process be ended later.
+        """
         if not self._drained:
             logger.info("draining: not ready from now on; a signal ends the server")
         self._drained = True
         self.others.drain()
 
     def begin_drain(self) -> None:
-        """From now on not ready. May be called from a signal handler."""
+        """Stop being ready. May be called from a signal handler."""
         self._phase = "shutting down"
         # What loads now is of no use, and its requests would be waited for.
         self._cache.close()
@@ -422,7 +423,7 @@ class Gateway:
     # -- of models that are not in the table
 
     def explain(self, name: str, version: str | None) -> str | None:
-        """Why a model, or a version, is not served; None if there is none."""
+        """Return why a model or version is not served; None if it does not exist."""
         if self._phase != "serving" and not self.repository.models():
             return f"the gateway is {self._phase}"  # the repository has not been read
         return self.repository.explain(name, version)
@@ -480,7 +481,7 @@ class Gateway:
 
 
 def places_of(settings: Settings) -> ModelPlaces:
-    """Where the models are: in the folder, unless only single ones are named."""
+    """Return the places of the models: the folder, unless only single models are named."""
     named_only = settings.model and "model_repository" not in settings.model_fields_set
     folder = None if named_only else settings.model_repository
     cache = settings.model_cache or settings.cache_dir / "models"

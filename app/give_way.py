@@ -18,5 +18,5 @@ _PAUSE: Final = 50e-6
 
 
 def give_way() -> None:
-    """Let other threads go on. Never called by the event loop."""
+    """Let other threads run. Never called by the event loop."""
     time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""What a request may at most be, checked before anything is allocated for it."""
+"""Limits of a request, checked before memory is allocated for it."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def create_app(
 
 
 def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
-    """Everything but inference: the application that stands behind the front.
+    """Create the application behind the front: everything but inference.
 
     `added` are the routes of plugins.
     """

@@ -35,7 +35,7 @@ class OtherProcesses:
         return []
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
-        """What they have counted of a version."""
+        """Return the counters of a version in those processes."""
         return ()
 
     def own(self) -> Iterable[OwnNumbers]:
@@ -47,11 +47,11 @@ class OtherProcesses:
         return ()
 
     def in_flight_on(self, device: Device) -> int:
-        """How many requests they have in flight on a device."""
+        """Return how many requests those processes have in flight on a device."""
         return 0
 
     async def journals(self) -> list[Any]:
-        """What they tell of their last requests."""
+        """Return the journals of those processes."""
         return []
 
     async def settled(self, leaving: Sequence[object]) -> None:
@@ -59,7 +59,7 @@ class OtherProcesses:
         flight on the runners `leaving`."""
 
     def model_changed(self, name: str) -> None:
-        """What the table holds of a model has changed."""
+        """Tell those processes that the table has changed for a model."""
 
     def device_is_back(self) -> None:
         """One that was lost has come back, with its models."""
@@ -72,11 +72,13 @@ class OtherProcesses:
     async def askers(
         self, numbers: Iterable[int]
     ) -> Mapping[int, tuple[str, str, str]]:
-        """For whom requests of theirs are made (`app.serving.requester`)."""
+        """Return for whom requests of those processes are made
+        (`app.serving.requester`).
+        """
         return {}
 
     def add_part(self, number: int, part: Part) -> None:
-        """Something that was asked on behalf of a request of theirs has ended."""
+        """Record that a call for a request of those processes has ended."""
 
     def drain(self) -> None:
         """The gateway is not ready from now on."""

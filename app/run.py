@@ -177,7 +177,7 @@ def _server(
 
 
 def _certificate(settings: Settings) -> Certificate | None:
-    """What to speak TLS with. Raises `ListenError`."""
+    """Return the certificate for TLS. Raises `ListenError`."""
     try:
         return certificate_of(settings)
     except TlsError as e:

@@ -1,4 +1,4 @@
-"""What all processes of a server have in common that take connections."""
+"""Parts that all processes of a server share that accept connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def prepare_process(settings: Settings) -> None:
 
 
 def spare_the_collector() -> None:
-    """What is there now stays: the garbage collector need not walk through it again.
+    """Freeze present objects, so that the garbage collector does not walk through them
+    again.
 
     Requests make no cycles, so that looking for them less often costs no memory.
     """
@@ -34,14 +35,14 @@ def spare_the_collector() -> None:
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """What to speak TLS with. Raises `TlsError`."""
+    """Return the certificate for TLS. Raises `TlsError`."""
     if settings.tls_cert is None:
         return None
     return Certificate(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
 
 
 def server_options(settings: Settings) -> dict[str, Any]:
-    """Of a `GatewayServer`."""
+    """Return the options of a `GatewayServer`."""
     return {
         "drain_grace": settings.drain_grace,
         "shutdown_timeout": settings.shutdown_timeout,

@@ -23,7 +23,7 @@ _LONGEST = 500
 
 
 class ServiceState(NamedTuple):
-    """Whether the server is ready, and one line about it."""
+    """State of the server: whether it is ready, and one line about it."""
 
     ready: bool
     status: str

@@ -90,7 +90,7 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How the option of a setting is shown, where its field does not say it all.
+    """Presentation of a setting's option, if its field does not say it all.
 
     `metavar` stands for the value; `default` is what happens where none is set, and
     `names` are the option's other names. The last one of a field counts.
@@ -110,7 +110,7 @@ Text = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Settings(BaseSettings):
-    """Everything that decides how a gateway runs. Defaults are safe for one machine.
+    """Settings of a gateway. Defaults are safe for one machine.
 
     Sizes are bytes (``64MiB`` is understood), times are seconds. A `profile` (one of
     `app.config.profiles`) changes the defaults.
@@ -339,7 +339,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given, the environment, and what the profile sets: first one wins."""
+        """Return the sources in their order: arguments, environment, profile."""
         name = init_settings().get("profile") or env_settings().get("profile")
         profile = PROFILES.get(str(name))
         defaults = dict(profile.settings) if profile is not None else {}
@@ -460,7 +460,7 @@ class Settings(BaseSettings):
 
     @property
     def restrictions(self) -> Restrictions:
-        """What parts of the API need a header."""
+        """Return the parts of the API that need a header."""
         return Restrictions(rule.get_secret_value() for rule in self.restricted_api)
 
     @model_validator(mode="after")
@@ -479,14 +479,14 @@ class Settings(BaseSettings):
 
     @property
     def trace_settings(self) -> TraceSettings:
-        """What is traced from the start (Triton: trace settings)."""
+        """Return the trace settings of the start (Triton: trace settings)."""
         levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
         level = levels.get(self.trace_level, ("TIMESTAMPS", "TENSORS"))
         return TraceSettings(level, self.trace_rate, self.trace_count)
 
     @property
     def device_wait_config(self) -> DeviceWaitConfig:
-        """How attaching devices retries (Model Runtime: ``DeviceWaitConfig``)."""
+        """Return how attaching devices retries (Model Runtime: ``DeviceWaitConfig``)."""
         seconds = parse_device_wait(self.device_wait)
         if seconds is None:
             return DeviceWaitConfig(

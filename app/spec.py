@@ -1,4 +1,5 @@
-"""What a model takes and gives, in the words of the Open Inference Protocol.
+"""Specification of a model's inputs and outputs, in the words of the Open Inference
+Protocol.
 
 The table of datatypes here is the only place that knows both the protocol's names
 (``FP32``) and PopEF's data types (``F32``).
@@ -82,7 +83,7 @@ def datatype_of(data_type: DataType) -> Datatype:
 
 
 def notation(datatype: str, shape: Iterable[int] | None) -> str:
-    """How a type is written wherever people read it: ``FP32[-1,4]``."""
+    """Return a type as people read it: ``FP32[-1,4]``."""
     return f"{datatype}[{'...' if shape is None else ','.join(map(str, shape))}]"
 
 
@@ -192,7 +193,7 @@ class ModelSpec:
         return Tensor(one.data_type, shape, tuple(one.parts) * rows, one.nbytes * rows)
 
     def without(self, inputs: Container[str], outputs: Container[str]) -> ModelSpec:
-        """This spec as seen by those who know nothing of some inputs and outputs."""
+        """Return this spec without some inputs and outputs."""
         return replace(
             self,
             inputs=tuple(t for t in self.inputs if t.name not in inputs),

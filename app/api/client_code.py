@@ -111,6 +111,6 @@ def _shown(tensor: TensorSpec) -> str:
 
 
 def _text(text: str) -> str:
-    """As it may stand in a docstring: names of models and tensors are any text."""
+    """Escape any text for a docstring: names of models and tensors may hold anything."""
     safe = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return safe.replace("\\", "\\\\").replace('"', "'")

@@ -1,4 +1,4 @@
-"""What a route may ask for: the gateway, a model, permission to manage, a body."""
+"""Dependencies of routes: the gateway, a model, permission to manage, a body."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
 
 
 def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None:
-    """What serves the version, or the default one; None where it is not loaded.
+    """Return the loaded version, or the default one; None if it is not loaded.
 
     Raises `UnknownModel` for a version that is not there.
     """
@@ -144,7 +144,8 @@ async def read_object(request: Request) -> dict[str, Any]:
 async def read_load_request(
     gateway: Gateway, request: Request, name: str
 ) -> LoadOverrides:
-    """What a load of model `name` asks for; it may bring files, so it may be large.
+    """Read the options of a load of model `name`. The body may bring files, so it may
+    be large.
 
     Raises what `read_object` raises.
     """

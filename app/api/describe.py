@@ -1,4 +1,4 @@
-"""What the API says about models: documents made from records and specs."""
+"""Descriptions of models in the API: documents made from records and specs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_serving(loaded: LoadedModel | None) -> bool:
 
 
 def why_not_serving(loaded: LoadedModel | None) -> str:
-    """What keeps a loaded version from answering."""
+    """Return why a loaded version does not answer."""
     if loaded is not None and isinstance(loaded.runner, EnsembleRunner):
         return loaded.runner.missing or LOST
     if loaded is not None and any(
@@ -68,7 +68,7 @@ def why_not_serving(loaded: LoadedModel | None) -> str:
 
 
 def platform_of(loaded: LoadedModel) -> str:
-    """What a version is, in Triton's words: its kind of file, or an ensemble."""
+    """Return the kind of a version in Triton's words: its kind of file, or an ensemble."""
     if loaded.config.ensemble is not None:
         return "ensemble"
     if loaded.source.is_python:
@@ -118,7 +118,7 @@ def model_details(
 
 
 def _batching_reason(loaded: LoadedModel) -> str:
-    """Why rows of different requests may be mixed, or not."""
+    """Return why rows of different requests may be mixed, or not."""
     if loaded.config.batching is not None:
         return "the model's config.toml says so"
     if isinstance(loaded.runner, ModelRunner):
@@ -133,7 +133,7 @@ def _batching_reason(loaded: LoadedModel) -> str:
 
 
 def _properties(loaded: LoadedModel) -> dict[str, str]:
-    """What the file says of itself, but for what has a place of its own."""
+    """Return the file's properties, except those with a field of their own."""
     if not isinstance(loaded.runner, ModelRunner):
         return {}
     options = loaded.runner.model.metadata.engine_options
@@ -157,7 +157,7 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
 
 
 def gives_several(loaded: LoadedModel) -> bool:
-    """Whether a request may have any number of responses."""
+    """Return whether a request may have any number of responses."""
     scheduler = loaded.scheduler
     return isinstance(scheduler, StepScheduler) and bool(scheduler.config.more)
 
@@ -373,7 +373,7 @@ def _version_policy(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def explain_start_failure(error: Exception) -> str:
-    """What an operator can do about a gateway that could not start."""
+    """Return advice for an operator whose gateway could not start."""
     if isinstance(error, NoDeviceAvailable | DeviceWaitTimeout):
         return (
             f"{error}; `popgate devices` shows who has them, "

@@ -70,7 +70,7 @@ def example_shapes(spec: ModelSpec, fill: int = 1) -> dict[str, list[int]]:
 def example_oip_request(
     spec: ModelSpec, fill: int = 1, parameters: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """The same in the protocol's form (`inputs` as a list of tensors)."""
+    """Return the example in the protocol's form (`inputs` as a list of tensors)."""
     inputs = []
     left = MAX_EXAMPLE_ELEMENTS
     for t in spec.inputs:

@@ -116,7 +116,9 @@ def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, A
 
 
 def _finish_operation(path: str, operation: dict[str, Any]) -> None:
-    """What FastAPI cannot know: our error form, and who may call it."""
+    """Add to an operation the error form and the required key, which FastAPI cannot
+    know.
+    """
     responses = operation["responses"]
     # Our path parameters are texts, which no validation refuses.
     if "HTTPValidationError" in orjson.dumps(responses.get("422", {})).decode():

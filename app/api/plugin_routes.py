@@ -17,7 +17,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class PluginRoutes:
-    """What one plugin adds.
+    """Routes of one plugin.
 
     `router` declares all operations for the documentation and answers those that are no
     inference. `operations` and `naming` are inference in a form of the plugin's own.

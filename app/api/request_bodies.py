@@ -96,7 +96,7 @@ def whole_number(value: object) -> int | None:
 
 
 def documented(model: type, *, required: bool = False) -> dict[str, Any]:
-    """What a route adds to its OpenAPI operation for a body like this."""
+    """Return the addition to a route's OpenAPI operation for a body like this."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": required, "content": content}}

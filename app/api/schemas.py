@@ -18,7 +18,7 @@ State: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 
 
 class Body(BaseModel):
-    """Every document here."""
+    """Base of every document here."""
 
     # Field names like model_name are the protocol's, not pydantic's business. Those
     # that only the document needs are built with it, not at every start.
@@ -26,10 +26,13 @@ class Body(BaseModel):
 
 
 class ErrorBody(Body):
-    """Every error, of every operation."""
+    """The error of every operation."""
 
     error: str = Field(description="What was expected and what came, for a person.")
     code: str = Field(description="A short constant word, for a program.")
+    help: str = Field(
+        default="", description="The address of the code's entry in the documentation."
+    )
     request_id: str = Field(
         default="", description="That of the header x-request-id, for the log."
     )
@@ -114,7 +117,7 @@ class GenerateResponse(Body):
 
 
 class PredictRequest(Body):
-    """Either `instances` (rows) or `inputs` (columns)."""
+    """Request with either `instances` (rows) or `inputs` (columns)."""
 
     instances: list[Any] | None = None
     inputs: Any = None
@@ -191,7 +194,7 @@ class ModelDetails(ModelSummary):
 
 
 class RequestRecord(Body):
-    """What became of a request."""
+    """Outcome of a request."""
 
     id: str = Field(description="Its `x-request-id`.")
     model: str | None = None
@@ -274,7 +277,7 @@ class Started(Body):
 
 
 class Drained(Body):
-    """What is left of a server that takes no more work from load balancers."""
+    """State of a drained server."""
 
     draining: bool
     in_flight: int = Field(
@@ -283,7 +286,9 @@ class Drained(Body):
 
 
 class Ready(Body):
-    """Whether requests are taken, and if not, why. The status says it too (503)."""
+    """Readiness, with the reasons if the server is not ready. The status shows it too
+    (503).
+    """
 
     ready: bool
     reasons: list[str] = []
@@ -316,7 +321,7 @@ class IndexEntry(Body):
 
 
 class ModelState(Body):
-    """What a load or unload has led to."""
+    """Result of a load or unload."""
 
     name: str
     state: State

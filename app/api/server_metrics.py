@@ -1,4 +1,4 @@
-"""What `/metrics` tells of bounds, of processes, and of what the models are made from.
+"""Metrics of limits, processes and model sources for `/metrics`.
 
 Each limit stands beside what is used of it, so that an alert can compare the two.
 """

@@ -82,8 +82,9 @@ def popef_dump() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Where one is closed, its number would be that of the next file or socket, to
-    which libraries would then write their warnings."""
+    """Open closed standard streams. Otherwise the next file or socket would get their
+    number, and libraries would write warnings into it.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

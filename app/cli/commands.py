@@ -1,4 +1,4 @@
-"""How the commands show their help: options under headings, names without types."""
+"""Help of the commands: options under headings, names without types."""
 
 from __future__ import annotations
 

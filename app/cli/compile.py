@@ -102,7 +102,7 @@ _Threads = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one model: a report, or a reason."""
+    """Result of one model: a report or a reason."""
 
     source: Path
     seconds: float
@@ -205,7 +205,7 @@ def _make(folder: Path) -> None:
 def _targets(
     models: list[Path], output: Path | None, out_dir: Path | None
 ) -> dict[Path, Path]:
-    """Where each model goes. Nothing is overwritten by another model of this call."""
+    """Return the target of each model. No model of this call overwrites another."""
     if output is not None and out_dir is not None:
         raise CommandError("give --output or --out-dir, not both", EXIT_USAGE)
     if output is not None:

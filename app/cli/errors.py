@@ -1,4 +1,4 @@
-"""How a command says that it could not do what was asked."""
+"""Error messages and exit codes of the commands."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _below(value: Any) -> Ir:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """What the program raises is the user's: said with its line, not with ours."""
+    """Report an exception of the program as the user's error, with its line."""
     try:
         yield
     except (CommandError, KeyboardInterrupt):

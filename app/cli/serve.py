@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ServeCommand(Command):
-    """Its options are made of the settings, once they are needed."""
+    """Command whose options are made of the settings when they are needed."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         # Modules make no garbage while they are imported: looking for some would take

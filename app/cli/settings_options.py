@@ -95,7 +95,7 @@ def _texts() -> dict[str, str]:
 
 @cache
 def settings_options() -> list[Any]:
-    """The same for Click, which gets None for an option that is not given."""
+    """Return the options for Click, which gets None for an option that is not given."""
 
     def options() -> None: ...
 

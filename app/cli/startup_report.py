@@ -1,4 +1,4 @@
-"""What `popgate serve` says while it starts, to a person at a terminal."""
+"""Messages of `popgate serve` while it starts, for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPILED = "popgate__mypyc"
 
 
 def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
-    """That HTTP is up, and where."""
+    """Print that HTTP is up, and its address."""
     from app.about import VERSION
 
     say(f"PopGate {VERSION} listens on {url}, loading models from {places}")
@@ -31,7 +31,7 @@ def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
 
 
 def print_started(url: str, gateway: Gateway) -> None:
-    """What is served, and with what."""
+    """Print the served models and the devices."""
     from app.api.describe import model_summary
 
     devices = gateway.devices.summaries()
@@ -72,7 +72,7 @@ def print_started(url: str, gateway: Gateway) -> None:
 
 
 def what_is_open(gateway: Gateway) -> str:
-    """What needs no key."""
+    """Return which groups of requests need no key."""
     from app.http.access import Access
 
     settings, keys = gateway.settings, gateway.keys.table.keys
@@ -86,7 +86,7 @@ def what_is_open(gateway: Gateway) -> str:
 
 
 def how_to_manage(url: str, gateway: Gateway) -> str:
-    """Who may load and unload models, and how."""
+    """Return who may load and unload models, and how."""
     load = "/v1/models/NAME/load"
     settings = gateway.settings
     keys = gateway.keys.table.keys
@@ -102,7 +102,7 @@ def how_to_manage(url: str, gateway: Gateway) -> str:
 
 
 def print_failed(error: Exception) -> None:
-    """Why there is no gateway."""
+    """Print why the gateway could not start."""
     from app.api.describe import explain_start_failure
 
     typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)

@@ -1,4 +1,4 @@
-"""What is kept of answers to what clients send again and again."""
+"""Cache of answers to input that clients send repeatedly."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ _LEVEL = 1
 
 
 class Coding(enum.Enum):
-    """How a response is compressed; the value is its Content-Encoding."""
+    """Codings of a response; the value is its Content-Encoding."""
 
     GZIP = b"gzip"
     DEFLATE = b"deflate"
 
 
 class CompressResponses(enum.Enum):
-    """When Accept-Encoding is followed.
+    """Policies for following Accept-Encoding.
 
     HTTP libraries list all that they can inflate in every request, whether that pays or
     not. ASKED takes such a list for no wish; a wish is a single coding, or one that
@@ -78,7 +78,9 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
 
 
 def _stated_size(chunks: Body) -> int:
-    """What the end of a gzip file says of its last member, modulo 2**32; 0 for none."""
+    """Return the size that the end of a gzip file states for its last member, modulo
+    2**32; 0 for none.
+    """
     return int.from_bytes(b"".join(bytes(c[-4:]) for c in chunks[-4:])[-4:], "little")
 
 
@@ -109,7 +111,7 @@ def _inflate(chunks: Body, limit: int) -> Body:
 
 
 class ResponseCodings:
-    """Which coding the answer to an Accept-Encoding has. Remembers what it decided."""
+    """Choice of the coding for an Accept-Encoding. Remembers its decisions."""
 
     def __init__(self, when: CompressResponses = CompressResponses.ASKED) -> None:
         self.when = when
@@ -160,7 +162,8 @@ def _quality(parameter: bytes) -> float:
 
 
 def compress(response: Response, coding: Coding) -> Response:
-    """The same response, compressed. Takes 10 to 20 ns a byte: for threads if large.
+    """Return the response, compressed. Takes 10 to 20 ns a byte: use a thread if it is
+    large.
 
     Inference-Header-Content-Length still counts the bytes before compression.
     """

@@ -44,7 +44,7 @@ def packer(datatype: Datatype, count: int) -> Pack | None:
 
 
 class Elements:
-    """How the elements of one input are read: its datatype, and words for errors."""
+    """Reader of the elements of one input: its datatype, and words for errors."""
 
     __slots__ = ("datatype", "max_string_bytes", "name")
 
@@ -136,7 +136,7 @@ class Elements:
         return InvalidTensor(f"input '{self.name}' is not {self.datatype.name} data")
 
     def _objection(self, value: object) -> str:
-        """Why one value is not an element of this datatype; empty if it is one."""
+        """Return why a value is not an element of this datatype; empty if it is one."""
         kind, size = self.datatype.kind, self.datatype.item_size
         if isinstance(value, bool):
             return "" if kind == "b" else f"is the boolean {str(value).lower()}"

@@ -42,7 +42,7 @@ def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
 
 
 class Input:
-    """Everything that is known of an input before a request comes.
+    """Facts about an input that are known before a request comes.
 
     Shapes that have passed once are remembered with what follows from them, so the
     usual request pays one look-up for all checks of its shape.
@@ -89,7 +89,7 @@ class Input:
         return self.accept_parsed(parse_shape(self.name, shape, self._limits))
 
     def accept_parsed(self, shape: tuple[int, ...]) -> Accepted:
-        """As `accept`, for dimensions that are known to be integers above -1."""
+        """Accept a shape whose dimensions are known to be integers above -1."""
         found = self._accepted.get(shape)
         if found is not None:
             return found

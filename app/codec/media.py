@@ -1,4 +1,4 @@
-"""Which encoding a body is in, and which one goes back.
+"""Choice of the encoding of a body and of its answer.
 
 Content-Type cannot be trusted: the synchronous stock client sends none, the asyncio one
 says ``application/octet-stream`` of JSON, curl says that everything is a form. Types
@@ -139,7 +139,7 @@ def unrecognised(first: bytes, how_to_send: str) -> MalformedBody:
 
 
 def reply_to(accept: bytes | None, came: Encoding) -> Reply:
-    """What goes back to a request that came as `came`.
+    """Return the reply to a request in the encoding `came`.
 
     Raises NotAcceptable where Accept allows nothing that is written here.
     """

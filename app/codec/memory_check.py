@@ -1,4 +1,4 @@
-"""Whether there is memory for what a large document becomes.
+"""Check of the memory that a large document needs.
 
 The parser and writer of JSON (orjson) is not made for a process whose memory is
 limited (RLIMIT_AS, no overcommit): for want of some it calls a good document wrong, or

@@ -20,7 +20,7 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 
 class Encoding(enum.Enum):
-    """What a body is written in; the value is the media type that is sent."""
+    """Encodings of a body; the value is the media type that is sent."""
 
     JSON = b"application/json"
     MSGPACK = b"application/msgpack"
@@ -37,7 +37,7 @@ class Encoding(enum.Enum):
 
 
 class NanPolicy(enum.Enum):
-    """How NaN and the infinities are written in JSON, which has no words for them."""
+    """Policies for writing NaN and infinities in JSON, which has no words for them."""
 
     LITERAL = "literal"
     NULL = "null"
@@ -49,7 +49,7 @@ _LITERAL: Final = NanPolicy.LITERAL
 
 
 class Reply(NamedTuple):
-    """What goes back, as far as the headers of a request decide it."""
+    """Form of the answer, as far as the headers of a request decide it."""
 
     encoding: Encoding
     nan: NanPolicy | None = None

@@ -77,7 +77,7 @@ class ModelCodec:
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """How each output is written, by name."""
+        """Return the writers of outputs by name."""
         return self._outputs
 
     def read(self, document: object) -> InferRequest:
@@ -116,7 +116,7 @@ class ModelCodec:
         return request
 
     def takes_long(self, headers: Mapping[bytes, bytes], body: Body) -> bool:
-        """Whether a large body is one whose decoding others should not wait for.
+        """Return whether decoding a large body takes too long for the event loop.
 
         Tensors that are binary stay as they are, however large they are; but strings
         and booleans are looked at one by one, and arrays may have another order.
@@ -147,8 +147,9 @@ class ModelCodec:
         return encoding is Encoding.JSON and size > DECODED_AT_ONCE_AT_MOST
 
     def is_text(self, request: InferRequest) -> bool:
-        """Whether something of the response is written element by element, which takes
-        long where outputs are large. What is binary goes out as it is."""
+        """Return whether the response has output that is written element by element,
+        which takes long for large outputs. Binary output is sent as it is.
+        """
         if request.classes is not None:
             return True
         held, by_name = request.held or (), request.binary_by_name or {}

@@ -1,4 +1,4 @@
-"""How deep a document may be nested, and how many values its lists may hold."""
+"""Limits of a document's nesting and of the values in its lists."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _ITEM = re.compile(
 
 
 class NpyHeader(NamedTuple):
-    """What the header of an array says, and where its data begins."""
+    """Content of an array's header, and the offset of its data."""
 
     descr: str
     is_fortran: bool
@@ -126,7 +126,7 @@ def _parse_dims(text: bytes) -> Shape:
 
 
 def is_rearranged(first: bytes) -> bool:
-    """Whether an array, of which these are the first bytes, is not used as it is."""
+    """Return whether an array with these first bytes must be rearranged."""
     head = first[: first.find(b"\n")]
     return b"True" in head or b">" in head
 

@@ -292,7 +292,7 @@ def _check_balance(parts: list[bytes]) -> None:
 
 
 def parse_large(text: bytes, limits: Limits) -> Any:
-    """As `parse_json`, for a large text, whose long lists become a `LongList` each.
+    """Parse a large text like `parse_json`, with a `LongList` for each long list.
 
     For the thread of large documents: it lets others go on.
     """
@@ -344,7 +344,7 @@ def listed(document: Any) -> Any:
 
 
 def _find_long_lists(text: bytes) -> list[tuple[int, int]]:
-    """Where lists begin and end that stand behind a colon and hold no object."""
+    """Return the bounds of lists that follow a colon and hold no object."""
     found: list[tuple[int, int]] = []
     at, start, last, within = 0, -1, -1, False
     size = len(text)

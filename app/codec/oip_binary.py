@@ -40,7 +40,7 @@ def parse_header_length(value: bytes, total: int) -> int:
 
 
 class _Known:
-    """What a JSON header says whose inputs are all binary."""
+    """Content of a JSON header whose inputs are all binary."""
 
     __slots__ = ("inputs", "only", "reply", "request", "total")
 

@@ -214,7 +214,7 @@ def _lines(head_size: int, tail_size: int) -> bytes:
 
 
 class _Known:
-    """What is the same in all responses with binary tensors of these shapes."""
+    """Part that all responses with binary tensors of these shapes share."""
 
     __slots__ = ("json", "lines", "total")
 

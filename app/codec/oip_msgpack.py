@@ -89,7 +89,7 @@ def parse_msgpack(data: bytes, limits: Limits) -> Any:
 
 
 def _parse_long(data: bytes, limits: Limits) -> Any:
-    """As `parse_msgpack`, for documents with long lists.
+    """Parse a document with long lists like `parse_msgpack`.
 
     The first walk builds nothing, so a list that claims more elements than there are
     bytes ends it before anything is allocated. The second counts what it builds.
@@ -134,7 +134,8 @@ def _malformed(why: str) -> MalformedBody:
 
 
 def is_mostly_bytes(first: bytes, size: int) -> bool:
-    """Whether a body of `size` bytes seems to begin with a tensor that is most of it.
+    """Return whether a body of `size` bytes seems to begin with a tensor that is most
+    of it.
 
     Such a body is decoded at the speed of memory. `first` are its first bytes.
     """

@@ -1,4 +1,4 @@
-"""What a request wants of the outputs: which of them, and each in which form."""
+"""Outputs that a request wants, and the form of each."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _read_parameters(
 
 
 def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> None:
-    """How many of the highest values are wanted, in place of all."""
+    """Read how many of the highest values are wanted instead of all."""
     if type(count) is not int or count < 0:
         msg = (
             f"'classification' of output '{output.name}' must be a number of classes, "
@@ -124,7 +124,9 @@ def place_of(what: str, parameters: dict[str, Any]) -> Extent:
 
 
 def not_allowed() -> HttpError:
-    """What a request is told that names shared memory where that is not allowed."""
+    """Return the error for a request that names shared memory while that is not
+    allowed.
+    """
     msg = (
         "Client shared memory is disabled; start the server with --allow-shared-memory"
     )

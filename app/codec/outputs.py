@@ -40,7 +40,7 @@ _WORDS = {
 
 
 class Output:
-    """Everything that is known of an output before a response is written."""
+    """Facts about an output that are known before a response is written."""
 
     __slots__ = (
         "_prefix",
@@ -107,7 +107,7 @@ class Output:
         return text
 
     def _long_list(self, array: npt.NDArray[Any], nan: NanPolicy) -> bytes:
-        """As `json_data`, for the threads of what is large."""
+        """Return the JSON like `json_data`, in a thread for large output."""
         pieces = list(self._blocks(array, nan))
         pieces[0] = b"[" + pieces[0]
         pieces[-1] += b"]"
@@ -253,7 +253,7 @@ def strings_of(tensor: Tensor) -> list[bytes]:
 
 
 def _long_strings(tensor: Tensor, count: int) -> list[bytes]:
-    """As `strings_of`, for the threads of what is large."""
+    """Return the strings like `strings_of`, in a thread for large output."""
     data = bytes(tensor.buffer)
     elements: list[bytes] = []
     at = 0

@@ -1,4 +1,4 @@
-"""What a body says about its request before the model is known."""
+"""Facts that a body states about its request before the model is known."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _ONCE = 1 << 30  # bytes of one system call, which takes no more than 2 GiB
 
 
 class Extent(NamedTuple):
-    """Where in which region the bytes of a tensor are, or are to go."""
+    """Place of a tensor's bytes in a shared memory region."""
 
     region: str
     offset: int

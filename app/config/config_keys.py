@@ -1,4 +1,4 @@
-"""How the keys of a model's options are declared and read.
+"""Declaration and reading of a model's option keys.
 
 A section of ``config.toml`` is a frozen dataclass; pydantic validates it when it is
 read, and only then. A field is a key: its type says what may be written, `key` gives

@@ -36,7 +36,7 @@ def split_extensions(chosen: str) -> list[str]:
 
 
 def listed_extensions(chosen: str, *, shared_memory: bool) -> list[str]:
-    """What `/v2` lists: what works, or those of it that were chosen."""
+    """Return the extensions that `/v2` lists: all supported ones, or those chosen."""
     working = [*ALWAYS, *[SHARED_MEMORY] * shared_memory]
     names = split_extensions(chosen)
     return [name for name in working if not names or name in names]

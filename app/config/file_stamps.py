@@ -1,4 +1,4 @@
-"""Whether files have changed since they were looked at, cheap to find out."""
+"""Cheap detection of changed files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Stamp: TypeAlias = tuple[object, ...]
 
 
 def stamp_of(paths: Iterable[Path]) -> Stamp:
-    """What differs when one of the files has been changed, replaced or removed.
+    """Return a value that differs when a file has been changed, replaced or removed.
 
     Of folders only that they are there counts. Raises nothing.
     """

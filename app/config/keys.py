@@ -154,5 +154,7 @@ def read_keys(path: Path) -> KeysConfig:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """What is kept of a key. Keys are random, so that one round of a hash is enough."""
+    """Return the stored digest of a key. Keys are random, so one round of a hash is
+    enough.
+    """
     return hashlib.sha256(secret).digest()

@@ -112,7 +112,7 @@ def _devices(value: Any) -> tuple[int, ...]:
 
 
 def _parameters(value: Any) -> Mapping[str, Any]:
-    """As JSON has them: a date is its text."""
+    """Return the value as JSON has it: a date is a string."""
     try:
         found = orjson.loads(orjson.dumps(value))
     except (orjson.JSONEncodeError, orjson.JSONDecodeError) as e:
@@ -401,7 +401,8 @@ def parse_model_config(
 
 
 def save_folder(name: str, folder: Path) -> str:
-    """Where it is, seen from the model's folder. Raises ValueError where versions are.
+    """Return the folder relative to the model's folder. Raises ValueError for the
+    folder of a version.
 
     Files that come and go there would be taken for another version.
     """

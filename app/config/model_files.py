@@ -50,7 +50,7 @@ def file_inside(folder: Path, name: str) -> Path:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """What is in a regular file of at most `most` bytes; links are followed.
+    """Return the content of a regular file of at most `most` bytes; follows links.
 
     Raises ValueError, whose text follows the name of the file, where it cannot be read,
     is none or is larger.

@@ -48,7 +48,7 @@ REQUESTABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a model's files came from: from the operator, where `name` is empty.
+    """Origin of a model's files: the operator if `name` is empty.
 
     `is_trusted`: they may do here what the operator's may. `config` is the operator's
     own ``config.toml``, which has `source` and wins over theirs.
@@ -64,7 +64,7 @@ REPOSITORY = Origin()
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How a model is run, what was declared about it, and what has no effect.
+    """Options of a model: how it runs, what was declared, and what has no effect.
 
     `filename` is the file to take where a version has several.
     """
@@ -142,7 +142,7 @@ def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
 
 
 def _override(name: str, override: str | None) -> Translation:
-    """Both Triton's keys and ours are understood."""
+    """Apply keys of Triton's configuration or of ours."""
     if override is None:
         return Translation()
     message, ours = read_json_config(override)

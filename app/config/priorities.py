@@ -15,7 +15,7 @@ Timeouts: TypeAlias = Mapping[int, float | None]
 @section
 @dataclass(frozen=True, slots=True)
 class PriorityLevel:
-    """What is different for the requests of one level; None: as for the others."""
+    """Options of one priority level; None: as for the others."""
 
     level: Annotated[int, between(1, MAX_PRIORITY_LEVELS)] = key(
         0, "which one, 1 is the highest"

@@ -26,8 +26,7 @@ def _inputs(value: Any) -> Mapping[str, float]:
 @section
 @dataclass(frozen=True, slots=True)
 class RaggedConfig:
-    """Which inputs have a length that padding does not change, and how far rows are
-    padded."""
+    """Inputs with a length that padding does not change, and limits of padding."""
 
     enabled: Annotated[bool, Strict()] = key(
         True, "whether rows of different length run together"

@@ -42,7 +42,7 @@ def group_of(path: str) -> str | None:
 
 
 class Restrictions:
-    """Which groups need which header with which value."""
+    """Groups that need a header, with the header's value."""
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
         """`rules` as in ``model-repository,logging:admin-key=secret``.

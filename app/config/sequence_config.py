@@ -12,7 +12,7 @@ from app.config.state_config import StateConfig
 @section
 @dataclass(frozen=True, slots=True)
 class SequenceConfig:
-    """How the sequences of a model are run. Control inputs are named; empty: none."""
+    """Options of a model's sequences. Control inputs are named; empty: none."""
 
     start: Annotated[str, text()] = key(
         "", "input that is 1 in the first request of a sequence"

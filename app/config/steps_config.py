@@ -32,7 +32,9 @@ def _delay(value: Any) -> float | str:
 @section
 @dataclass(frozen=True, slots=True)
 class StepsConfig:
-    """How a model is run step by step. Names are of inputs and outputs; empty: none."""
+    """Options of a model that runs in steps. Names are of inputs and outputs; empty:
+    none.
+    """
 
     more: Annotated[str, text()] = key("", "BOOL output: whether another step follows")
     emit: Annotated[str, text()] = key(

@@ -1,4 +1,4 @@
-"""Which of the versions that lie in the repository are served."""
+"""Choice of the versions that are served."""
 
 from __future__ import annotations
 

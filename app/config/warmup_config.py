@@ -18,7 +18,7 @@ Fill: TypeAlias = Literal["ones", "zeros", "random"]
 @section
 @dataclass(frozen=True, slots=True)
 class WarmupInput:
-    """What one input gets. Shapes are without the batch dimension."""
+    """Value of one input in a warm-up. Shapes are without the batch dimension."""
 
     shape: ShapeKey = key(
         (), "where the input leaves dimensions free; without the batch"
@@ -51,7 +51,7 @@ class WarmupSample:
 @section
 @dataclass(frozen=True, slots=True)
 class WarmupConfig:
-    """What every replica runs before the model is ready.
+    """Runs of every replica before the model is ready.
 
     Without `samples` one synthetic request of each batch size runs. If the section
     is missing the same is done, but its failure is only noted, because synthetic

@@ -39,7 +39,7 @@ def parse_ratio(text: str) -> float | None:
 
 
 class AccessLog:
-    """Which requests get a line. For the event loop's thread.
+    """Choice of the requests that get a line. For the event loop's thread.
 
     `ratio` is what `parse_ratio` gives. A sample is every so-manieth answered request:
     so many are `left` to be passed over before the next, and nothing has to be worked
@@ -47,7 +47,7 @@ class AccessLog:
     """
 
     def __init__(self, ratio: float | None = None, processes: int = 1) -> None:
-        """One of the `processes` that share the lines which a server may write."""
+        """Make the log of one of the `processes` that share a server's lines."""
         self._most = MOST_A_SECOND // processes
         self._second = 0
         self._lines = 0
@@ -56,8 +56,9 @@ class AccessLog:
 
     @classmethod
     def of(cls, text: str, workers: int) -> AccessLog:
-        """Of a server with so many workers, as `parse_ratio` reads the text. Several
-        have a supervisor beside them."""
+        """Make the log of a server with so many workers; `parse_ratio` reads the text.
+        Several workers have a supervisor beside them.
+        """
         return cls(parse_ratio(text), workers + (workers > 1))
 
     def set_ratio(self, ratio: float | None) -> None:
@@ -67,7 +68,7 @@ class AccessLog:
         self.left = self._count_to_next()
 
     def _count_to_next(self) -> int:
-        """How many are passed over before the next in the sample."""
+        """Return how many requests to skip before the next in the sample."""
         ratio = max(self.ratio or 0.0, _LEAST)
         count = max(1, math.ceil((1.0 - self._due) / ratio))
         self._due += count * ratio - 1.0
@@ -79,7 +80,7 @@ class AccessLog:
 
     @property
     def samples(self) -> bool:
-        """Whether requests that are answered are logged, some of them at least."""
+        """Return whether answered requests are logged, at least some."""
         return bool(self.ratio)
 
     def wants_answered(self) -> bool:

@@ -124,7 +124,7 @@ class Answers:
             self.cells[self._cell(labels)] += count
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._used.release()
         self.cells.release()
         self._records.release()

@@ -59,7 +59,7 @@ class JournalExemplars:
         return ",".join(labels)
 
     def __call__(self, model: ModelMetrics, name: str) -> Mapping[int, str]:
-        """Those of one histogram, by the number of their bucket, as text."""
+        """Return the exemplars of one histogram as text, by bucket number."""
         return self._found.get((model.name, model.version, name), _NONE)
 
     def __repr__(self) -> str:

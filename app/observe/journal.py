@@ -1,4 +1,4 @@
-"""What became of the last requests: which were slow, which failed, and a log of them.
+"""Journal of the last requests: slow ones, failed ones, and their log lines.
 
 The request path leaves a tuple of what it has measured anyway (`Journal.last`), and
 compares one number; everything else is worked out when it is read, or for the
@@ -65,7 +65,7 @@ class Answered(NamedTuple):
         return self.ended - self.began
 
     def phases(self) -> dict[str, float]:
-        """How long each phase took, in milliseconds.
+        """Return the milliseconds of each phase.
 
         The device's durations are laid on the gateway's clock, between decoding and
         encoding; `wake` is what is between: the result's way back.
@@ -90,7 +90,7 @@ Stamps: TypeAlias = tuple[
 
 
 class Wire(NamedTuple):
-    """How a request came, and what its headers say, for its span."""
+    """Facts about how a request arrived and what its headers say, for its span."""
 
     scheme: str
     version: str
@@ -123,8 +123,9 @@ class Asked(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What was asked of another model on behalf of a request: by an ensemble, or by a
-    model in Python. Times as in `Answered`; `code` is empty where it was answered."""
+    """Call to another model for a request: by an ensemble or a Python model. Times as
+    in `Answered`; `code` is empty if it was answered.
+    """
 
     label: str
     model: ModelMetrics
@@ -147,7 +148,7 @@ def part_message(part: Part) -> list[Any]:
 
 
 def part_of(message: Sequence[Any]) -> Part:
-    """What another process has told by `part_message`."""
+    """Return the part that another process sent by `part_message`."""
     label, key, *rest, parts = message
     below = tuple(map(part_of, parts))
     return Part._make([label, ModelMetrics(*key), *rest, below])
@@ -193,15 +194,17 @@ class Failed(NamedTuple):
 
 
 class Sample(Protocol):
-    """Which requests are in the sample of spans: `left` that bring no traceparent are
-    passed over before the next is."""
+    """Sample of requests with spans: `left` requests without a traceparent are skipped
+    before the next.
+    """
 
     left: int
 
 
 class Recorder(Protocol):
-    """Who makes spans of requests (app/observe/spans.py). `dropped` counts requests of
-    which none could be made in time."""
+    """Maker of spans of requests (app/observe/spans.py). `dropped` counts requests
+    whose spans could not be made in time.
+    """
 
     @property
     def sampler(self) -> Sample: ...
@@ -281,7 +284,7 @@ class Journal:
         return map(Answered._make, reversed(self.last))
 
     def tell(self) -> dict[str, list[Any]]:
-        """What is kept, for another process: in what msgpack knows."""
+        """Return the kept requests as a value for msgpack, for another process."""
 
         def plain(stamps: Stamps) -> list[Any]:
             return [(stamps[1].name, stamps[1].version), stamps[0], *stamps[2:]]

@@ -129,7 +129,7 @@ def _set_chatter(*, verbose: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged and how (Triton's logging extension, less its file).
+    """Settings of the log (Triton's logging extension, without its file).
 
     `verbose_level` above 0 shows debugging records. `format` is ``default`` (what the
     server was started with) or ``ISO8601`` (text with times in UTC; JSON lines, which
@@ -184,7 +184,7 @@ class LogControl(logging.Filter):
         self._style = style
 
     def apply(self, settings: LogSettings) -> None:
-        """From now on, log as `settings` say."""
+        """Log as `settings` say from now on."""
         self.settings = settings
         root = logging.getLogger()
         iso = settings.format == "ISO8601" and self._style != "json"

@@ -1,4 +1,4 @@
-"""How busy processors and devices are, and the machine's memory."""
+"""Use of processors and devices, and the machine's memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STAT, _MEMINFO = "/proc/stat", "/proc/meminfo"
 
 
 class Processors:
-    """How busy the processors are, between two looks at least `seconds` apart.
+    """Use of the processors between two readings at least `seconds` apart.
 
     Asked sooner it gives the last answer again, so that several readers do not spoil
     each other's. The first answer is of the time since this was made.
@@ -41,8 +41,9 @@ class Processors:
 
 
 class BusyShares(Generic[K]):
-    """Which share of the time things were busy, between two looks at least `seconds`
-    apart; as `Processors`, for whatever counts its busy time."""
+    """Share of the time that things were busy between two readings at least `seconds`
+    apart, for anything that counts its busy time.
+    """
 
     def __init__(self, seconds: float = 1.0) -> None:
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""What is counted of every model; app/observe/exposition.py writes it out.
+"""Counters of every model; app/observe/exposition.py writes them out.
 
 Counting happens on the event loop's thread only and reading does too, so nothing here
 takes a lock. Everything is cumulative and never goes down, except the gauges.
@@ -110,7 +110,7 @@ class ModelMetrics:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing has been counted yet."""
+        """Reset all counters."""
         self.pending = 0
         self.awaiting = 0
         self.successes = 0
@@ -141,7 +141,9 @@ class ModelMetrics:
 
     @property
     def busy_ns(self) -> float:
-        """How long devices have run it: a batch of several requests counts once."""
+        """Return how long devices have run the model: a batch of several requests
+        counts once.
+        """
         return sum(batch.compute_ns for batch in self.batches.values())
 
     @property
@@ -322,7 +324,7 @@ class MetricsRegistry:
         return total
 
     def models(self) -> list[ModelMetrics]:
-        """Those of all versions, sorted by name and version."""
+        """Return the metrics of all versions, sorted by name and version."""
         return [self.total(*key) for key in sorted(self._models)]
 
     def __repr__(self) -> str:

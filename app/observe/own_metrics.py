@@ -48,7 +48,7 @@ class _Family:
 
 
 class OwnMetrics:
-    """What is shown of them. For one thread."""
+    """Shown metrics of models. For one thread."""
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
@@ -57,8 +57,9 @@ class OwnMetrics:
         self._refused: set[tuple[str, str]] = set()
 
     def take(self, process: object, model: str, told: Iterable[MetricTold]) -> None:
-        """What a process of a model tells. What clashes with others, or is too much, is
-        not shown, which the log says once."""
+        """Take the report of a model's process. Metrics that clash or exceed the limits
+        are not shown, and the log says so once.
+        """
         for one in told:
             why = self._take(process, model, one)
             if why and (model, one.name) not in self._refused:

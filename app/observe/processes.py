@@ -14,8 +14,9 @@ _USER, _SYSTEM = 11, 12
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What a process takes: `resident` bytes of memory, in which what it shares with
-    others is counted, and seconds of processor time since it was started."""
+    """Use of a process: `resident` bytes of memory, shared memory included, and seconds
+    of processor time since its start.
+    """
 
     resident: int
     cpu_seconds: float

@@ -60,7 +60,7 @@ class SpanIds(NamedTuple):
 
     @property
     def traceparent(self) -> str:
-        """As the W3C header has them."""
+        """Return the W3C header."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     @classmethod

@@ -62,8 +62,9 @@ SEGMENT_SIZE: Final = _OWN_AT + 8 * 3
 
 
 class OwnNumbers(NamedTuple):
-    """What a process tells of itself: its connections, and the lines of the log and the
-    spans that it has dropped."""
+    """Numbers that a process reports about itself: connections, and dropped log lines
+    and spans.
+    """
 
     connections: int = 0
     lines_dropped: int = 0
@@ -71,7 +72,7 @@ class OwnNumbers(NamedTuple):
 
 
 class SharedMetrics(ModelMetrics):
-    """What a worker counts of one version, written through to its block."""
+    """Counters of one version in a worker, written through to its block."""
 
     __slots__ = ("_at", "_floats", "_words")
 
@@ -95,7 +96,7 @@ class SharedMetrics(ModelMetrics):
         input_ns: int = 0,
         output_ns: int = 0,
     ) -> None:
-        """As `ModelMetrics.success`."""
+        """Count a success, as `ModelMetrics.success` does."""
         super().success(
             total_ns,
             queue_ns,
@@ -131,7 +132,7 @@ class SharedMetrics(ModelMetrics):
         self._words[at + 1 + bucket] = histogram.counts[bucket]
 
     def failure(self, row: Row, total_ns: int = 0) -> None:
-        """As `ModelMetrics.failure`."""
+        """Count a failure, as `ModelMetrics.failure` does."""
         super().failure(row, total_ns)
         reason, outcome = row.reason, row.outcome
         self._words[3] = self.failure_ns
@@ -140,7 +141,7 @@ class SharedMetrics(ModelMetrics):
         self._write(at, self.failed[outcome], total_ns)
 
     def show_gauges(self, awaiting: int) -> None:
-        """Tell what is in flight at the moment, `awaiting` of it not begun."""
+        """Publish the requests in flight; `awaiting` of them have not begun."""
         self._words[0] = max(0, self.pending)
         self._words[1] = awaiting
 
@@ -173,7 +174,7 @@ class CounterSegment:
     # -- the worker
 
     def metrics(self, block: int, name: str, version: str) -> SharedMetrics:
-        """What is counted in a block; made at the first call, the same one after."""
+        """Return the counters of a block; made at the first call, the same ones later."""
         found = self._metrics.get(block)
         if found is None:
             found = SharedMetrics(name, version, *self._block(block))
@@ -200,7 +201,7 @@ class CounterSegment:
         return self._words[number] if number < MOST_DEVICES else 0
 
     def read(self, block: int, name: str, version: str) -> ModelMetrics:
-        """What a block holds now."""
+        """Return the present counters of a block."""
         words, floats = self._block(block)
         found = ModelMetrics(name, version)
         found.pending = words[0]

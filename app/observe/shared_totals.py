@@ -24,7 +24,7 @@ class Total:
         self._mine = mine
 
     def tell(self, part: int) -> int:
-        """This process's part is that from now on; returns the total."""
+        """Set this process's part; returns the total."""
         self._words[self._mine] = part
         return sum(self._words)
 
@@ -33,8 +33,9 @@ class Total:
 
 
 class SharedTotals:
-    """What so many `processes` have together: connections, and bytes of bodies and
-    answers in transit."""
+    """Totals of several `processes`: connections, and bytes of bodies and answers in
+    transit.
+    """
 
     def __init__(self, memory: SharedMemory, processes: int) -> None:
         self.memory = memory
@@ -56,7 +57,7 @@ class SharedTotals:
         return Total(self._bytes, process)
 
     def forget(self, process: int) -> None:
-        """It has died, and has nothing any more."""
+        """Remove the part of a dead process."""
         self._connections[process] = self._bytes[process] = 0
 
     def __repr__(self) -> str:

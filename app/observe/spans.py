@@ -70,7 +70,7 @@ def exporters(environment: Mapping[str, str]) -> list[str]:
 
 
 class Sampler:
-    """Which requests get spans, as ``OTEL_TRACES_SAMPLER`` and ``…_ARG`` say.
+    """Choice of the requests that get spans, by ``OTEL_TRACES_SAMPLER`` and ``…_ARG``.
 
     The names are OpenTelemetry's. Without them a request is in the sample if its
     client has decided so, and of those without such a word one of `SHARE`. A share is
@@ -142,8 +142,9 @@ class Spans:
 
     @property
     def dropped(self) -> int:
-        """How many requests have lost their spans: the queue was full, or they could
-        not be exported."""
+        """Return how many requests have lost their spans: the queue was full, or
+        exporting failed.
+        """
         return self._full + self._lost
 
     def begin(self, traceparent: bytes) -> SpanIds:
@@ -254,7 +255,7 @@ class _Maker:
         self._made: list[Any] = []
 
     def enter_thread(self) -> None:
-        """Let no other instrumentation make spans of what this thread sends."""
+        """Keep other instrumentation from making spans of this thread's own requests."""
         key = getattr(self._context, "_SUPPRESS_INSTRUMENTATION_KEY", "")
         if key:
             self._context.attach(self._context.set_value(key, True))
@@ -550,7 +551,7 @@ def _has_failed(request: Answered | Part) -> bool:
 
 
 def _run_of(request: Answered | Failed | Part) -> tuple[object, ...]:
-    """The same for all members of a batch: it was measured once for all of them."""
+    """Return a key that all requests of a batch share, because it was measured once."""
     return (request.model, request.device, request.compute_ns, request.batch_rows)
 
 

@@ -32,7 +32,7 @@ MAX_TENSOR_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What is traced (Triton: trace settings).
+    """Trace settings (Triton's).
 
     Of `rate` requests one is traced, until there are `count` (-1: no end). With
     `log_frequency` 0 every trace is added to the trace file; with n, every n traces
@@ -51,7 +51,8 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When a request reached each step, in nanoseconds of the monotonic clock.
+    """Times at which a request reached each step, in nanoseconds of the monotonic
+    clock.
 
     From its head (`arrived`) and its whole body (`received`) to the answer, complete
     (`encoded`) and handed to the connection (`sent`).
@@ -244,13 +245,15 @@ class Tracing:
         return str(self._path) if self._path is not None else ""
 
     def tracer(self, model: str) -> Tracer | None:
-        """What samples the requests of a model; None where nothing is traced."""
+        """Return the sampler of a model's requests; None if nothing is traced."""
         tracer = self._tracers.get(model) or self._tracers[None]
         on = self._file is not None and tracer.settings.is_on
         return tracer if on else None
 
     def settings(self, model: str | None = None) -> TraceSettings:
-        """What holds for a model or the server; `count` is what is left of it."""
+        """Return the settings of a model or the server; `count` is the number of traces
+        left.
+        """
         tracer = self._tracers.get(model) or self._tracers[None]
         return replace(tracer.settings, count=tracer.left)
 

@@ -1,4 +1,4 @@
-"""What a model is as requests see it, from its files and its options.
+"""Assembly of a model as requests see it, from its files and options.
 
 Used to load it, and to say what would be loaded.
 """
@@ -99,7 +99,7 @@ def runner_config(
 
 
 def _run_timeout(config: ModelConfig, seconds: float) -> float:
-    """What one run may take: where requests may take longer, so may a run."""
+    """Return the time limit of one run: at least as long as requests may take."""
     if not seconds:
         return 0.0
     return max(seconds, config.timeout or 0.0, config.max_timeout or 0.0)
@@ -118,7 +118,7 @@ class Assembled:
 
 
 def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
-    """What is changed of the model before it is compiled."""
+    """Return the changes to the model before it is compiled."""
     declared = source.declared
     recipe = b""
     if source.format:
@@ -172,7 +172,7 @@ def assemble(
     runner: ReplicaRunner,
     defaults: Mapping[str, Array | None],
 ) -> Assembled:
-    """What requests see of a version that `runner` runs.
+    """Assemble a version that `runner` runs, as requests see it.
 
     `defaults` are those of its inputs (`CompileCache.defaults`). Raises ValueError
     where its options or what is declared differ from `model`.
@@ -223,7 +223,9 @@ def _defaults(
 def _scheduler(
     spec: ModelSpec, runner: ReplicaRunner, source: VersionSource, config: ModelConfig
 ) -> SequenceScheduler | StepScheduler | FormatScheduler | None:
-    """What fills in the inputs that requests do not see. Raises ValueError."""
+    """Return the scheduler that fills in the inputs that requests do not see. Raises
+    ValueError.
+    """
     if source.format:
         kind, options = format_named(source.format), format_options(source, config)
         return kind.scheduler(spec, runner, source.files, options)

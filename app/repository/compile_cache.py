@@ -93,7 +93,7 @@ class CompileCache:
     def _place(
         self, source: Path, changes: GraphChanges
     ) -> tuple[Path, CompileOptions]:
-        """Where the compiled file is or will be, and what it is compiled with."""
+        """Return the path of the compiled file and the options for compiling."""
         # The compiler and what it needs take a tenth of a second and tens of MiB, and
         # most repositories hold compiled models.
         from engine.compiler import CompileOptions
@@ -108,7 +108,7 @@ class CompileCache:
         return self._usable_folder() / key[:2] / f"{key}.popef", options
 
     def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
-        """What those of the inputs `names` are that a request may leave out.
+        """Return the defaults of the inputs `names` that a request may omit.
 
         None is an input that the model does not use. Raises what `popef_for` raises.
         """

@@ -113,7 +113,7 @@ class GatewayDevices:
 
     @property
     def plan(self) -> ThreadPlan:
-        """How the cores are shared out."""
+        """Return how the cores are shared."""
         return self._manager.plan
 
     def attach(self) -> None:
@@ -164,8 +164,9 @@ class GatewayDevices:
         return {i: self._devices[(first + i) % have] for i in range(instances)}
 
     def start_python(self, options: PythonOptions, count: int) -> list[Device]:
-        """So many processes of one Python model, driven by the event loop until they
-        are closed. For a thread; blocks. Raises as `create_python_device` does."""
+        """Start so many processes of one Python model, driven by the event loop until
+        they are closed. For a thread; blocks. Raises as `create_python_device` does.
+        """
         devices: list[Device] = []
         try:
             for _ in range(count):
@@ -186,8 +187,9 @@ class GatewayDevices:
         device.on_close(self._release)
 
     def _release(self, device: Device) -> None:
-        """It is about to be closed, in whichever thread: its descriptors must not be
-        looked at any more."""
+        """Stop watching the descriptors of a device that is about to be closed, in any
+        thread.
+        """
         if device in self._python:
             with contextlib.suppress(DeviceClosed):
                 self._in_loop(partial(self._stop_driving, device))
@@ -212,7 +214,8 @@ class GatewayDevices:
         asyncio.run_coroutine_threadsafe(task(), loop).result(LOOP_TIMEOUT)
 
     def bring_back(self, devices: Collection[Device]) -> None:
-        """Those of them that are lost, with their models. For a thread; blocks.
+        """Restart the lost ones among the devices, with their models. For a thread;
+        blocks.
 
         Raises what kept them from coming back.
         """
@@ -221,7 +224,7 @@ class GatewayDevices:
                 watch.bring_back()
 
     def count_for(self, instances: int, wanted: Sequence[int]) -> int:
-        """How many devices `place` would use."""
+        """Return how many devices `place` would use."""
         return min(instances, len(wanted) or len(self._devices))
 
     def summaries(self) -> list[DeviceSummary]:
@@ -294,8 +297,7 @@ class DeviceWatch:
         self._looks = loop.create_task(self._look_at_runs())
 
     def bring_back(self) -> None:
-        """If the device is lost, noticed or not: start it again now. For
-        a thread; blocks."""
+        """Restart the device now if it is lost, noticed or not. For a thread; blocks."""
         asyncio.run_coroutine_threadsafe(self._notice(), self._loop).result()
         self.device.recover()
         if self.device.state is not DeviceState.READY:

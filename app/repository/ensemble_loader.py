@@ -103,14 +103,14 @@ class EnsembleLoader:
             await self._present(name, model)
 
     async def _member(self, ensemble: str, step: StepConfig) -> ModelSpec:
-        """What the model of a step takes and gives, once it is loaded."""
+        """Return the spec of a step's model, once it is loaded."""
         entry = await self._present(ensemble, step.model, step.version)
         if isinstance(entry.scheduler, SequenceScheduler | StepScheduler):
             raise LoadError(NO_PLACE)
         return entry.spec
 
     async def _present(self, user: str, model: str, version: int = 0) -> ModelEntry:
-        """What answers for a model that `user` needs, once it is loaded."""
+        """Return the entry of a model that `user` needs, once it is loaded."""
         asked = False
         while True:
             self._check_circle(user, model)

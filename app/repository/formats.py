@@ -17,7 +17,7 @@ from app.spec import ModelSpec
 
 
 class FormatScheduler(Protocol):
-    """What requests to a model of a format go through. For the event loop's thread."""
+    """Scheduler of requests to a model of a format. For the event loop's thread."""
 
     @property
     def visible(self) -> ModelSpec:

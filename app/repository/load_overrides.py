@@ -24,7 +24,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class LoadOverrides:
-    """What a load asks for beside the model. `files` are contents by relative path."""
+    """Options and files of a load. `files` are contents by relative path."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""From the files of one version to a runner that takes requests. For threads."""
+"""Loading of one version: from its files to a runner that accepts requests. For
+threads.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,10 @@ class LoadError(Exception):
 
 
 class LoadCutOff(LoadError):
-    """Something that passes kept it from being loaded, by no doing of its own that is
-    known: it may be tried again. `code` is that of the answer; `at_once` says that the
-    next request may, as it does not begin the same work in vain."""
+    """Loading was interrupted by a passing condition, without known fault of the model:
+    it may be tried again. `code` is that of the answer; `at_once` says that the next
+    request may, because it does not begin the same work in vain.
+    """
 
     def __init__(self, message: str, code: str, *, at_once: bool = True) -> None:
         super().__init__(message)
@@ -223,8 +226,10 @@ class ModelLoader:
         replaces: LoadedModel | None,
         until: float,
     ) -> LoadedModel:
-        """On processes of its own, which end with its runner. One that ends while it
-        loads is not tried again: no other model can have been at fault."""
+        """Load a Python model on its own processes, which end with its runner. A
+        process that dies while loading is not tried again: no other model can have been
+        at fault.
+        """
         label, seconds = f"{name}/{source.version}", self._limits.load
         options = process_options(label, source, config)
         devices = self._devices.start_python(options, config.instances)
@@ -345,7 +350,9 @@ def compiled_files(
 def input_defaults(
     source: VersionSource, config: ModelConfig, cache: CompileCache
 ) -> dict[str, Array | None]:
-    """What the inputs are that requests may leave out. Raises what compiling does."""
+    """Return the defaults of inputs that requests may omit. Raises the errors of
+    compiling.
+    """
     if not source.is_onnx:
         return {}
     return cache.defaults(source.files[0], named_optional_inputs(config))
@@ -395,7 +402,7 @@ def _tried(
     config: ModelConfig,
     until: float,
 ) -> bool | None:
-    """Whether the model answers its example; None where it was not to be run."""
+    """Return whether the model answers its example; None if it was not run."""
     if not example or (config.warmup is not None and not config.warmup.enabled):
         return None
     if runner.model.metadata.program_flow.save:
@@ -421,8 +428,8 @@ def _warm_up(
     *,
     quiet: bool,
 ) -> int:
-    """What free dimensions were when it ran; 0: it has not run. `quiet`: other values
-    have shown that it runs.
+    """Warm up a model and return the value of its free dimensions; 0: it has not run.
+    `quiet`: other values have shown that it runs.
 
     Raises `WarmupFailed` where it should have.
     """

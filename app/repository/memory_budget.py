@@ -1,4 +1,4 @@
-"""How much memory the loaded models may take together, and who has to make room."""
+"""Limit of the memory of loaded models, and choice of the models to unload."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MemoryBudget:
         self.used -= size
 
     def correct(self, taken: int, size: int) -> None:
-        """What was taken as `taken` bytes has turned out to be `size`."""
+        """Correct a size that was counted as `taken` bytes to `size`."""
         self.used += size - taken
 
     def __repr__(self) -> str:

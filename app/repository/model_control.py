@@ -1,4 +1,4 @@
-"""When models are loaded, and by whom: the modes of `--model-control-mode`.
+"""Modes of `--model-control-mode`: when models are loaded, and by whom.
 
     managed    all at the start, then by request
     none       all at the start, and nothing after that
@@ -57,7 +57,7 @@ class ControlMode(Enum):
 
     @property
     def newcomer(self) -> str:
-        """What becomes of a model that came after the start; `{}` is its name."""
+        """Return the message about a model that came after the start; `{}` is its name."""
         if self.takes_requests:
             return NEVER_LOADED
         if self is ControlMode.POLL:
@@ -284,13 +284,15 @@ class ModelControl:
     # -- models that are elsewhere
 
     async def _has(self, url: RemoteUrl) -> bool:
-        """Whether the cache has it."""
+        """Return whether the cache has the URL."""
         remote = self._repository.places.remote
         assert remote is not None
         return await self._pool.run(partial(remote.folder_of, url)) is not None
 
     async def _fetch(self, name: str, url: RemoteUrl) -> bool:
-        """Whether the cache has another model than before. Raises `FetchStopped`."""
+        """Fetch a URL; returns whether the cache has another model than before. Raises
+        `FetchStopped`.
+        """
         remote = self._repository.places.remote
         assert remote is not None
         self._repository.record(name).news = partial(remote.news_of, url)
@@ -328,7 +330,7 @@ class ModelControl:
 
     @property
     def polls(self) -> bool:
-        """Whether the folder is looked at again and again."""
+        """Return whether the folder is polled."""
         return self._polls
 
     def remote_looks(self) -> dict[str, Looks]:
@@ -340,8 +342,7 @@ class ModelControl:
     def _keep_looking(
         self, name: str, source: ModelSource | None, *, at_once: bool = False
     ) -> None:
-        """From now on a model is looked at where its files come from now, if from
-        elsewhere; where it was looked for before is of no interest any more."""
+        """Poll a model at its present URL, if it has one, and forget the one before."""
         url = source.url if source is not None else None
         before = self._watching.get(name)
         if before is not None and (before[0] != url or before[1].done()):
@@ -460,7 +461,7 @@ def _versions(numbers: Iterable[int]) -> str:
 
 
 def _failure(record: ModelRecord) -> str:
-    """Why loading has failed, in the words that Triton's scripts look for."""
+    """Return why loading failed, in the words that Triton's scripts look for."""
     if record.reason:  # of the model as it lies there, before any version
         return (
             f"failed to load '{record.name}', failed to poll from model repository: "

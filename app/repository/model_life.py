@@ -42,7 +42,7 @@ _WORDS: dict[State, StateWord] = {
 
 
 class Event(Enum):
-    """What may happen to a version."""
+    """Events of a version."""
 
     LOAD = "a load, or a change that polling sees"
     OFFER = "the same with `--lazy`, not in memory"
@@ -58,7 +58,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What is done then."""
+    """Actions after an event."""
 
     LOAD = "load it"
     OFFER = "the next request loads it"
@@ -73,7 +73,7 @@ class Action(Enum):
 
 
 class Step(NamedTuple):
-    """What follows an event."""
+    """Consequence of an event."""
 
     state: State
     action: Action

@@ -1,4 +1,4 @@
-"""What is known about the models of the repository: states, reasons, what serves."""
+"""Records of the models in the repository: states, reasons, loaded versions."""
 
 from __future__ import annotations
 
@@ -52,14 +52,16 @@ class VersionRecord:
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether a request may have it loaded now."""
+        """Return whether a request may load it now."""
         if self.loaded is not None or self.source is None:
             return False
         return self.state is State.ON_DEMAND or time.monotonic() >= self.retry_at
 
     @property
     def explanation(self) -> str:
-        """What is wrong with it, or else why it is not in memory; empty if it is."""
+        """Return what is wrong with the version, or else why it is not in memory; empty
+        if it is.
+        """
         if self.reason:
             return self.reason
         if self.state.word == "UNAVAILABLE":
@@ -74,7 +76,7 @@ class VersionRecord:
         reason: str = "",
         passing: str = "",
     ) -> LoadedModel | None:
-        """Something has happened: do what the table of `model_life` says.
+        """Process an event as the table of `model_life` says.
 
         `loaded` is what was loaded, `reason` what went wrong, `passing` its code where
         that passes. Returns what serves no longer, to be drained and closed. A KeyError
@@ -101,7 +103,7 @@ class VersionRecord:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """Everything known about one model of the repository.
+    """Record of one model of the repository.
 
     `stamp` is what the folder held when it was last brought up; `is_pending` says that
     it has not been read yet.
@@ -139,7 +141,7 @@ class ModelRecord:
 
     @property
     def default_version(self) -> int | None:
-        """What answers requests that name no version: the highest there is."""
+        """Return the version for requests without one: the highest there is."""
         available = self.available
         return available[-1] if available else None
 
@@ -159,7 +161,7 @@ class ModelRecord:
 
     @property
     def absence(self) -> str:
-        """Why it is not served, although nothing has gone wrong with it."""
+        """Return why the model is not served although nothing has failed."""
         state = self.state
         if state.word == "UNAVAILABLE":
             return UNLOADED if self.versions else NEVER_LOADED.format(self.name)
@@ -167,7 +169,7 @@ class ModelRecord:
 
     @property
     def problem(self) -> str:
-        """What has gone wrong with the model or a version of it; empty if nothing."""
+        """Return what has failed with the model or a version; empty if nothing."""
         if self.reason:
             return self.reason
         bad = (r for r in self.versions.values() if r.reason)

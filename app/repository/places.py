@@ -1,4 +1,4 @@
-"""Where the models that are served lie: in one folder, and at named paths.
+"""Places of the served models: one folder, and named paths.
 
 popgate serve --model-repository models      what the folder holds
 popgate serve model.onnx                     one file, called `model`
@@ -111,20 +111,20 @@ class ModelPlaces:
         return self._scan_remote(found, override, place / CONFIG_NAME)
 
     def holds(self, name: str) -> bool:
-        """Whether something lies there under this name, whatever it is."""
+        """Return whether anything lies there under this name."""
         if self.folder is None or not is_model_name(name):
             return False
         return any((self.folder / f"{name}{end}").exists() for end in ("", *SUFFIXES))
 
     def scan_all(self) -> dict[str, ModelSource]:
-        """Every model, by name. Raises OSError."""
+        """Return every model by name. Raises OSError."""
         found = ((name, self.scan(name)) for name in self.names())
         return {name: source for name, source in found if source is not None}
 
     def _scan_remote(
         self, here: ModelSource, override: str | None, config: Path | None = None
     ) -> ModelSource:
-        """What the cache has of it; `config` is the file that says where it is."""
+        """Return the cached files of a remote model; `config` is the file with its URL."""
         url, remote = here.url, self.remote
         assert url is not None
         assert remote is not None
@@ -152,8 +152,9 @@ class ModelPlaces:
 
 
 def is_one_model(folder: Path) -> bool:
-    """Whether a folder is that of one model, not of several: it has versions, or a
-    configuration."""
+    """Return whether a folder is that of one model: it has versions, or a
+    configuration.
+    """
     return any(
         (is_version(e.name) and is_folder(e)) or e.name in (CONFIG_NAME, PBTXT_NAME)
         for e in folder.iterdir()
@@ -202,7 +203,7 @@ def _no_model(path: Path) -> str:
 
 
 def is_weights(folder: Path) -> bool:
-    """Whether a folder holds weights as Hugging Face writes them, and no model."""
+    """Return whether a folder holds weights as Hugging Face writes them, and no model."""
     if not (folder / "config.json").is_file() or is_one_model(folder):
         return False
     names = [entry.name for entry in folder.iterdir()]

@@ -1,4 +1,4 @@
-"""What a repository would serve, and what is wrong with it, found without a device.
+"""Preview of a repository: its models and problems, found without a device.
 
 The same steps as in loading, up to the device: files are found, options read, ONNX
 files compiled (and kept for the server), and what they take and give is compared with
@@ -121,7 +121,7 @@ def preview_repository(
     devices: int = 1,
     allow_python: bool = False,
 ) -> RepositoryPreview:
-    """What would be served of a folder with `devices` devices. Raises OSError.
+    """Preview a folder as served with `devices` devices. Raises OSError.
 
     `remote` has the cache of models from elsewhere; nothing is taken into it.
     """
@@ -129,11 +129,11 @@ def preview_repository(
 
 
 class _NotKnown(LoadError):
-    """What a model would be, before a part of it has come."""
+    """The model is unknown until a part of it has been downloaded."""
 
 
 class _NoRunner:
-    """In place of a `Runner`, where nothing is run. (No subclass: that is compiled.)"""
+    """Stands for a `Runner` where nothing is run. (No subclass: that is compiled.)"""
 
     devices = ()
 
@@ -229,8 +229,9 @@ class _Previewer:
         )
 
     def _elsewhere(self, source: ModelSource, notes: list[str]) -> str:
-        """What is wrong with where the files of a model come from, or nothing; notes
-        what would come."""
+        """Return what is wrong with a remote model's URL, or nothing; notes the files
+        it would download.
+        """
         assert source.url is not None
         try:
             listing, cached = self._remote.preview(source.url)
@@ -304,7 +305,7 @@ class _Previewer:
     def _ensemble(
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> ModelSpec:
-        """What an ensemble takes and gives. Raises `LoadError`."""
+        """Return the spec of an ensemble. Raises `LoadError`."""
         assert config.ensemble is not None
         specs = []
         for number, step in enumerate(config.ensemble.step):
@@ -397,7 +398,7 @@ def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:
 
 
 def _verify(files: Sequence[Path]) -> None:
-    """What loading would read only when it is used. Raises `PopefError`."""
+    """Read everything that loading would read only at its use. Raises `PopefError`."""
     with Reader(detached=True) as reader:
         for file in files:
             reader.parse_file(file)

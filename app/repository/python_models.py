@@ -42,8 +42,9 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
 
 
 def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> bool:
-    """Whether it gives several responses. ValueError for options that it cannot have
-    then."""
+    """Return whether the model gives several responses. Raises ValueError for options
+    that do not fit then.
+    """
     found = source.is_python and PYTHON_STEP in spec.inputs_by_name
     if found and (config.sequence is not None or config.responses is not None):
         raise ValueError("a generator has neither [sequence] nor [responses]")
@@ -53,7 +54,7 @@ def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) ->
 def process_options(
     label: str, source: VersionSource, config: ModelConfig
 ) -> PythonOptions:
-    """How its processes are started; `label` is its name in the log."""
+    """Return the options for starting its processes; `label` is its name in the log."""
     home = source.files[0].parent
     return PythonOptions(
         label=label,
@@ -73,8 +74,9 @@ def read_model(
     timeout: float,
     on_calls: Callable[[CallSocket], None] | None = None,
 ) -> PythonModel:
-    """What it takes and gives, as `device`, which is its own, tells. Blocks; raises
-    what `engine.read_python_model` raises. `on_calls` takes its calls to others."""
+    """Read the model's interface from `device`, its own process. Blocks; raises as
+    `engine.read_python_model` does. `on_calls` takes its calls to others.
+    """
     return read_python_model(
         device,
         source.files[0],

@@ -42,7 +42,7 @@ EVICTION_TICK = 0.02
 
 
 class NoMemory(LoadCutOff):
-    """There is no memory left for it now, because others use it."""
+    """Loading needs memory that other models use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "model_memory_full")

@@ -1,4 +1,4 @@
-"""What lies in a model repository folder, before anything is loaded.
+"""Scan of a model repository folder, before anything is loaded.
 
     models/<name>/<version>/*.popef     one model, in one file or several
     models/<name>/<version>/*.onnx      one file, compiled when it is loaded
@@ -79,7 +79,7 @@ class VersionSource:
 
     @property
     def is_python(self) -> bool:
-        """Whether it is code (`app.repository.python_models`)."""
+        """Return whether the model is code (`app.repository.python_models`)."""
         return bool(self.files) and self.files[0].suffix == ".py"
 
 
@@ -203,7 +203,9 @@ def _scan_entries(
 
 
 def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
-    """Of a model: its files, those in its folder, and those of its versions."""
+    """Return the stamp of a model: its files, those in its folder, and those of its
+    versions.
+    """
     paths: list[Path] = []
     for entry in entries:
         paths.append(entry)
@@ -221,7 +223,7 @@ def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder; hidden files are not part of it yet."""
+    """Return the files in a folder; hidden files are ignored."""
     found = [p for p in folder.iterdir() if not _is_passed_over(p.name)]
     if len(found) > MAX_FILES:
         msg = f"the folder {folder.name} holds more than {MAX_FILES} files"

@@ -161,8 +161,9 @@ def _run_all(
 
 
 class _Budget:
-    """How many synthetic rows run unasked: rows are expected to take as long as those
-    of the run before, so that a slow model is not run with many."""
+    """Budget of synthetic rows: rows are expected to take as long as those of the run
+    before, so that a slow model is not run with many.
+    """
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -189,7 +190,7 @@ class _Budget:
 
 
 def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
-    """On all replicas at the same time, `count` times. Raises `WarmupFailed`."""
+    """Run on all replicas at the same time, `count` times. Raises `WarmupFailed`."""
     for _ in range(run.count):
         deadline = min(time.monotonic() + RUN_TIMEOUT, until)
         try:
@@ -271,7 +272,7 @@ def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _
 
 
 def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
-    """What was made for an input, if that takes it. Raises ValueError."""
+    """Return the value made for an input if the input accepts it. Raises ValueError."""
     if made.data_type is not tensor.data_type:
         msg = f"input '{tensor.name}' is {tensor.datatype}, got {made.data_type.name}"
         raise ValueError(msg)

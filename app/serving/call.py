@@ -545,7 +545,9 @@ class Call(ABC):
         return Asked(self.request_id, "POST", self.path, client, trace, key, span, wire)
 
     def asker(self) -> Asker:
-        """Who asks, for what is asked on its behalf (app/serving/requester.py)."""
+        """Return the client for calls that are made on its behalf
+        (app/serving/requester.py).
+        """
         given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
         if spans is not None:
             if self._span is None:
@@ -556,14 +558,14 @@ class Call(ABC):
         return self.request_id.decode(), known, said_of(self._request, self._owner())
 
     def add_part(self, part: Part) -> None:
-        """Something that was asked on its behalf has ended."""
+        """Record that a call on its behalf has ended."""
         if self._asked_for is None:
             self._asked_for = []
         if len(self._asked_for) < MOST_PARTS:
             self._asked_for.append(part)
 
     def _parts(self, submitted: Submitted | None) -> Sequence[Part]:
-        """What was asked of others on its behalf, in their order."""
+        """Return the calls on its behalf, in order."""
         parts: Sequence[Part] = getattr(submitted, "parts", ())
         if self._asked_for:
             parts = sorted([*parts, *self._asked_for], key=lambda part: part.began)
@@ -580,7 +582,7 @@ class Call(ABC):
         self.log_failed(gone, row_of(gone).status, submitted, rows)
 
     def _end(self, failure: Row = _UNKNOWN) -> None:
-        """Let go of everything; what is not counted yet has failed."""
+        """Release everything; a request that is not counted yet has failed."""
         self.response_complete = True
         key, self._entered = self._entered, None
         if key is not None:

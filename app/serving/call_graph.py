@@ -1,4 +1,4 @@
-"""Which models call which: a call that would lead back to its caller is refused."""
+"""Calls between models: a call that would lead back to its caller is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CallGraph:
         return [*self._needs(name), *self._called.get(name, ())]
 
     def forget(self, caller: str) -> None:
-        """It has changed: what it called before does not count any more."""
+        """Forget the calls of a changed model."""
         self._called.pop(caller, None)
 
 

@@ -34,8 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 def described(entry: ModelEntry) -> RunnerDescription | None:
-    """What a process has to know to feed this itself; None where calls to it are the
-    gateway's. Replicas are named by the present processes of their devices."""
+    """Return the data a process needs to feed the model itself; None if the gateway
+    must make the calls. Replicas are named by the present processes of their devices.
+    """
     spec, runner = entry.spec, entry.runner
     if not isinstance(runner, ModelRunner) or runner.failure is not None:
         return None
@@ -103,7 +104,9 @@ class CallRoutes:
         return SharedRoute(model, version, entry.runner, description, entry.stats)
 
     def offer(self, model: str, version: str) -> None:
-        """It was called through the gateway: offer a route, if it can have one."""
+        """Offer a route for a model that was called through the gateway, if it can have
+        one.
+        """
         if self._offering is not None:
             return
         route = self._present(model, version)
@@ -205,5 +208,5 @@ class CallRoutes:
 
 
 def runs_any(routes: CallRoutes, runners: Sequence[Any]) -> bool:
-    """Whether a process has a route to one of these."""
+    """Return whether a process has a route to one of these."""
     return any(route.runner is runner for route in routes for runner in runners)

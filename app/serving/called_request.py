@@ -50,7 +50,7 @@ class Caller(Protocol):
         """Raises Refused where the call would lead back to the caller."""
 
     def requesters(self, numbers: Sequence[int]) -> list[Requester | None]:
-        """For whom the requests with these numbers are made that it answers."""
+        """Return for whom the requests with these numbers are made."""
 
     def asker(self, numbers: Sequence[int]) -> Asker | int:
         """The first of those for whom they are made."""
@@ -107,7 +107,7 @@ class CalledRequest:
         self._parts.append(part)
 
     def _keep(self, submitted: Submitted | None, code: str = "") -> None:
-        """Let the spans of those it was made for have one of it."""
+        """Record a span for the requests it was made for."""
         if self._called is None or not self._requesters:
             return
         part = Part(
@@ -267,7 +267,7 @@ class CalledRequest:
         self._caller.answer(self._message, told)
 
     def give_up(self, error: EngineError) -> None:
-        """It is not waited for any more."""
+        """Cancel the request."""
         if self._fetching is not None:
             self._fetching.cancel()
         if self._submitted is not None and not self._submitted.done:
@@ -279,7 +279,7 @@ class CalledRequest:
 
 
 def _as_engine_error(error: Exception) -> EngineError:
-    """What the author of the model that called sees."""
+    """Return the error that the author of the calling model sees."""
     if isinstance(error, EngineError):
         # What only the gateway has a name for is told by the name of its parent.
         return InvalidInput(str(error)) if isinstance(error, NotOneResponse) else error

@@ -29,7 +29,7 @@ class Expiring(Protocol):
         """The deadline has passed."""
 
     def watch(self) -> None:
-        """It takes long enough that its client is worth watching."""
+        """Start to watch whether the client stays connected."""
 
 
 class Deadlines:
@@ -45,7 +45,7 @@ class Deadlines:
         return len(self.calls)
 
     def add(self, call: Expiring) -> None:
-        """From now on until it is taken out of `calls`, its deadline is kept."""
+        """Watch the deadline of a call until it is removed from `calls`."""
         self.calls[call] = False
         loop = self._loop
         # To ask which loop runs takes a call to the system.

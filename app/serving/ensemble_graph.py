@@ -52,8 +52,7 @@ class EnsembleGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a tensor, from whom, and whether its first dimension counts
-    rows."""
+    """Facts about a tensor, their source, and whether its first dimension counts rows."""
 
     where: str
     spec: TensorSpec
@@ -231,7 +230,7 @@ def _tensors(
     producers: dict[str, int],
     declared: DeclaredTensors,
 ) -> dict[str, _Known]:
-    """Every tensor, with what is known of its type and shape."""
+    """Return every tensor with its known type and shape."""
     found: dict[str, _Known] = {}
     for step, member in zip(steps, members, strict=True):
         for own, tensor in step.outputs:

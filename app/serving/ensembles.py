@@ -42,7 +42,7 @@ _DRAIN_TICK = 0.01  # seconds
 
 
 class EnsembleRunner:
-    """What runs the requests of an ensemble: in place of an `engine.ModelRunner`.
+    """Runner of the requests of an ensemble, in place of an `engine.ModelRunner`.
 
     Members are looked up in the table for each request, so one that is swapped for an
     equal one is used from then on, and one that is unloaded fails the requests that
@@ -83,14 +83,14 @@ class EnsembleRunner:
 
     @property
     def serving(self) -> bool:
-        """Whether all of its members take requests."""
+        """Return whether all of its members accept requests."""
         return all(
             e is not None and getattr(e.runner, "serving", True) for e in self.entries()
         )
 
     @property
     def fits(self) -> bool:
-        """Whether it can run with its members as they are now."""
+        """Return whether it can run with its present members."""
         if not self.serving:
             return False
         try:
@@ -100,7 +100,7 @@ class EnsembleRunner:
         return True
 
     def entries(self) -> list[ModelEntry | None]:
-        """What answers for its members now."""
+        """Return the present entries of its members."""
         return [self.table.paths.get(path) for path in self._paths]
 
     @property
@@ -113,8 +113,7 @@ class EnsembleRunner:
 
     @property
     def is_current(self) -> bool:
-        """Whether its models are still those that it was made for, or are loaded when
-        they are needed."""
+        """Return whether its models are those it was made for, or are loaded on demand."""
         return all(
             self.table.offers(path) if entry is None else entry.spec is spec
             for entry, path, spec in zip(
@@ -151,7 +150,7 @@ class EnsembleRunner:
         return request
 
     def plan(self, outputs: tuple[str, ...]) -> Plan:
-        """What is run for these outputs."""
+        """Return the steps to run for these outputs."""
         found = self._plans.get(outputs)
         if found is None:
             found = remember(self._plans, outputs, Plan.of(self.steps, outputs))
@@ -292,7 +291,7 @@ class EnsembleRequest(Pending):
                 self._start(number)
 
     def withdraw(self) -> None:
-        """As if it had never been: its end is not reported."""
+        """Withdraw the request: its end is not reported."""
         self.on_done = None
         self.resolve(Cancelled("it could not be started"))
 
@@ -460,7 +459,7 @@ class EnsembleRequest(Pending):
 
 
 def named(error: E, label: str) -> E:
-    """The same error, saying where; errors may be shared, so it is another object."""
+    """Return the error with its place; errors may be shared, so it is a new object."""
     copy = type(error).__new__(type(error))
     copy.__dict__.update(error.__dict__)
     copy.args = (f"{label}: {error}", *error.args[1:])
@@ -468,7 +467,7 @@ def named(error: E, label: str) -> E:
 
 
 def face_of(spec: ModelSpec) -> tuple[object, ...]:
-    """What requests see of a model."""
+    """Return the part of a model that requests see."""
     tensors = (*spec.inputs, *spec.outputs)
     known = ((t.name, t.datatype, t.shape) for t in tensors)
     return *known, spec.is_batched, *spec.defaults

@@ -13,8 +13,8 @@ from engine import Tensor
 
 
 class Form(Protocol):
-    """How one request and its answer are written, where the model's codec has no word
-    for it. `not_one` is what a client is told whose model gives no single response.
+    """Form of one request and its answer, if the model's codec has no word for it.
+    `not_one` is the client's error if the model gives no single response.
     """
 
     not_one: str

@@ -159,7 +159,7 @@ class GeneratorScheduler(StepScheduler):
             run.resolve()
 
     def _ended(self, run: GeneratorRun) -> None:
-        """Tell a generator of which no more is wanted."""
+        """Tell a generator that no more responses are wanted."""
         self._live[run.replica] -= 1
         device = self._replicas.devices[run.replica]
         if run.is_exhausted or device.restarts != run.restarts:

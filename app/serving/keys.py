@@ -40,8 +40,9 @@ MOST_LANES = 8
 
 
 class Lanes:
-    """Where the keys of each weight wait that have something in flight: each in a lane
-    of its own, as long as there are enough."""
+    """Lanes of the keys of each weight that have requests in flight: each in a lane of
+    its own while there are enough.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[int, list[int]] = {}
@@ -61,8 +62,9 @@ class Lanes:
 
 
 class OneLane(Lanes):
-    """The same one at all times: where several processes serve a key, each on its own,
-    its requests wait in one lane all the same."""
+    """A single lane: if several processes serve a key, each on its own, its requests
+    wait in one lane all the same.
+    """
 
     def __init__(self, lane: int) -> None:
         self._lane = lane
@@ -71,7 +73,7 @@ class OneLane(Lanes):
         return self._lane
 
     def leave(self, weight: int, lane: int) -> None:
-        """It is nobody else's."""
+        """Release the lane of a key."""
 
     def __repr__(self) -> str:
         return f"<OneLane {self._lane}>"
@@ -126,7 +128,7 @@ class Key:
 
     @property
     def is_limited(self) -> bool:
-        """Whether its use is counted."""
+        """Return whether its use is counted."""
         config = self.config
         return config.requests_per_second is not None or config.concurrent is not None
 
@@ -245,7 +247,7 @@ class Keys:
         return KeyTable(self._known.values(), config.anonymous)
 
     def read_again(self) -> KeysConfig | None:
-        """What the file says now, if it has changed. For another thread.
+        """Return the present content of the file if it has changed. For another thread.
 
         What cannot be read is logged once, and the keys stay as they were.
         """
@@ -268,7 +270,7 @@ class Keys:
         return None
 
     def take_over(self, config: KeysConfig) -> None:
-        """From now on these are the keys. What is in flight goes on."""
+        """Use these keys from now on. Requests in flight go on."""
         were = {name: key.config for name, key in self._known.items()}
         self.table = self._table_of(config)
         changes = _changes(were, {name: k.config for name, k in self._known.items()})
@@ -279,7 +281,7 @@ class Keys:
 
 
 def _changes(before: Mapping[str, KeyConfig], now: Mapping[str, KeyConfig]) -> str:
-    """Whose keys came, went and changed, for the log."""
+    """Return the names of added, removed and changed keys, for the log."""
     kinds = {
         "added": now.keys() - before.keys(),
         "removed": before.keys() - now.keys(),

@@ -108,7 +108,7 @@ class ModelCalls:
                     await self._news.wait()
 
     def route_left(self) -> None:
-        """Of any process."""
+        """Close a route, of any process."""
         self._news.set()
 
     def _gone(self, process: CallingProcess) -> None:

@@ -54,7 +54,7 @@ class Pending:
         """End what runs for it; that may resolve it."""
 
     def resolve(self, error: Exception | None = None) -> None:
-        """It is done, however it ended."""
+        """Mark the request as done, however it ended."""
         if not self.done:
             self.done, self.error = True, error
             self.tell()

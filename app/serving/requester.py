@@ -1,4 +1,4 @@
-"""For whom a request to a device is made: found from the callback that it ends with.
+"""Clients behind a request to a device, found from the callback that it ends with.
 
 Requests lead back to what waits for them and to nothing else, so that following their
 callbacks costs nothing until one is looked at.
@@ -32,7 +32,7 @@ class Requester(Protocol):
         A number is that of the request of another process, which knows."""
 
     def add_part(self, part: Part) -> None:
-        """Something that was asked on its behalf has ended."""
+        """Record that a call on its behalf has ended."""
 
 
 def said_of(request: InferRequest | None, owner: str | None) -> str:
@@ -62,7 +62,7 @@ class OtherRequesters(Protocol):
     """The other processes of a server, as far as requests to devices are theirs."""
 
     async def askers(self, numbers: Iterable[int]) -> Mapping[int, Asker]:
-        """Those of the requests with these numbers, where they are still there."""
+        """Return the clients of the requests with these numbers that still exist."""
 
     def add_part(self, number: int, part: Part) -> None:
         """`Requester.add_part` of a request."""
@@ -82,14 +82,17 @@ class RemoteRequester:
 
 
 class Requesters:
-    """For whom the requests to the models of a gateway are made. `others` know of the
-    requests that are not made here."""
+    """Clients behind the requests to the models of a gateway. `others` know the
+    requests that are not made here.
+    """
 
     def __init__(self, table: ModelTable, others: OtherRequesters) -> None:
         self._table, self._others = table, others
 
     def of(self, model: str, numbers: Iterable[int]) -> list[Requester | None]:
-        """Those of the requests with these numbers; None for one that has ended."""
+        """Return the clients of the requests with these numbers; None for one that has
+        ended.
+        """
         runners = [entry.runner for entry in self._table.entries(model)]
         found: list[Requester | None] = []
         for number in numbers:
@@ -106,12 +109,12 @@ class Requesters:
         return found
 
     def first_asker(self, model: str, numbers: Iterable[int]) -> Asker | int:
-        """Of those that have not ended."""
+        """Return the first client whose request has not ended."""
         found = self.of(model, numbers)
         return next((one.asker() for one in found if one is not None), NOBODY)
 
     async def askers(self, model: str, numbers: Iterable[int]) -> tuple[Asker, ...]:
-        """Of all, those of other processes too."""
+        """Return all clients, those of other processes too."""
         found = self.of(model, numbers)
         askers = [NOBODY if one is None else one.asker() for one in found]
         elsewhere = [one for one in askers if isinstance(one, int)]
@@ -122,7 +125,7 @@ class Requesters:
 
 
 def requester_of(on_done: Callable[[Any], object] | None) -> Requester | None:
-    """Who waits behind a callback, through whatever is between."""
+    """Return the client behind a callback, through any wrappers."""
     left = [on_done]
     while left:
         for holder in _holders(left.pop()):

@@ -358,7 +358,7 @@ class SequenceScheduler:
             steps.callback(self._settle, sequence, mine)
 
     def _settle(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
-        """What a request that has ended, well or not, means for its sequence."""
+        """Update the sequence after a request has ended, well or not."""
         if mine.end:
             sequence.state = {}
         if sequence.waiting or (sequence.is_open and sequence.is_begun):

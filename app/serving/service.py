@@ -1,4 +1,4 @@
-"""What all requests of a gateway share, wherever they come in."""
+"""Services that all requests of a gateway share."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ class Service:
         size: int,
         deadline: float,
     ) -> T:
-        """What `decode` makes of a body of `size` bytes, in the thread that does so for
+        """Decode a body of `size` bytes with `decode`, in the thread that does so for
         all. Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
-        TransferMemoryFull where there is no room for what it becomes."""
+        TransferMemoryFull if there is no room for the result.
+        """
         with self.transfers.taken(DECODED * size):
             return await _until(deadline, self._codec.run(partial(decode, codec)))
 
@@ -87,7 +88,7 @@ class Service:
     async def fetch(
         self, path: str, headers: Mapping[bytes, bytes], body: Body
     ) -> tuple[ModelEntry, float]:
-        """What is at `path` once it is loaded, and the seconds that took.
+        """Return the entry at `path` once it is loaded, and the seconds that took.
 
         Raises `RequestError` or `EngineError` where there is nothing in time.
         """

@@ -56,7 +56,7 @@ class States:
         return set(self._output_of.values())
 
     def after(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What they are after a run, by input."""
+        """Return the states after a run, by input."""
         return {name: outputs[output] for name, output in self._output_of.items()}
 
     def __repr__(self) -> str:

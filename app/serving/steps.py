@@ -63,7 +63,7 @@ class StepRun(Pending):
             go_on()
 
     def give_up(self, error: EngineError) -> None:
-        """No further step is run."""
+        """Stop: run no further step."""
         if self.inner is not None and not self.inner.done:
             self.inner.abandon(error)
 
@@ -237,7 +237,7 @@ class StepScheduler:
         self._deliver(run, outputs)
 
     def _deliver(self, run: StepRun, outputs: _Outputs) -> None:
-        """What is raised here ends the run: nothing else would."""
+        """Deliver a response. An exception here ends the run."""
         try:
             self._respond(run, outputs)
         except Exception as error:

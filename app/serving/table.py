@@ -1,4 +1,4 @@
-"""Which model answers at which path."""
+"""Table of the models by path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUFFIX = "/infer"
 
 
 def infer_path(name: str, version: int | str = 0) -> str:
-    """Where requests to a model go, or to a version of it."""
+    """Return the path for requests to a model or a version of it."""
     inner = f"/versions/{version}" if version else ""
     return f"{PREFIXES[0]}{name}{inner}{_SUFFIX}"
 
@@ -83,10 +83,10 @@ class Runner(Protocol):
 
 
 class Absent(Protocol):
-    """Who knows of models that are not in the table (`app/gateway.py`)."""
+    """Source of models that are not in the table (`app/gateway.py`)."""
 
     def explain(self, name: str, version: str | None) -> str | None:
-        """Why it is not served; None if there is no such model."""
+        """Return why the model is not served; None if it does not exist."""
 
     def offers(self, name: str, version: str | None) -> bool:
         """Returns whether a request to it would have it loaded."""
@@ -109,7 +109,7 @@ class Nobody:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
 
 #: Gets the outputs of one of several responses.
@@ -117,7 +117,7 @@ OnResponse: TypeAlias = Callable[[Mapping[str, Tensor]], None]
 
 
 class RequestScheduler(Protocol):
-    """What looks at a whole request before its tensors go to the runner."""
+    """Scheduler that handles a whole request before its tensors go to the runner."""
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
@@ -249,7 +249,7 @@ class ModelTable:
         self._on_change(name)
 
     def renew_tracers(self) -> None:
-        """What samples requests has changed."""
+        """Read the samplers of requests again."""
         for name, versions in self._entries.items():
             for entry in versions:
                 entry.tracer = self._tracer(name)
@@ -266,7 +266,7 @@ class ModelTable:
         return list(self._entries)
 
     def default(self, name: str) -> ModelEntry | None:
-        """What answers requests that name no version."""
+        """Return the entry for requests without a version."""
         return self.paths.get(infer_path(name))
 
     def _paths_of(self, name: str) -> list[str]:
@@ -284,7 +284,8 @@ class ModelTable:
         return target is not None and self._absent.offers(*target)
 
     async def fetch(self, path: str, policy: TimeoutPolicy) -> ModelEntry | None:
-        """What is at `path`, once it is loaded on demand; None if it cannot be.
+        """Return the entry at `path`, once it is loaded on demand; None if it cannot
+        be.
 
         Raises `engine.DeadlineExceeded` when that is over.
         """
@@ -294,7 +295,7 @@ class ModelTable:
         return self.paths.get(path)
 
     def missing(self, path: str) -> RequestError | None:
-        """Why there is nothing at an infer path; None if `path` is none."""
+        """Return why there is nothing at an infer path; None if `path` is none."""
         target = model_of(path)
         if target is None:
             return None

@@ -1,4 +1,4 @@
-"""Whether tensors that models give each other fit, and in which shape."""
+"""Fit of tensors that models give each other, and their shape."""
 
 from __future__ import annotations
 

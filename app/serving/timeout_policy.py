@@ -1,4 +1,4 @@
-"""How long a request may take: by its own word, or by what holds otherwise."""
+"""Timeout of a request: its own, or the one that applies otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TIMEOUT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class TimeoutPolicy:
-    """Of a request whose model is not in memory yet.
+    """Timeout of a request whose model is not in memory yet.
 
     `asked` is what the request says, in seconds, None where it does not; `default` what
     holds where neither it nor its model does.

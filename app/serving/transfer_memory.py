@@ -1,4 +1,4 @@
-"""What all large bodies and answers take that are on their way, and a bound on it.
+"""Limit of the memory of all large bodies and answers in transit.
 
 Each is bounded anyway, and so is the time for which it stands still; but there may be
 any number of them. Small ones are served in any case: a connection has one of each.
@@ -56,7 +56,7 @@ class TransferMemory:
         self.held = 0
 
     def add(self, size: int) -> None:
-        """So many bytes more, or less."""
+        """Add bytes, or remove them."""
         self.held += size
         if self._total is not None:
             others = self._total.tell(self.held) - self.held
@@ -64,12 +64,12 @@ class TransferMemory:
 
     @property
     def most(self) -> int:
-        """What all processes may have together."""
+        """Return the limit of all processes together."""
         return self._most
 
     @property
     def used(self) -> int:
-        """What all processes have together."""
+        """Return the present total of all processes."""
         return self.held if self._total is None else self._total.tell(self.held)
 
     @property
@@ -84,7 +84,7 @@ class TransferMemory:
 
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[None]:
-        """So many bytes are taken as long as that. Raises `TransferMemoryFull`."""
+        """Count bytes for the duration of the block. Raises `TransferMemoryFull`."""
         self.add(size)
         try:
             self.check()
@@ -93,7 +93,7 @@ class TransferMemory:
             self.add(-size)
 
     def refusal(self) -> TransferMemoryFull:
-        """What a client is told for whose body there is no room."""
+        """Return the error for a client whose body finds no room."""
         return TransferMemoryFull(self._most)
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class TransferMemory:
 
 
 class Share:
-    """What one request has of it."""
+    """Share of one request."""
 
     __slots__ = ("_memory", "size")
 

@@ -1,4 +1,4 @@
-"""What a worker answers itself, and what it hands to its supervisor."""
+"""Front of a worker: what it answers itself, and what it relays to its supervisor."""
 
 from __future__ import annotations
 

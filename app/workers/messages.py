@@ -1,6 +1,5 @@
-"""What the supervisor and its workers tell each other, above all of the models that
-these may run: msgpack documents over a socket that keeps message borders, with
-descriptors beside them.
+"""Messages between the supervisor and its workers, mainly about models to run: msgpack
+documents over a socket that keeps message borders, with descriptors beside them.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class SharedEnsemble:
     members: tuple[ModelSpec, ...]
 
     def compose(self, members: Sequence[ModelSpec]) -> EnsembleGraph:
-        """The same graph, for members that are like those. Raises ValueError."""
+        """Return the same graph for equal members. Raises ValueError."""
         if list(map(face_of, members)) != list(map(face_of, self.members)):
             raise ValueError("they take or give other tensors than before")
         return self.graph

@@ -112,18 +112,20 @@ class Workers(OtherProcesses):
     # -- the end
 
     def begin_drain(self) -> None:
-        """Have all of them finish. May be called from a signal handler."""
+        """Tell all workers to finish. May be called from a signal handler."""
         self.is_ending = True
         for worker in self._workers:
             worker.tell({"op": "drain"})
 
     def close_listeners(self) -> None:
-        """No worker is started again: what they close is to be closed for clients."""
+        """Stop restarting workers: connections they close stay closed for clients."""
         for worker in self._workers:
             worker.listener.close()
 
     def hand_over(self, connection: socket.socket) -> bool:
-        """Have the next worker that can serve a connection; whether there is one."""
+        """Hand a connection to the next worker that can serve it; returns whether there
+        is one.
+        """
         found = itertools.islice(self._in_turn, self.count)
         return any(worker.take(connection) for worker in found)
 
@@ -206,7 +208,7 @@ class Workers(OtherProcesses):
             self.model_changed(name)
 
     def names(self) -> list[str]:
-        """Of the models that are served."""
+        """Return the names of the served models."""
         return self._table.names()
 
     def default_of(self, name: str) -> str:
@@ -230,7 +232,7 @@ class Workers(OtherProcesses):
     def _described(
         self, entry: ModelEntry
     ) -> RunnerDescription | SharedEnsemble | None:
-        """What a worker has to know to run a version; None where it cannot."""
+        """Return the data a worker needs to run a version; None if it cannot."""
         runner, scheduler = entry.runner, entry.scheduler
         is_watched = entry.tracer is not None or entry.regions is not None
         if is_watched or not entry.ready or _why_relayed(scheduler):
@@ -261,7 +263,7 @@ class Workers(OtherProcesses):
         return known[-1].key
 
     def runner_of(self, name: str, key: int) -> SharedRunner | None:
-        """What stands behind a key; None if it is of another model."""
+        """Return the runner behind a key; None if the key is of another model."""
         found = self._known.get(name, ())
         return next((one.runner for one in found if one.key == key), None)
 
@@ -277,7 +279,7 @@ class Workers(OtherProcesses):
                 del self._known[name]
 
     def device_key(self, device: Device) -> str:
-        """Of the present process of a device."""
+        """Return the key of the present process of a device."""
         return f"{device.id}#{device.pid}"
 
     def device_number(self, device_id: str) -> int:
@@ -370,7 +372,9 @@ class _Known(NamedTuple):
 
 
 def _why_relayed(scheduler: RequestScheduler | None) -> str:
-    """Why workers do not run a model whose requests go by this; empty if they do."""
+    """Return why workers relay requests to a model with this scheduler; empty if they
+    run them.
+    """
     if isinstance(scheduler, SequenceScheduler):
         return "one process holds the state of its sequences"
     if scheduler is None or isinstance(
@@ -381,7 +385,7 @@ def _why_relayed(scheduler: RequestScheduler | None) -> str:
 
 
 def settings_message(settings: Settings) -> Message:
-    """What was set, for a worker to set it too; the rest is in its environment."""
+    """Return the settings for a worker; the rest is in its environment."""
     message = settings.model_dump(mode="json", include=settings.model_fields_set)
     if settings.api_key is not None:
         message["api_key"] = settings.api_key.get_secret_value()

@@ -122,7 +122,7 @@ class Worker:
         self._sock.close()
 
     def say_listening(self) -> None:
-        """From now on connections are accepted."""
+        """Report that connections are accepted from now on."""
         self._send({"op": "listening"})
 
     async def abort(self) -> None:
@@ -139,7 +139,7 @@ class Worker:
     # -- what the supervisor says
 
     def receive_all(self) -> None:
-        """What the supervisor has said so far."""
+        """Process the messages that the supervisor has sent so far."""
         while self._receive():
             pass
 
@@ -198,7 +198,7 @@ class Worker:
         return [(number, *one) for number, one in askers if not isinstance(one, int)]
 
     def _requester(self, number: int) -> Requester | None:
-        """For whom a request is made, while it is in flight."""
+        """Return for whom a request is made, while it is in flight."""
         devices = (joined.device for joined in self._devices.values())
         requests = (d.request_of(number) for d in devices if d is not None)
         request = next(filter(None, requests), None)
@@ -301,8 +301,9 @@ class Worker:
         self._send({"op": "left", "key": key})
 
     def _publish(self, name: str) -> dict[str, ModelEntry]:
-        """What can be run right now. Returns what cannot any more, by path, to which
-        requests may have begun to come: it stays in the table until `_linger` ends."""
+        """Publish what can be run now. Returns by path what cannot run any more but may
+        have requests: it stays in the table until `_linger` ends.
+        """
         before = {p: e for p, e in self.table.paths.items() if e.spec.name == name}
         entries = [e for e, runner in self._models[name].values() if _can_run(runner)]
         self.table.publish(name, entries, default=self._defaults[name])
@@ -337,7 +338,7 @@ class Worker:
                 del self.table.paths[path]
 
     def _is_awaited(self, paths: Collection[str]) -> bool:
-        """Whether requests to these paths have begun to come."""
+        """Return whether requests to these paths are arriving."""
         if not paths:
             return False
         cycles = (connection.cycle for connection in self.connections())
@@ -397,7 +398,7 @@ class Worker:
                 stats.show_gauges(sum(c.awaiting for c in channels))
 
     def knows(self, name: str) -> bool:
-        """Whether it has ever been told of this model."""
+        """Return whether it has ever heard of this model."""
         return name in self._models
 
     def __repr__(self) -> str:
@@ -405,8 +406,9 @@ class Worker:
 
 
 class _Elsewhere:
-    """Of a model that has left this process while the body of a request to it came
-    (`app.serving.table.Absent`); any later request is relayed."""
+    """Stands for a model that has left this process while the body of a request to it
+    came (`app.serving.table.Absent`). Later requests are relayed.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -420,7 +422,7 @@ class _Elsewhere:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
 
 class _Joined:
@@ -462,7 +464,7 @@ class _Joined:
             self.device.poll()
 
     def close(self) -> None:
-        """What is in flight fails."""
+        """Close; requests in flight fail."""
         device, self.device = self.device, None
         if device is not None:
             loop = asyncio.get_running_loop()

@@ -55,7 +55,7 @@ SharedRunner: TypeAlias = ModelRunner | EnsembleRunner
 
 
 class Supervisor(Protocol):
-    """What a worker is told by (`app.workers.supervisor.Workers`)."""
+    """Interface of the supervisor for a worker (`app.workers.supervisor.Workers`)."""
 
     @property
     def is_ending(self) -> bool: ...
@@ -161,7 +161,7 @@ class WorkerProcess:
         logger.debug("worker %d is process %d", self.number, self.pid)
 
     async def _feed(self) -> None:
-        """Tell it what has changed, until it ends."""
+        """Send the changes to the worker until it ends."""
         process = self._process
         assert process is not None
         loop = asyncio.get_running_loop()
@@ -212,14 +212,14 @@ class WorkerProcess:
         return answer is not None
 
     def _stand_in(self) -> None:
-        """Have others take its connections until it accepts them again."""
+        """Let others take its connections until it accepts them again."""
         self._accepts = False
         if self._standing_in is None or self._standing_in.done():
             accept = self._accept_for_it()
             self._standing_in = asyncio.get_running_loop().create_task(accept)
 
     async def _accept_for_it(self) -> None:
-        """What waits in its socket would wait until it is back."""
+        """Accept the connections in its socket, which would wait until it is back."""
         waiting: socket.socket | None = None
         try:
             while self.listener.fileno() >= 0 and (waiting or not self._accepts):
@@ -237,7 +237,7 @@ class WorkerProcess:
                 waiting.close()
 
     def take(self, connection: socket.socket) -> bool:
-        """Have it serve a connection, if it can."""
+        """Let it serve a connection, if it can."""
         if self._sock is None or not self._accepts or not self._is_up:
             return False
         try:
@@ -314,7 +314,7 @@ class WorkerProcess:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it has yet to take over something."""
+        """Return whether it still has to take over changes."""
         return bool(self._due or self._sending or self._unacknowledged)
 
     async def until(self, condition: Callable[[WorkerProcess], bool]) -> None:
@@ -434,15 +434,15 @@ class WorkerProcess:
         self._tell_news()
 
     async def ask_journal(self) -> Any:
-        """What it keeps of its last requests; None if it does not tell in time."""
+        """Return its journal of the last requests; None if it does not answer in time."""
         return await self._ask("journal", JOURNAL_TIMEOUT)
 
     async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str, str]]:
-        """For whom it has made these requests, of those that are still there."""
+        """Return for whom it has made these requests, if they still exist."""
         return await self._ask("askers", ASKERS_TIMEOUT, numbers=numbers) or []
 
     async def _ask(self, op: str, seconds: float, **more: Any) -> Any:
-        """What it answers; None if it does not in time."""
+        """Ask it and return the answer; None if it does not come in time."""
         if self._sock is None:
             return None
         number = next(self._asks)

@@ -10,7 +10,14 @@ import pytest
 
 import app.errors
 import engine.errors
-from app.errors import ErrorResponse, FailureReason, HttpError, Outcome, row_of
+from app.errors import (
+    ErrorResponse,
+    FailureReason,
+    HttpError,
+    Outcome,
+    help_address,
+    row_of,
+)
 from engine import DeviceLost, EngineBug, EngineError, ExecutionFailed, QueueFull
 
 
@@ -53,7 +60,7 @@ def test_table(name: str, status: int, code: str) -> None:
     error = (getattr(app.errors, name, None) or getattr(engine.errors, name))("why")
     got, body, _ = answer(error)
     assert got == status
-    assert body == {"error": "why", "code": code}
+    assert body == {"error": "why", "code": code, "help": help_address(code)}
 
 
 def test_every_error_of_the_engine_has_a_row_of_its_kind() -> None:
@@ -105,7 +112,11 @@ def test_who_is_to_blame_for_a_failed_execution() -> None:
     assert ours[0] == 500
     theirs = answer(ExecutionFailed("index out of range", callers_fault=True))
     assert theirs[0] == 400
-    assert theirs[1] == {"error": "index out of range", "code": "invalid_input"}
+    assert theirs[1] == {
+        "error": "index out of range",
+        "code": "invalid_input",
+        "help": help_address("invalid_input"),
+    }
 
 
 def test_what_nobody_expected_tells_the_log_and_not_the_client(
@@ -126,7 +137,7 @@ def test_http_error() -> None:
     error = HttpError(405, "Method Not Allowed", "method", ((b"allow", b"GET"),))
     status, body, headers = answer(error)
     assert status == 405
-    assert body == {"error": "Method Not Allowed", "code": "method"}
+    assert (body["error"], body["code"]) == ("Method Not Allowed", "method")
     assert headers[b"allow"] == b"GET"
 
 

@@ -44,7 +44,7 @@ def test_every_attack_has_tests(attack: str) -> None:
     for each, name in named:
         file = each or file  # `::test_x` is in the file before
         assert name in functions_of(TESTS / file), f"{file} has no {name}"
-    pages = re.findall(r"\[[^]]+\]\(([^)]+)\)", shown)
+    pages = re.findall(r"\[[^]]+\]\(([^)#]+)(?:#[^)]+)?\)", shown)
     assert all((ROOT / "docs" / "how-to" / page).exists() for page in pages)
     assert named or pages
     assert shown.count("`") == 2 * len(named)

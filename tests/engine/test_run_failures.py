@@ -36,7 +36,7 @@ from engine.worker.failure_isolation import isolate_failure
 from tests.engine import models
 from tests.support import until
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "run-failures.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "failures.md"
 
 
 def _row(failure: RunFailure) -> str:

@@ -12,9 +12,10 @@ router = APIRouter(prefix="/v1", tags=["health"])
 
 @router.post("/drain", summary="Take it out of service", dependencies=MANAGEMENT)
 async def drain(gateway: GatewayOf) -> Drained:
-    """From now on `/v1/health/ready` is 503 and every answer its connection's last.
-    Requests that come all the same are answered. Ask again to see how many are in
-    flight; once there are none, the process can be ended. There is no way back.
+    """Stop being ready: `/v1/health/ready` answers 503, and every answer closes its
+    connection. Requests that still arrive are answered. Call again to see how many are
+    in flight; once there are none, end the process. Only a restart brings the server
+    back.
     """
     gateway.drain()
     return Drained(draining=True, in_flight=gateway.count_unfinished())

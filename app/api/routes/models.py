@@ -47,7 +47,7 @@ _TAGS: list[str | Enum] = ["models"]
 
 @router.get("/models", summary="List the models", tags=_TAGS)
 async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
-    """Every model of the repository, ready or not, with the reason if not."""
+    """List every model of the repository, ready or not, with the reason if it is not."""
     records, told = gateway.repository.models(), partial(viewer.reason, gateway)
     return ModelList(
         models=[model_summary(r, told) for r in records if viewer.sees(r.name)]
@@ -58,7 +58,7 @@ async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
 async def get_model(
     gateway: GatewayOf, viewer: ViewerOf, name: ModelName
 ) -> ModelDetails:
-    """What it takes and gives, how it is run, and a request that it answers."""
+    """Show inputs, outputs, how the model runs, and a request that it answers."""
     record = find_model(gateway, name)
     return model_details(record, record.default, partial(viewer.reason, gateway))
 
@@ -69,7 +69,7 @@ async def get_model(
 async def get_version(
     gateway: GatewayOf, viewer: ViewerOf, name: ModelName, version: Version
 ) -> ModelDetails:
-    """The same of one version."""
+    """Show one version of a model."""
     record = find_model(gateway, name)
     told = partial(viewer.reason, gateway)
     details = model_details(record, find_version(record, version), told)
@@ -101,7 +101,7 @@ async def get_client(
 async def get_version_client(
     gateway: GatewayOf, request: Request, name: ModelName, version: Version
 ) -> PlainTextResponse:
-    """The same of one version."""
+    """Return a Python program that calls one version."""
     return await _program(gateway, request, name, version)
 
 

@@ -146,7 +146,7 @@ async def version_statistics(
 async def repository_index(
     gateway: GatewayOf, viewer: ViewerOf, request: Request
 ) -> list[IndexEntry]:
-    """Every version of every model with its state; `{"ready": true}` filters."""
+    """List every version of every model with its state; `{"ready": true}` filters."""
     msg = "Invalid value for 'ready': expected a boolean"
     try:
         ready = (await read_object(request)).get("ready", False)
@@ -225,7 +225,7 @@ async def _parameters(request: Request) -> dict[str, Any]:
 async def _served(
     gateway: Gateway, name: str, version: str | None = None
 ) -> tuple[ModelRecord, LoadedModel]:
-    """What serves a version; it is loaded first where that is left to requests."""
+    """Return a version that is served; loads it first if models are loaded on demand."""
     record = find_model(gateway, name)
     policy = TimeoutPolicy(gateway.settings.request_timeout)
     await gateway.on_demand.ensure(name, version, policy)

@@ -73,7 +73,7 @@ async def get_request(
     viewer: ViewerOf,
     request_id: Annotated[str, Path(description="Its `x-request-id`.")],
 ) -> RequestRecord:
-    """One of the last requests: its phases, and the requests that were run with it.
+    """Explain one of the last requests: its phases, and the requests of its batch.
 
     The last thousand, the slowest, and those that failed last are kept.
     """

@@ -87,7 +87,9 @@ async def register_system(
     response_class=Response,
 )
 async def unregister_all_system(gateway: GatewayOf, viewer: ViewerOf) -> Response:
-    """Also if there is none: clients call this before they begin."""
+    """Unregister all regions. Succeeds without any, because clients call it before they
+    begin.
+    """
     return _unregister(gateway, viewer, None)
 
 
@@ -99,7 +101,7 @@ async def unregister_all_system(gateway: GatewayOf, viewer: ViewerOf) -> Respons
 async def unregister_system(
     gateway: GatewayOf, viewer: ViewerOf, region: RegionName
 ) -> Response:
-    """It stays listed and usable until the last request that uses it has ended."""
+    """Unregister a region. It stays usable until its last request has ended."""
     return _unregister(gateway, viewer, region)
 
 
@@ -138,7 +140,9 @@ async def register_cuda(request: Request, region: RegionName) -> Response:
     response_class=Response,
 )
 async def unregister_all_cuda() -> Response:
-    """There is none, and clients call this before they begin."""
+    """Do nothing: CUDA memory cannot be registered, and clients call this before they
+    begin.
+    """
     return Response(status_code=200)
 
 
@@ -148,7 +152,9 @@ async def unregister_all_cuda() -> Response:
     response_class=Response,
 )
 async def unregister_cuda(region: RegionName) -> Response:
-    """There is none, and clients call this before they begin."""
+    """Do nothing: CUDA memory cannot be registered, and clients call this before they
+    begin.
+    """
     return Response(status_code=200)
 
 

@@ -70,7 +70,7 @@ async def get_model_trace(gateway: GatewayOf, name: ModelName) -> TraceDocument:
 async def update_model_trace(
     gateway: GatewayOf, request: Request, name: ModelName
 ) -> TraceDocument:
-    """The same for one model; null takes a setting back to the server's."""
+    """Change the settings of one model; null restores the server's setting."""
     return _update(gateway, _known(gateway, name), await read_object(request))
 
 

@@ -169,7 +169,7 @@ def _simple_sequence() -> Model:
 
 
 def _simple_dyna_sequence() -> Model:
-    """As `simple_sequence`, and the identifier more in the last request."""
+    """Make a model like `simple_sequence` that adds the identifier in the last request."""
     names = ("INPUT", "START", "READY", "END")
     return Model(
         {

@@ -159,7 +159,7 @@ class DeclaredTensors:
 
     @property
     def reshapes(self) -> Reshapes:
-        """What is to be put into the model when it is compiled."""
+        """Return the Reshape nodes to insert when the model is compiled."""
         return Reshapes(self._reshapes(self.inputs), self._reshapes(self.outputs))
 
     def _reshapes(self, tensors: Iterable[DeclaredTensor]) -> tuple[Reshape, ...]:
@@ -243,7 +243,8 @@ class DeclaredTensors:
         ]
 
     def visible(self, spec: ModelSpec, everything: ModelSpec) -> ModelSpec:
-        """What requests see of `everything`, of which `spec` is not hidden from them.
+        """Return the part of `everything` that requests see; `spec` is not hidden from
+        them.
 
         Raises ValueError if there are inputs that are not declared: no client would
         send them.
@@ -265,7 +266,7 @@ class DeclaredTensors:
 
 
 def _why_no_rows(tensor: TensorSpec) -> str:
-    """What keeps the first dimension from counting rows; empty if it does."""
+    """Return why the first dimension cannot count rows; empty if it can."""
     if tensor.shape is None:
         return "has no known shape"
     if not tensor.shape:

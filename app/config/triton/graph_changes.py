@@ -1,4 +1,4 @@
-"""What a configuration changes of an ONNX model before it is compiled."""
+"""Changes that a configuration makes to an ONNX model before it is compiled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GraphChanges:
     ragged: tuple[tuple[str, float], ...] = ()
 
     def to_message(self) -> dict[str, Any]:
-        """What JSON can hold."""
+        """Return the changes as a value for JSON."""
         return asdict(self)
 
     @classmethod
@@ -59,7 +59,7 @@ class GraphChanges:
 
     @property
     def are_of_the_graph(self) -> bool:
-        """Whether the model has to be changed itself (`apply`)."""
+        """Return whether the model itself must be changed (`apply`)."""
         return bool(self.reshapes or self.optional or self.format)
 
     def row_shapes(self, model: Any) -> Mapping[str, _Dims]:
@@ -113,7 +113,7 @@ def _dim(dim: Any) -> int | str:
 def input_defaults(
     model: Any, names: Collection[str]
 ) -> dict[str, npt.NDArray[Any] | None]:
-    """What those of the inputs `names` are that a request may leave out.
+    """Return the defaults of the inputs `names` that a request may omit.
 
     The value that the model gives an input, None for one that nothing in it uses (and
     may be anything). Others are not among them. `model` has its data.

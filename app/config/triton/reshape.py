@@ -18,7 +18,7 @@ _SHAPE = "__shape"
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """What a tensor is for clients (`dims`) and for the model (`shape`).
+    """Shape of a tensor for clients (`dims`) and for the model (`shape`).
 
     Both are without the batch dimension, which there is where `batched`; -1 is free.
     """
@@ -39,7 +39,7 @@ class Reshape:
         return [0, *dims] if self.batched else list(dims)
 
     def check(self) -> str:
-        """Why it cannot be done; empty if it can."""
+        """Return why the reshape is impossible; empty if it is possible."""
         for dims in (self.dims, self.shape):
             if sum(dim < 0 for dim in dims) > 1:
                 return f"{list(dims)} has more than one free dimension"

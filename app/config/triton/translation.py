@@ -45,7 +45,7 @@ class Translation:
 def translate(
     message: Any, name: str, label: str = "config.pbtxt", *, partial: bool = False
 ) -> Translation:
-    """What the configuration of model `name` says, in our words.
+    """Translate the configuration of model `name` into our keys.
 
     `label` names it in errors and notes. A `partial` one changes another: what it does
     not say stays as it is. Raises `TritonConfigError`.
@@ -90,7 +90,7 @@ def translate(
 
 
 class _Work:
-    """What has been found out so far."""
+    """State of a translation."""
 
     def __init__(self, message: Any, label: str) -> None:
         self.message = message

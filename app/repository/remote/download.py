@@ -60,8 +60,9 @@ class Progress:
         self._begin = self._last = time.monotonic()
 
     def add(self, count: int, *, came: bool = True) -> None:
-        """So many bytes more are there. Raises `FetchStopped`, and `RemoteError` where
-        they are too many."""
+        """Count more bytes. Raises `FetchStopped`, and `RemoteError` if there are too
+        many.
+        """
         if self.stop.is_set():
             raise FetchStopped("the server ends")
         self._done += count
@@ -105,7 +106,7 @@ class Progress:
             raise FetchStopped("the server ends")
 
     def take_back(self, count: int) -> None:
-        """So many bytes have to come again."""
+        """Uncount bytes that must be downloaded again."""
         self._done -= count
 
     @property
@@ -199,7 +200,7 @@ def _receive(
 def _digests_of(
     stream: BinaryIO, file: RemoteFile, stated: Mapping[str, str]
 ) -> tuple[dict[str, Digest], int]:
-    """Of what is there already, and how many bytes that is."""
+    """Return the digests of the present bytes, and their number."""
     sums: dict[str, Digest] = {"sha256": hashlib.sha256()}
     if "md5" in stated:
         sums["md5"] = hashlib.md5(usedforsecurity=False)
@@ -218,7 +219,7 @@ def _digests_of(
 
 
 def _mismatch(sums: Mapping[str, Digest], stated: Mapping[str, str]) -> str:
-    """What is wrong with the content, or nothing."""
+    """Return what is wrong with the content, or nothing."""
     for name, wanted in stated.items():
         came = sums[name].hexdigest()
         if came != wanted.lower():

@@ -1,4 +1,4 @@
-"""What can go wrong with a model that lies elsewhere. Messages are for the operator."""
+"""Errors of remote models. Messages are for the operator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class RemoteError(Exception):
 
 
 class SourceAway(RemoteError):
-    """Nobody answers, or an answer broke off: the same may succeed soon."""
+    """The source does not answer, or an answer broke off; a later attempt may succeed."""
 
 
 class SourceChanged(RemoteError):
-    """What is there is no longer what was listed."""
+    """The content of the source differs from its listing."""
 
 
 class FetchStopped(RemoteError):

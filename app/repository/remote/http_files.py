@@ -179,7 +179,9 @@ def is_loopback(host: str | None) -> bool:
 
 
 def tag_of(headers: Mapping[str, str]) -> str:
-    """What differs for other content: the ETag, or else when it was changed."""
+    """Return a value that differs for other content: the ETag, or else the time of
+    change.
+    """
     return headers.get("etag", "") or headers.get("last-modified", "")
 
 
@@ -213,8 +215,9 @@ def _netrc() -> Any:
 
 
 def _chunks(answer: httpx.Response) -> Iterator[bytes]:
-    """What comes. Raises `RemoteError` where that is hardly anything: who sends a byte
-    now and then would be listened to without end."""
+    """Yield the chunks of an answer. Raises `RemoteError` if they come too slowly,
+    because a source that sends a byte now and then would block without end.
+    """
     url = str(answer.url)
     waited, came = 0.0, 0
     with _explained(url):
@@ -246,5 +249,5 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _shown(url: str) -> str:
-    """Without what may be secret of it."""
+    """Return the URL without its secret parts."""
     return url.partition("?")[0]

@@ -103,7 +103,7 @@ class HuggingFaceSource:
 
 
 def _token() -> str:
-    """What the libraries of Hugging Face would send."""
+    """Return the token that Hugging Face's libraries would send."""
     if token := os.environ.get("HF_TOKEN", "").strip():
         return token
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")

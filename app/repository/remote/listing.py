@@ -1,4 +1,4 @@
-"""What lies at a URL: the files of one model, checked before one of them is read.
+"""Files at a URL: those of one model, checked before one of them is read.
 
 Names of remote files become paths in the cache, so they are believed only if every
 part of them is a plain name.
@@ -50,12 +50,12 @@ class RemoteFile:
 
     @property
     def identity(self) -> tuple[str, int | None, str]:
-        """What two files of one name share if their content is the same."""
+        """Return a value that two files of one name share if their content is the same."""
         return self.name, self.size, self.sha256 or self.tag
 
     @property
     def can_change(self) -> bool:
-        """Whether its content may be another one the next time."""
+        """Return whether the content may differ the next time."""
         return not self.checksums
 
 
@@ -76,7 +76,7 @@ class Listing:
     def of(
         cls, found: Iterable[RemoteFile], *, allow_python: bool, limit: int = 0
     ) -> Self:
-        """Those that are taken of what was found.
+        """Return the files to download among those found.
 
         `limit` bounds their size together, in bytes; 0 is no bound. Raises
         `RemoteError` for names that are none, for too much, and where no model is.
@@ -140,20 +140,21 @@ def check_name(name: str) -> None:
 
 
 def is_model_file(name: str, allow_python: bool = False) -> bool:
-    """Whether a file is what a model is made of."""
+    """Return whether a file is part of a model."""
     last = name.rsplit("/", 1)[-1]
     return last.endswith(MODEL_SUFFIXES) or (allow_python and last == "model.py")
 
 
 def belongs_to(name: str, model: str) -> bool:
-    """Whether a file beside a model's is its external data: ``model.onnx_data``,
-    ``model.onnx.data``."""
+    """Return whether a file beside a model is its external data: ``model.onnx_data``,
+    ``model.onnx.data``.
+    """
     rest = name.removeprefix(model)
     return name == model or (rest != name and rest[:1] in ("_", "."))
 
 
 def _is_served(name: str) -> bool:
-    """Whether a model's file lies where one is looked for."""
+    """Return whether a model's file lies where PopGate looks for one."""
     folder, _, rest = name.partition("/")
     return not rest or (_VERSION.fullmatch(folder) is not None and "/" not in rest)
 

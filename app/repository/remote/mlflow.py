@@ -101,8 +101,9 @@ class MlflowSource:
         return str(version)
 
     def _absolute(self, where: str) -> str:
-        """Of a version that was registered by its place in a run (``runs:/ID/model``),
-        where the artifacts of that run are."""
+        """Return the place of the artifacts of a run, for a version registered by its
+        place in a run (``runs:/ID/model``).
+        """
         scheme, _, path = where.partition(":")
         if scheme != "runs":
             return where

@@ -89,7 +89,9 @@ class ModelCache:
         return self.folder / "blobs" / sha256
 
     def part(self, url: str, file: RemoteFile) -> Path:
-        """Where the beginning of a file is kept, under all that says what it is."""
+        """Return the path for the beginning of a file, below all that identifies the
+        file.
+        """
         text = json.dumps([url, *file.identity])
         key = hashlib.sha256(text.encode()).hexdigest()
         return self.make("parts") / key
@@ -151,7 +153,7 @@ class ModelCache:
 
 
 class CacheEntry:
-    """What the cache has of one URL."""
+    """Cache of one URL."""
 
     def __init__(self, cache: ModelCache, url: str) -> None:
         self._cache = cache
@@ -162,7 +164,7 @@ class CacheEntry:
         self.folder = cache.folder.joinpath(*self._path)
 
     def current(self) -> Snapshot | None:
-        """What was taken last, if all of it is there. It is held from now on."""
+        """Return the last snapshot if it is complete, and hold it from now on."""
         return self._linked(CURRENT)
 
     def served(self) -> Snapshot | None:
@@ -181,7 +183,7 @@ class CacheEntry:
         return file.is_relative_to(self.folder)
 
     def _link(self, name: str, digest: str) -> None:
-        """Have a name lead to a snapshot, in one step."""
+        """Point a name at a snapshot, in one step."""
         link = self.folder / f"{name}.new"
         link.unlink(missing_ok=True)
         link.symlink_to(digest)
@@ -206,7 +208,9 @@ class CacheEntry:
 
     @contextmanager
     def locked(self, stop: threading.Event) -> Iterator[None]:
-        """While one process at a time may change it. Raises `RemoteError`."""
+        """Hold the lock of the entry, which one process at a time may change. Raises
+        `RemoteError`.
+        """
         fd = self._open_lock()
         try:
             while not _try_lock(fd):
@@ -300,7 +304,7 @@ class CacheEntry:
 
 
 def _read_snapshot(folder: Path) -> Snapshot | None:
-    """What a snapshot says of itself, if it is whole."""
+    """Return the description of a snapshot if it is whole."""
     try:
         with (folder / MANIFEST).open("rb") as stream:
             document: Any = json.loads(stream.read(MAX_MANIFEST))
@@ -317,7 +321,9 @@ def _read_snapshot(folder: Path) -> Snapshot | None:
 
 
 def _try_lock(fd: int) -> bool:
-    """Whether the lock of a file that is still there is this process's now."""
+    """Try to lock a file that still exists; returns whether this process holds the
+    lock.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -327,7 +333,7 @@ def _try_lock(fd: int) -> bool:
 
 @contextmanager
 def _locked_now(folder: Path) -> Iterator[bool]:
-    """Whether an entry could be locked at once; it is, to the end of the block."""
+    """Lock an entry for the block if possible at once; yields whether it is locked."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -30,8 +30,9 @@ SPARE = 64 << 20  # bytes that are left on a disk
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """How models are taken. `limit` bounds each, in bytes (0: no bound);
-    `progress_seconds` is how often a download is told of."""
+    """Options of fetching models. `limit` is the largest size of each, in bytes (0: no
+    limit); `progress_seconds` is the interval of progress lines.
+    """
 
     limit: int = 0
     allow_python: bool = False
@@ -60,7 +61,7 @@ class RemoteModels:
         self._under_way: dict[str, Progress] = {}
 
     def folder_of(self, url: RemoteUrl) -> Path | None:
-        """Where the whole model is that is served from there; None if there is none."""
+        """Return the folder of the whole model that is served; None if there is none."""
         entry = self._cache.entry(url.key)
         found = entry.current()
         if found is not None and found.folder == self._rejected.get(url.key):
@@ -73,8 +74,9 @@ class RemoteModels:
         self._cache.entry(url.key).confirm(files)
 
     def step_back(self, url: RemoteUrl) -> bool:
-        """What was taken last cannot be served: return whether the cache has what
-        served before, which `folder_of` gives from now on."""
+        """Step back from a snapshot that cannot be served: returns whether the cache
+        has the one that served before, which `folder_of` gives from now on.
+        """
         entry = self._cache.entry(url.key)
         current, served = entry.current(), entry.served()
         if current is None or served is None or current.folder == served.folder:
@@ -95,7 +97,7 @@ class RemoteModels:
         return self._looks.get(url.key, Looks())
 
     def problem_of(self, url: RemoteUrl) -> str:
-        """Why it could not be taken the last time, or nothing."""
+        """Return why the last fetch failed, or nothing."""
         return self._problems.get(url.key, "")
 
     def names_a_place(self, reason: str) -> bool:
@@ -104,7 +106,8 @@ class RemoteModels:
         return "://" in reason or any(problem in reason for problem in problems)
 
     def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
-        """What is there now, and which files of it the cache has; takes nothing.
+        """Return the present listing, and the files of it that the cache has; fetches
+        nothing.
 
         Raises `RemoteError`.
         """
@@ -164,7 +167,7 @@ class RemoteModels:
         )
 
     def _fetched(self, label: str, url: RemoteUrl, entry: CacheEntry) -> Snapshot:
-        """What is there now, in the cache. Raises `RemoteError`."""
+        """Fetch the present files into the cache. Raises `RemoteError`."""
         source = url.open()
         try:
             listing = self._listed(source)

@@ -1,4 +1,4 @@
-"""What every kind of place that models come from can do."""
+"""Interface of the sources of remote models."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Source(Protocol):
     """
 
     def files(self) -> Iterator[RemoteFile]:
-        """Those that are there now, as they are called there."""
+        """Yield the present files under their own names."""
         ...
 
     def checksums(self, file: RemoteFile) -> tuple[tuple[str, str], ...]:
-        """What is stated of a file's content, which may take another request."""
+        """Return the stated checksums of a file's content; may need another request."""
         ...
 
     def open(self, file: RemoteFile, start: int) -> AbstractContextManager[Reading]:
-        """Its content from byte `start` on. Raises `SourceChanged` too."""
+        """Open the content from byte `start` on. Raises `SourceChanged` too."""
         ...
 
     def close(self) -> None:

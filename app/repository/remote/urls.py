@@ -95,7 +95,7 @@ class RemoteUrl:
 
     @property
     def name(self) -> str:
-        """What a model from there is called, unless it is said."""
+        """Return the name of a model from there, unless another is given."""
         parts = _bare(self.path).strip("/").split("/")
         last = parts[0] if self.scheme == "mlflow" else parts[-1]
         if self.scheme in ("hf", "oci", "mlflow"):
@@ -106,11 +106,11 @@ class RemoteUrl:
 
     @property
     def key(self) -> str:
-        """What two that are the same have in common."""
+        """Return a key that equal URLs share."""
         return f"{self.text}#{self.sha256}" if self.sha256 else self.text
 
     def open(self) -> Source:
-        """What is there. Raises `RemoteError`."""
+        """Open the source. Raises `RemoteError`."""
         if self.scheme in ("http", "https"):
             return WebSource(self.text, self.sha256)
         if self.scheme == "hf":
@@ -134,7 +134,7 @@ class RemoteUrl:
 
 
 def _open_artifacts(text: str) -> Source:
-    """Where MLflow says that a version's files are. Raises `RemoteError`."""
+    """Open the source that MLflow names for a version's files. Raises `RemoteError`."""
     try:
         return RemoteUrl.of(text).open()
     except InvalidConfig as e:
@@ -142,12 +142,12 @@ def _open_artifacts(text: str) -> Source:
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is meant as a URL, not as a path."""
+    """Return whether a text is meant as a URL, not as a path."""
     return _URL.match(text) is not None
 
 
 def _bare(text: str) -> str:
-    """Without what may be secret: signatures are in queries, passwords before @."""
+    """Return the URL without secrets: signatures in queries, passwords before @."""
     return _CREDENTIALS.sub("//", re.split(r"[?#]", text, maxsplit=1)[0])
 
 

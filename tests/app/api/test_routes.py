@@ -52,7 +52,7 @@ def test_errors_have_one_form(
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()
-    assert set(body) - {"request_id"} == {"error", "code"}
+    assert set(body) - {"request_id"} == {"error", "code", "help"}
     assert body["code"] == code
     assert body["error"]
 

@@ -62,7 +62,7 @@ def test_one_form(path: str, status: int, code: str) -> None:
     response = ask(path)
     body: Any = response.json()
     assert (response.status_code, body["code"]) == (status, code)
-    assert set(body) - {"request_id"} == {"error", "code"}
+    assert set(body) - {"request_id"} == {"error", "code", "help"}
     assert response.headers["content-type"] == "application/json"
 
 

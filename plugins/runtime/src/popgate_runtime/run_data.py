@@ -1,4 +1,4 @@
-"""What `popgate run` feeds to a model, and what it does with the outputs."""
+"""Inputs that `popgate run` feeds to a model, and the treatment of its outputs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _read(desc: DataDesc, text: str) -> npt.NDArray[Any]:
 
 
 def _carried(desc: DataDesc, tensor: NamedTensor) -> npt.NDArray[Any]:
-    """As the engine carries it: BF16 as the bits."""
+    """Return the data as the engine carries it: BF16 as bits."""
     if desc.data_type is DataType.BF16:
         return np.asarray(tensor.raw()).reshape(tensor.array.shape)
     return tensor.array

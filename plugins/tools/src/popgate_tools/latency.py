@@ -1,4 +1,4 @@
-"""How long requests took, in a few numbers."""
+"""Latency of requests in a few numbers."""
 
 from __future__ import annotations
 

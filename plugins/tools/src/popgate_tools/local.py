@@ -22,7 +22,7 @@ Batch: TypeAlias = Literal["auto", "off"] | int
 
 @contextlib.contextmanager
 def engine_errors() -> Iterator[None]:
-    """What the engine says becomes what the command says."""
+    """Turn errors of the engine into errors of the command."""
     from engine import EngineError, Invalid, InvalidModel, NoDeviceAvailable
 
     try:

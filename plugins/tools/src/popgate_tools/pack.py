@@ -40,8 +40,9 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class Packed:
-    """What a `model.py` is made of: how it imports and loads, and what a call does;
-    `requires` are modules."""
+    """Parts of a `model.py`: how it imports and loads, and what a call does; `requires`
+    are modules.
+    """
 
     imports: str
     load: str

@@ -1,4 +1,4 @@
-"""What `popgate bench callbacks` measures, and what it shares with `queues`."""
+"""Measurement of `popgate bench callbacks`, and parts that `queues` shares."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows_of(model: Model) -> int:
 
 
 def batch_name(model: Model) -> str:
-    """How many rows a run takes, for people."""
+    """Return in words how many rows a run takes."""
     sizes = {a.tensor_info.shape[0] for a in model.inputs if a.tensor_info.shape}
     return "mixed" if len(sizes) > 1 else str(rows_of(model) or "free")
 
@@ -151,7 +151,7 @@ class Counter:
         next(self._count)
 
     def take(self) -> int:
-        """How many there were since the last time."""
+        """Return the count since the last call."""
         now = next(self._count)
         count, self._before = now - self._before, now + 1
         return count

@@ -1,4 +1,4 @@
-"""What `popgate bench queues` measures: requests through the queues of a session."""
+"""Measurement of `popgate bench queues`: requests through the queues of a session."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Traffic:
         seconds: float,
         interrupt: Interrupt,
     ) -> Measured:
-        """Until `seconds` have passed or Control-C was pressed."""
+        """Measure until `seconds` have passed or Control-C is pressed."""
         self._manager = manager
         running = Worker(partial(self._run, session))
         users = [Worker(self._use) for _ in range(self._case.threads)]

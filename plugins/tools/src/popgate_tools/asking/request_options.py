@@ -17,7 +17,7 @@ _PANEL = "Request"
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions(OptionGroup):
-    """What requests carry beside their tensors."""
+    """Parts of a request beside its tensors."""
 
     version: Annotated[
         str,
@@ -58,7 +58,7 @@ class RequestOptions(OptionGroup):
 
     @property
     def is_sequence(self) -> bool:
-        """Whether one of the options of sequences is given."""
+        """Return whether any option for sequences is given."""
         return bool(self.sequence_id or self.sequence_start or self.sequence_end)
 
     def parameters(self) -> dict[str, Any]:

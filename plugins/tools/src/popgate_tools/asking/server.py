@@ -28,7 +28,7 @@ _URL_HELP = "URL of the server: http://, https:// or unix:PATH."
 
 @dataclass(frozen=True, slots=True)
 class Server(OptionGroup):
-    """Where the server is, and what it asks of its clients."""
+    """Address of the server, and credentials for it."""
 
     url: Annotated[
         str,

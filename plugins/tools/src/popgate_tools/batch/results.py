@@ -85,7 +85,7 @@ class Results:
         self.done.add(row.number)
 
     def fail(self, row: Row, error: str, code: str) -> None:
-        """Why a row has none."""
+        """Record why a row failed."""
         document = {"row": row.number, **row.kept, "error": error, "code": code}
         file = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:

@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How many there are, and how they are read for a model."""
+    """Rows of a file: their number, and how to read them for a model."""
 
     count: int
     read: Callable[[Takes, Optional], Iterator[Row]]
@@ -154,8 +154,9 @@ def _inputs(
 
 
 def _is_given(record: Mapping[str, Any], name: str, optional: Optional) -> bool:
-    """Whether a record has a value for an input; an empty cell of an input that a
-    request may leave out is none."""
+    """Return whether a record has a value for an input. An empty cell of an optional
+    input is none.
+    """
     empty = name in optional and record.get(name) in (None, "")
     return name in record and not empty
 

@@ -1,4 +1,4 @@
-"""What a load generator reads of an answer: its status, its end, and why it failed."""
+"""Reading of answers in a load generator: status, end and reason of a failure."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ _LOOK = struct.pack("ll", 0, 50_000)
 
 @dataclass(slots=True)
 class Run:
-    """What came back. `ends` and `latencies` in seconds, of answers with 200 only;
+    """Results of a run. `ends` and `latencies` in seconds, of answers with 200 only;
     `ends` are times of `time.monotonic`. `late`: requests that could not be sent when
-    they were due, for want of a connection. `cpu`: of a core, what the generator used.
-    `first_failure` says why the first request failed that did.
+    they were due, because no connection was free. `cpu`: share of a core that the
+    generator used. `first_failure` is the reason of the first failed request.
     """
 
     seconds: float = 0.0
@@ -75,7 +75,7 @@ class Run:
         self.first_failure = self.first_failure or _BROKEN
 
     def end(self, started: float, used: float) -> None:
-        """It is over; `used` was the process's time when it started."""
+        """End the run; `used` was the process's time when it started."""
         self.seconds = _clock() - started
         self.cpu = (time.process_time() - used) / self.seconds
 

@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a step gave. Milliseconds; `server` are the server's own, a request each.
+    """Result of a step. Milliseconds; `server` are the server's own, for each request.
 
     `stable`: the last windows agreed. `cpu`: of a core, what the generator used.
     `first_failure` says why the first request failed that did.
@@ -140,7 +140,7 @@ def _statistics(client: Client, name: str) -> Any:
 
 
 def is_stable(runs: Sequence[Run], within: float) -> bool:
-    """Whether the rates and the medians of the last windows lie close together."""
+    """Return whether the rates and medians of the last windows lie close together."""
     last = runs[-AGREEING:]
     if len(last) < AGREEING or not all(run.count for run in last):
         return False

@@ -1,4 +1,4 @@
-"""What was measured, as a table, and as one HTML file with plots."""
+"""Report of the measurements: a table, and one HTML file with plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent: whole requests of a model, as bytes."""
+"""Requests to send: whole requests of a model, as bytes."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Looks:
         self._before: dict[tuple[str, str], dict[str, float]] = {}
 
     def look(self) -> RenderableType:
-        """What is to be shown. Raises `ClientError`."""
+        """Return the content of the screen. Raises `ClientError`."""
         from rich.console import Group
 
         models = self._get("/v1/models")["models"]

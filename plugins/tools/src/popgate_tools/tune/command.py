@@ -193,7 +193,7 @@ def _place(model: str, repository: Path, url: str) -> _Place:
 
 
 def _target(output: str, place: _Place, *, force: bool) -> Path | None:
-    """Where to write; None: to standard output."""
+    """Return the file to write; None for standard output."""
     if output == "-" or (not output and place.folder is None):
         return None
     target = Path(output) if output else (place.folder or Path()) / "config.toml"

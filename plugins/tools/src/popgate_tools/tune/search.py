@@ -18,8 +18,10 @@ MOST_IN_FLIGHT = 512
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is tuned. `devices` is the server's; a graph gets its share of the cores as
-    threads, which are fewer the more devices there are. `max_queue_delay`: seconds."""
+    """Setting of a trial. `devices` is the server's; a graph gets its share of the
+    cores as threads, which are fewer the more devices there are. `max_queue_delay`:
+    seconds.
+    """
 
     devices: int
     instances: int
@@ -52,14 +54,14 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the start reached, and the best of all; the same where none was better."""
+    """Result of the start, and the best of all; the same if none was better."""
 
     first: Reached
     best: Reached
 
 
 class OutOfTime(Exception):
-    """What a trial raises where no more may be tried."""
+    """Raised by a trial when the time is over."""
 
 
 #: What a setting reaches, starting with so many requests in flight; None where the
@@ -99,7 +101,7 @@ def climb(
 def neighbours(
     setting: Setting, *, batches: bool, devices: Sequence[int], bound: float
 ) -> Iterator[Iterable[Callable[[Setting], Setting]]]:
-    """What is tried: groups of changes to what was best before, in their order.
+    """Yield the next trials: groups of changes to the best setting so far, in order.
 
     `devices` are the numbers of them to try; `batches`: whether rows of requests run
     together; `bound` in seconds.

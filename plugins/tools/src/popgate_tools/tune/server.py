@@ -42,7 +42,7 @@ class Tuned(Protocol):
     tls: ssl.SSLContext | None
 
     def client(self, devices: int) -> Client:
-        """Its client, once it has so many devices."""
+        """Return the client once the server has this many devices."""
 
     def close(self) -> None:
         """Leaves it as it was."""
@@ -158,7 +158,9 @@ class OwnServer:
 
 
 def _place() -> str:
-    """Where temporary files are, unless no socket can have its path there."""
+    """Return the folder for temporary files, or another if a socket's path would be too
+    long there.
+    """
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) <= LONGEST_PLACE else "/tmp"
 

@@ -102,12 +102,12 @@ class Trials:
         )
 
     def values(self, setting: Setting) -> dict[str, int | float]:
-        """What of it is said in config.toml."""
+        """Return the keys of the setting for config.toml."""
         keys = KEYS if self._batches else KEYS[:1]
         return {key: getattr(setting, key) for key in keys}
 
     def changes(self, found: Found) -> dict[str, int | float]:
-        """What has to be said anew in config.toml."""
+        """Return the keys to change in config.toml."""
         before = self.values(found.first.setting)
         after = self.values(found.best.setting)
         return {key: value for key, value in after.items() if value != before[key]}
@@ -126,7 +126,9 @@ class Trials:
         return found
 
     def gain(self, found: Found) -> float:
-        """How much more the best answers than the first, measured again in turns."""
+        """Return how much more the best setting answers than the first, measured again
+        in turns.
+        """
         rates: dict[Setting, float] = {}
         self._deadline = float("inf")  # these loads are few
         pair = (found.best, found.first)
