@@ -481,7 +481,9 @@ class Gateway:
 
 
 def places_of(settings: Settings) -> ModelPlaces:
-    """Return the places of the models: the folder, unless only single models are named."""
+    """Return the places of the models: the folder, unless only single models
+    are named.
+    """
     named_only = settings.model and "model_repository" not in settings.model_fields_set
     folder = None if named_only else settings.model_repository
     cache = settings.model_cache or settings.cache_dir / "models"

@@ -486,7 +486,9 @@ class Settings(BaseSettings):
 
     @property
     def device_wait_config(self) -> DeviceWaitConfig:
-        """Return how attaching devices retries (Model Runtime: ``DeviceWaitConfig``)."""
+        """Return how attaching devices retries (Model
+        Runtime: ``DeviceWaitConfig``).
+        """
         seconds = parse_device_wait(self.device_wait)
         if seconds is None:
             return DeviceWaitConfig(

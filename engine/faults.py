@@ -40,7 +40,9 @@ class DeviceFault:
 
     @property
     def resettable(self) -> bool:
-        """Return whether a reset of this device alone, a new process, cures the fault."""
+        """Return whether a reset of this device alone, a new process, cures
+        the fault.
+        """
         return (
             self.kind is FaultKind.APPLICATION
             or self.action is RecoveryAction.IPU_RESET

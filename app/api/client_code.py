@@ -111,6 +111,8 @@ def _shown(tensor: TensorSpec) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape any text for a docstring: names of models and tensors may hold anything."""
+    """Escape any text for a docstring: names of models and tensors may
+    hold anything.
+    """
     safe = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return safe.replace("\\", "\\\\").replace('"', "'")

@@ -68,7 +68,9 @@ def why_not_serving(loaded: LoadedModel | None) -> str:
 
 
 def platform_of(loaded: LoadedModel) -> str:
-    """Return the kind of a version in Triton's words: its kind of file, or an ensemble."""
+    """Return the kind of a version in Triton's words: its kind of file, or
+    an ensemble.
+    """
     if loaded.config.ensemble is not None:
         return "ensemble"
     if loaded.source.is_python:

@@ -174,7 +174,9 @@ class CounterSegment:
     # -- the worker
 
     def metrics(self, block: int, name: str, version: str) -> SharedMetrics:
-        """Return the counters of a block; made at the first call, the same ones later."""
+        """Return the counters of a block; made at the first call, the same
+        ones later.
+        """
         found = self._metrics.get(block)
         if found is None:
             found = SharedMetrics(name, version, *self._block(block))

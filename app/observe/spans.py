@@ -255,7 +255,9 @@ class _Maker:
         self._made: list[Any] = []
 
     def enter_thread(self) -> None:
-        """Keep other instrumentation from making spans of this thread's own requests."""
+        """Keep other instrumentation from making spans of this thread's
+        own requests.
+        """
         key = getattr(self._context, "_SUPPRESS_INSTRUMENTATION_KEY", "")
         if key:
             self._context.attach(self._context.set_value(key, True))

@@ -297,7 +297,9 @@ class DeviceWatch:
         self._looks = loop.create_task(self._look_at_runs())
 
     def bring_back(self) -> None:
-        """Restart the device now if it is lost, noticed or not. For a thread; blocks."""
+        """Restart the device now if it is lost, noticed or not. For a
+        thread; blocks.
+        """
         asyncio.run_coroutine_threadsafe(self._notice(), self._loop).result()
         self.device.recover()
         if self.device.state is not DeviceState.READY:

@@ -57,7 +57,9 @@ class ControlMode(Enum):
 
     @property
     def newcomer(self) -> str:
-        """Return the message about a model that came after the start; `{}` is its name."""
+        """Return the message about a model that came after the start; `{}` is
+        its name.
+        """
         if self.takes_requests:
             return NEVER_LOADED
         if self is ControlMode.POLL:

@@ -124,7 +124,9 @@ class ModelPlaces:
     def _scan_remote(
         self, here: ModelSource, override: str | None, config: Path | None = None
     ) -> ModelSource:
-        """Return the cached files of a remote model; `config` is the file with its URL."""
+        """Return the cached files of a remote model; `config` is the file with
+        its URL.
+        """
         url, remote = here.url, self.remote
         assert url is not None
         assert remote is not None

@@ -52,7 +52,9 @@ class EnsembleGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Facts about a tensor, their source, and whether its first dimension counts rows."""
+    """Facts about a tensor, their source, and whether its first dimension
+    counts rows.
+    """
 
     where: str
     spec: TensorSpec

@@ -113,7 +113,9 @@ class EnsembleRunner:
 
     @property
     def is_current(self) -> bool:
-        """Return whether its models are those it was made for, or are loaded on demand."""
+        """Return whether its models are those it was made for, or are loaded
+        on demand.
+        """
         return all(
             self.table.offers(path) if entry is None else entry.spec is spec
             for entry, path, spec in zip(

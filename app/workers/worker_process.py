@@ -434,7 +434,9 @@ class WorkerProcess:
         self._tell_news()
 
     async def ask_journal(self) -> Any:
-        """Return its journal of the last requests; None if it does not answer in time."""
+        """Return its journal of the last requests; None if it does not answer
+        in time.
+        """
         return await self._ask("journal", JOURNAL_TIMEOUT)
 
     async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str, str]]:

@@ -52,7 +52,9 @@ class PendingCall:
 
     @property
     def result(self) -> Result | None:
-        """Return the answer; None before it arrives. Raises the error of a failed call."""
+        """Return the answer; None before it arrives. Raises the error of a
+        failed call.
+        """
         if isinstance(self._result, EngineError):
             raise self._result
         return self._result

@@ -58,7 +58,9 @@ class Route:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether any replica can take a call. Checks that their processes live."""
+        """Return whether any replica can take a call. Checks that their
+        processes live.
+        """
         if self.runner is None or self.is_leaving:
             return False
         for device in self.devices:

@@ -17,7 +17,9 @@ class BackOff:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds to wait before the next try; 0 if the last one succeeded."""
+        """Return the seconds to wait before the next try; 0 if the last
+        one succeeded.
+        """
         if self._failures == 0:
             return 0.0
         return float(min(LAST, FIRST * 2 ** (self._failures - 1)))

@@ -422,7 +422,9 @@ def _has_gpu_build() -> bool:
 
 
 def _most(units: Sequence[str], size: int) -> int:
-    """Return how many devices of `size` units, each of one kind, `units` make at most."""
+    """Return how many devices of `size` units, each of one kind, `units` make
+    at most.
+    """
     kinds = Counter(_kind(unit) for unit in units)
     return sum(number // size for number in kinds.values())
 

@@ -1,4 +1,6 @@
-"""Description of a model's inputs and outputs under a configuration, without a device."""
+"""Description of a model's inputs and outputs under a configuration, without
+a device.
+"""
 
 from __future__ import annotations
 

@@ -212,7 +212,9 @@ class Executor:
 
 
 def _onnx_options() -> Callable[[], RunOptions]:
-    """Return the function that makes run options of ONNX Runtime. Loads ONNX Runtime."""
+    """Return the function that makes run options of ONNX Runtime. Loads
+    ONNX Runtime.
+    """
     from engine.programs.onnx_session import make_run_options
 
     return make_run_options

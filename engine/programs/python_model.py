@@ -48,7 +48,9 @@ class NoModels:
 
 
 class Context:
-    """Context that a model gets when it is loaded. For the thread that calls the model."""
+    """Context that a model gets when it is loaded. For the thread that calls
+    the model.
+    """
 
     __slots__ = (
         "askers_now",

@@ -154,7 +154,9 @@ def read_python_model(
 
 
 def _container(name: str, interface: PythonInterface, source: bytes) -> Model:
-    """Return a container for the model: its tensors, and one program that executes it."""
+    """Return a container for the model: its tensors, and one program that
+    executes it.
+    """
     inputs = {t.name: f"input {t.name}" for t in interface.inputs}
     outputs = {t.name: f"output {t.name}" for t in interface.outputs}
     nodes: list[Node] = [StreamIn(f"h2d_{n}", v) for n, v in inputs.items()]

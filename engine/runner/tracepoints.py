@@ -150,7 +150,9 @@ class Tracepoints:
         return self._over_phases(lambda times: sum(times) / len(times) / 1e3)
 
     def counts(self) -> PhaseValues:
-        """Return how many requests have been recorded: the same number for each phase."""
+        """Return how many requests have been recorded: the same number for
+        each phase.
+        """
         return PhaseValues(*[float(self.count)] * 4)
 
     def _over_phases(self, of: Callable[[list[int]], float]) -> PhaseValues:

@@ -47,7 +47,9 @@ _TAGS: list[str | Enum] = ["models"]
 
 @router.get("/models", summary="List the models", tags=_TAGS)
 async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
-    """List every model of the repository, ready or not, with the reason if it is not."""
+    """List every model of the repository, ready or not, with the reason if it
+    is not.
+    """
     records, told = gateway.repository.models(), partial(viewer.reason, gateway)
     return ModelList(
         models=[model_summary(r, told) for r in records if viewer.sees(r.name)]

@@ -225,7 +225,9 @@ async def _parameters(request: Request) -> dict[str, Any]:
 async def _served(
     gateway: Gateway, name: str, version: str | None = None
 ) -> tuple[ModelRecord, LoadedModel]:
-    """Return a version that is served; loads it first if models are loaded on demand."""
+    """Return a version that is served; loads it first if models are loaded
+    on demand.
+    """
     record = find_model(gateway, name)
     policy = TimeoutPolicy(gateway.settings.request_timeout)
     await gateway.on_demand.ensure(name, version, policy)

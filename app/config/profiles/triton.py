@@ -169,7 +169,9 @@ def _simple_sequence() -> Model:
 
 
 def _simple_dyna_sequence() -> Model:
-    """Make a model like `simple_sequence` that adds the identifier in the last request."""
+    """Make a model like `simple_sequence` that adds the identifier in the
+    last request.
+    """
     names = ("INPUT", "START", "READY", "END")
     return Model(
         {

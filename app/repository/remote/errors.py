@@ -8,7 +8,9 @@ class RemoteError(Exception):
 
 
 class SourceAway(RemoteError):
-    """The source does not answer, or an answer broke off; a later attempt may succeed."""
+    """The source does not answer, or an answer broke off; a later attempt
+    may succeed.
+    """
 
 
 class SourceChanged(RemoteError):

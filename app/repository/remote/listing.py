@@ -50,7 +50,9 @@ class RemoteFile:
 
     @property
     def identity(self) -> tuple[str, int | None, str]:
-        """Return a value that two files of one name share if their content is the same."""
+        """Return a value that two files of one name share if their content is
+        the same.
+        """
         return self.name, self.size, self.sha256 or self.tag
 
     @property

@@ -61,7 +61,9 @@ class RemoteModels:
         self._under_way: dict[str, Progress] = {}
 
     def folder_of(self, url: RemoteUrl) -> Path | None:
-        """Return the folder of the whole model that is served; None if there is none."""
+        """Return the folder of the whole model that is served; None if there
+        is none.
+        """
         entry = self._cache.entry(url.key)
         found = entry.current()
         if found is not None and found.folder == self._rejected.get(url.key):

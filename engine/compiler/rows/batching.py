@@ -73,7 +73,9 @@ def decide(
 
 
 def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None:
-    """Return why an input or output lacks one row for each row; None if all have them."""
+    """Return why an input or output lacks one row for each row; None if all
+    have them.
+    """
     if not interface.inputs:
         return "there are no inputs"
     if size == 1:
