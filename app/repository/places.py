@@ -205,7 +205,9 @@ def _no_model(path: Path) -> str:
 
 
 def is_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights as Hugging Face writes them, and no model."""
+    """Return whether a folder holds weights as Hugging Face writes them, and
+    no model.
+    """
     if not (folder / "config.json").is_file() or is_one_model(folder):
         return False
     names = [entry.name for entry in folder.iterdir()]
