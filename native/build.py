@@ -33,7 +33,7 @@ LOG = ROOT / "build" / "compile.log"
 
 
 def why_not() -> str:
-    """What is missing for compiling; empty if nothing is."""
+    """Return what is missing for compiling; empty if nothing is."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None and shutil.which("cc") is None:
         return "there is no C compiler"
@@ -90,7 +90,7 @@ def write_stamp(library: Path, sources: list[str], recorded: dict[str, str]) -> 
 
 
 def install_finder() -> None:
-    """Have every Python of this environment look for compiled modules."""
+    """Make every Python of this environment look for compiled modules."""
     packages = Path(sysconfig.get_paths()["purelib"])
     shutil.copyfile(str(finder.__file__), packages / "popgate_compiled.py")
     (packages / "popgate_compiled.pth").write_text(

@@ -1,4 +1,4 @@
-"""How the hot path is built, for `make compiled` and for wheels: see setup.py."""
+"""Building of the hot path, for `make compiled` and for wheels: see setup.py."""
 
 from __future__ import annotations
 

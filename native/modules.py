@@ -1,4 +1,4 @@
-"""Which modules are compiled: those that every request goes through.
+"""List of the compiled modules: those that every request goes through.
 
 The list is in pyproject.toml, because building a wheel needs it too: Python for mypyc,
 and what is written in C.

@@ -24,7 +24,7 @@ STAMP = "stamp.json"
 
 
 def digest(path: str) -> str:
-    """What a stamp holds of a source file."""
+    """Return the digest of a source file for a stamp."""
     import hashlib
 
     with open(path, "rb") as source:

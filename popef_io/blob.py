@@ -81,12 +81,14 @@ class Blob:
 
     @property
     def key(self) -> BlobKey | None:
-        """What may be there once; None for an unknown type."""
+        """Return the key under which only one blob may exist; None for an
+        unknown type.
+        """
         return key_of(self.info)
 
     @property
     def where(self) -> Location:
-        """This blob as a place in a message."""
+        """Return this blob as a place in a message."""
         return Location(
             self.source.name,
             self.offset,

@@ -1,4 +1,4 @@
-"""What a reader hands out: one class for each kind of blob that has contents.
+"""Readers for each kind of blob with contents.
 
 All of them are views: nothing is read from the file until its bytes are asked for, and
 they stay valid after their reader is closed, for as long as anybody holds them.

@@ -1,4 +1,4 @@
-"""What all blobs with contents share: their bytes, in place or as a stream."""
+"""Content of a blob: its bytes, in place or as a stream."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class _Numbered(Enum):
 
 
 class BlobType(_Numbered):
-    """What a blob holds (PopEF User Guide 2.1)."""
+    """Types of blobs (PopEF User Guide 2.1)."""
 
     POPLAR_EXECUTABLE = 0
     METADATA = 1

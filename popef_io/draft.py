@@ -1,4 +1,4 @@
-"""What all writers share: they are open, and then closed or discarded for good."""
+"""Common part of all writers: they are open, and then closed or discarded for good."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WriterState(Enum):
 
 
 class Draft(ABC):
-    """Something that is being written. For one thread.
+    """File that is being written. For one thread.
 
     Leaving its `with` block closes it; an exception inside discards it.
     """

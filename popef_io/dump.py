@@ -1,4 +1,4 @@
-"""What is in a container, for a person (`dump_text`) or a program (`dump_document`).
+"""Dumps of a container for people (`dump_text`) and programs (`dump_document`).
 
 The same facts in both: the document is made first, the text from the document.
 """
@@ -44,7 +44,7 @@ def dump_document(
     metadata_only: bool = False,
     all: bool = False,  # noqa: A002 - the word of `popef_dump --all`
 ) -> Document:
-    """Everything `reader` has read as lists, mappings, text and numbers.
+    """Return all that `reader` has read as lists, mappings, strings and numbers.
 
     Keys: `files`, `blobs` (left out if `metadata_only`) and `metadata`, one entry for
     each executable described.  `all` adds what only a reader who looks into the file
@@ -69,7 +69,7 @@ def dump_text(
     metadata_only: bool = False,
     all: bool = False,  # noqa: A002 - the word of `popef_dump --all`
 ) -> str:
-    """Everything `reader` has read as tables, ending in a newline.
+    """Return all that `reader` has read as tables, ending in a newline.
 
     Without `all`, long tables and values are cut and only the anchors of the main
     programs are shown.  Control characters in names are escaped.

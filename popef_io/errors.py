@@ -1,4 +1,4 @@
-"""What can go wrong with a container, named by who must act.
+"""Errors of containers, named by who must act.
 
     PopefError
       NotPopefError        this is no container of ours, or of a newer version
@@ -65,7 +65,7 @@ class PopefError(RuntimeError):
 
 
 class NotPopefError(PopefError):
-    """Not a container of ours, or one of a version that this code does not know."""
+    """The file is no container of ours, or has an unknown version."""
 
 
 class TruncatedError(PopefError):
@@ -149,7 +149,7 @@ class Refused(Exception):
         """Field names from the innermost outwards."""
 
     def inside(self, name: str) -> Refused:
-        """The same refusal, seen from one record further out."""
+        """Return the same refusal, seen from one record further out."""
         self.path.append(name)
         return self
 

@@ -21,7 +21,7 @@ S64_MAX = (1 << 63) - 1
 
 
 class Kind(Protocol):
-    """What a field may hold."""
+    """Kind of a field: the values that it may hold."""
 
     def pack(self, value: Any) -> Any:
         """`value` as msgpack can hold it."""
@@ -166,7 +166,7 @@ class ListOf:
         )
 
     def finish(self, items: Iterable[Any]) -> Any:
-        """What the field holds, of items unpacked one by one."""
+        """Return the value of the field, made of items unpacked one by one."""
         return tuple(items)
 
     @staticmethod

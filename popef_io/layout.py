@@ -111,7 +111,7 @@ class BlobHeader:
         return align(self.payload_offset + self.payload_size)
 
     def with_last(self, last: bool) -> BlobHeader:
-        """This header with the LAST flag set or cleared."""
+        """Return this header with the LAST flag set or cleared."""
         flags = self.flags | FLAG_LAST if last else self.flags & ~FLAG_LAST
         return replace(self, flags=flags)
 

@@ -36,7 +36,7 @@ class TensorInfo:
 
     @property
     def is_static(self) -> bool:
-        """Whether every dimension is known."""
+        """Return whether every dimension is known."""
         return self.shape is not None and -1 not in self.shape
 
     @property
@@ -54,7 +54,7 @@ class TensorInfo:
         return self.element_count * self.data_type.item_size
 
     def __str__(self) -> str:
-        """As `F32[1, ?, 64]`; `F32[...]` if the rank is not known."""
+        """Return the text, as `F32[1, ?, 64]`; `F32[...]` if the rank is not known."""
         if self.shape is None:
             return f"{self.data_type.name}[...]"
         dimensions = ("?" if size == -1 else str(size) for size in self.shape)
@@ -79,7 +79,7 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class ProgramFlow:
-    """Which programs to run, in order (Model Runtime User Guide 3.3)."""
+    """Program numbers to run, in order (Model Runtime User Guide 3.3)."""
 
     load: tuple[int, ...] = ()
     """Once, before the first main call: weights and constants go up."""
@@ -91,7 +91,7 @@ class ProgramFlow:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """How to run one executable (PopEF User Guide 2.3)."""
+    """Metadata for running one executable (PopEF User Guide 2.3)."""
 
     executable: str
     """Name of the executable blob this describes."""

@@ -171,7 +171,9 @@ def load_model(
 
 
 def _pick(items: tuple[_Item, ...], executable: str) -> dict[str, _Item]:
-    """What belongs to `executable`, by name; naming it wins over naming none."""
+    """Return the items of `executable` by name; an item that names it wins over one
+    that names none.
+    """
     picked: dict[str, _Item] = {}
     for owner in ("", executable):
         picked.update(

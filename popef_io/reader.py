@@ -66,7 +66,7 @@ _Content = TypeVar("_Content")
 
 
 class Reader:
-    """Everything in the files parsed so far (PopEF User Guide 5.3).
+    """Reader of all blobs in the files parsed so far (PopEF User Guide 5.3).
 
     Not for several threads at once; what it hands out is.  `verify_payloads=False`
     leaves out the payload checksums, for files that were just written or checked;

@@ -90,8 +90,9 @@ class Replacement:
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Let errors of the operating system name `path`: callers do not know of the
-    temporary file."""
+    """Make errors of the operating system name `path`, because callers do not know the
+    temporary file.
+    """
     try:
         yield
     except OSError as error:

@@ -44,7 +44,9 @@ def check_tensor_data(info: TensorDataInfo) -> None:
 
 
 def check_feed_data(info: FeedDataInfo) -> None:
-    """As for tensors; and all of the feed together is one array of one rank more."""
+    """Check feed data as tensors, and that the whole feed is one array of one rank
+    more.
+    """
     if not info.tensor_info.is_static:
         raise Refused(f"data of unknown size: {info.tensor_info}")
     shape = info.tensor_info.shape or ()

@@ -191,7 +191,7 @@ class Writer(Draft):
 
 
 def _ignored(*_: BlobWriter) -> None:
-    """Who hears of a blob of a FeedsWriter, which reports them all together."""
+    """Ignore a blob of a FeedsWriter, which reports them all together."""
 
 
 class FileWriter(Writer):

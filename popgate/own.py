@@ -1,4 +1,4 @@
-"""Whether the packages beside this one are those that Python would import.
+"""Check that Python imports the packages beside this one.
 
 They have everyday names (`engine`, `app`), which a program may have packages of its own
 for. A command is ours alone: it takes ours. A program that imports both can have one
@@ -36,8 +36,9 @@ def check_packages() -> None:
 
 
 def prefer_own() -> None:
-    """From now on our packages are imported from beside this one, whatever lies in
-    the current folder or on PYTHONPATH. For the process of a command."""
+    """Import our packages from beside this one from now on, whatever lies in the
+    current folder or on PYTHONPATH. For the process of a command.
+    """
     if not any(isinstance(finder, OwnFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, OwnFinder())
 

@@ -57,12 +57,14 @@ class ModelRunner:
 
     @property
     def inputs(self) -> dict[str, DataDesc]:
-        """What a request takes: data type and shape by name, -1 where it is free."""
+        """Return the inputs of a request: data type and shape by name, -1 for free
+        dimensions.
+        """
         return {desc.name: desc for desc in self.engine.request_inputs}
 
     @property
     def outputs(self) -> dict[str, DataDesc]:
-        """What it gives."""
+        """Return the outputs."""
         return {desc.name: desc for desc in self.engine.request_outputs}
 
     @property

@@ -143,7 +143,8 @@ def test_the_line_of_a_failed_request(lines: pytest.LogCaptureFixture) -> None:
     assert vars(record)["error"] == "expected\n'x'"
     assert record.getMessage() == (
         "POST /v1/models/m/infer 400 1.2 ms id=id-1 client=10.0.0.7 model=m "
-        """code=invalid_input error="expected\\n'x'\""""
+        """code=invalid_input error="expected\\n'x'\" """
+        "help=docs/reference/errors.md#invalid_input"
     )
     assert list(journal.failed) == [failed]
 

@@ -178,7 +178,7 @@ class AsyncClient:
         timeout: float | None = None,
         **fields: Any,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The same, response by response as they come."""
+        """Yield the responses of `generate` as they come."""
         ask = self._core.generation(model, version, fields, timeout, stream=True)
         async for document in self._events(ask):
             yield document
@@ -197,11 +197,11 @@ class AsyncClient:
     # The server
 
     async def live(self) -> bool:
-        """Whether the server runs; False too where nobody answers."""
+        """Return whether the server runs; False also if it cannot be reached."""
         return await self.run(self._core.says_yes("/v2/health/live"))
 
     async def ready(self, model: str = "", *, version: str = "") -> bool:
-        """Whether the server, or a model, takes requests."""
+        """Return whether the server, or a model, accepts requests."""
         return await self.run(self._core.says_yes(ready_path(model, version)))
 
     async def wait_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
@@ -219,7 +219,9 @@ class AsyncClient:
         return await self.ask("GET", f"{model_path(model, version)}/config")
 
     async def statistics(self, model: str = "", *, version: str = "") -> Any:
-        """What a model, or each, has done: counts and nanoseconds, cumulative."""
+        """Return the statistics of a model or of all: counts and nanoseconds,
+        cumulative.
+        """
         path = model_path(model, version) if model else "/v2/models"
         return await self.ask("GET", f"{path}/stats")
 
@@ -343,7 +345,7 @@ class AsyncModel:
         )
 
     def stream(self, value: Any = None, /, **arguments: Any) -> AsyncIterator[Outputs]:
-        """Its responses as they come; takes what `Client.stream` takes."""
+        """Yield its responses as they come; takes the arguments of `Client.stream`."""
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> AsyncSequence:
@@ -351,11 +353,11 @@ class AsyncModel:
         return AsyncSequence(self, sequence_id)
 
     async def metadata(self) -> Any:
-        """Its inputs and outputs."""
+        """Return its inputs and outputs."""
         return await self.client.metadata(self.name, version=self.version)
 
     async def ready(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it accepts requests."""
         return await self.client.ready(self.name, version=self.version)
 
     def __repr__(self) -> str:

@@ -101,7 +101,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 
 class AsyncPool:
-    """At most so many connections to one server, kept open, in one event loop.
+    """Pool of at most so many connections to one server, kept open, in one event loop.
 
     In another event loop, or a forked process, it begins anew.
     """

@@ -217,7 +217,7 @@ class Client:
         timeout: float | None = None,
         **fields: Any,
     ) -> Iterator[dict[str, Any]]:
-        """The same, response by response as they come."""
+        """Yield the responses of `generate` as they come."""
         ask = self._core.generation(model, version, fields, timeout, stream=True)
         yield from self._events(ask)
 
@@ -244,11 +244,11 @@ class Client:
     # The server
 
     def live(self) -> bool:
-        """Whether the server runs; False too where nobody answers."""
+        """Return whether the server runs; False also if it cannot be reached."""
         return self.run(self._core.says_yes("/v2/health/live"))
 
     def ready(self, model: str = "", *, version: str = "") -> bool:
-        """Whether the server, or a model, takes requests."""
+        """Return whether the server, or a model, accepts requests."""
         return self.run(self._core.says_yes(ready_path(model, version)))
 
     def wait_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
@@ -266,7 +266,9 @@ class Client:
         return self.ask("GET", f"{model_path(model, version)}/config")
 
     def statistics(self, model: str = "", *, version: str = "") -> Any:
-        """What a model, or each, has done: counts and nanoseconds, cumulative."""
+        """Return the statistics of a model or of all: counts and nanoseconds,
+        cumulative.
+        """
         path = model_path(model, version) if model else "/v2/models"
         return self.ask("GET", f"{path}/stats")
 
@@ -387,7 +389,7 @@ class Model:
         return self.client.infer(self.name, value, version=self.version, **arguments)
 
     def stream(self, value: Any = None, /, **arguments: Any) -> Iterator[Outputs]:
-        """Its responses as they come; takes what `Client.stream` takes."""
+        """Yield its responses as they come; takes the arguments of `Client.stream`."""
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> Sequence:
@@ -395,11 +397,11 @@ class Model:
         return Sequence(self, sequence_id)
 
     def metadata(self) -> Any:
-        """Its inputs and outputs."""
+        """Return its inputs and outputs."""
         return self.client.metadata(self.name, version=self.version)
 
     def ready(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it accepts requests."""
         return self.client.ready(self.name, version=self.version)
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ class Connection:
         self.used = False
 
     def is_stale(self) -> bool:
-        """Whether the server has closed it, or has sent what nobody asked for."""
+        """Return whether the server has closed it, or has sent unexpected bytes."""
         return bool(self._poll.poll(0))
 
     def exchange(self, ask: Exchange) -> Answer:
@@ -106,7 +106,7 @@ class Connection:
                 rest = rest[self._socket.send(rest) :]
 
     def _wait(self, deadline: float) -> None:
-        """Let the next call wait until `deadline`."""
+        """Set the timeout of the next call to `deadline`."""
         left = deadline - _clock()
         if left <= 0:
             raise TimeoutError
@@ -119,7 +119,7 @@ class Connection:
 
 
 class Pool:
-    """At most so many connections to one server, kept open. Thread-safe.
+    """Pool of at most so many connections to one server, kept open. Thread-safe.
 
     In a forked process it begins anew, with connections of its own.
     """

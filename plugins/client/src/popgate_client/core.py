@@ -1,4 +1,4 @@
-"""What a client does, without doing it: requests to send, waits, results.
+"""Logic of a client without I/O: requests to send, waits, results.
 
 Every call is a generator that yields exchanges and pauses and returns its result. The
 two clients differ only in how they run one: blocking, or in an event loop.
@@ -159,8 +159,9 @@ class Core:
         return _object(answer)
 
     def _learn(self, model: str, version: str) -> Steps[KnownModel]:
-        """What the model takes, and whether the server reads binary tensors. A server
-        that does not say is sent what the values are by themselves."""
+        """Learn the model's inputs, and whether the server reads binary tensors. For a
+        server that does not say, values keep their own types.
+        """
         path = _model_path(model, version)
         encoding = self.options.encoding
         binary = encoding is Encoding.binary if encoding else self._binary
@@ -208,8 +209,9 @@ class Core:
         document: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Steps[Any]:
-        """What a path answers, in JSON; None for an empty body. Retried where the
-        server cannot take it now."""
+        """Return the JSON of a path; None for an empty body. Retries if the server
+        cannot take the call now.
+        """
         body = b"" if document is None else orjson.dumps(document)
         headers = {"Content-Type": "application/json"} if method != "GET" else {}
         limit = self._limit(timeout)
@@ -220,7 +222,9 @@ class Core:
         return _json(answer)
 
     def says_yes(self, path: str) -> Steps[bool]:
-        """Whether a path answers with 200; False where nobody answers."""
+        """Return whether a path answers with 200; False also if the server cannot be
+        reached.
+        """
         ask = self._exchange("GET", path, [b""], {}, self.options.timeout)
         try:
             answer = yield ask
@@ -229,7 +233,7 @@ class Core:
         return bool(answer.status == 200)
 
     def wait_until(self, path: str, timeout: float, what: str) -> Steps[None]:
-        """Until a path answers with 200."""
+        """Wait until a path answers with 200."""
         end = _clock() + timeout
         while True:
             said = yield from self.says_yes(path)
@@ -241,7 +245,7 @@ class Core:
             yield Pause(FIRST_PAUSE)
 
     def models(self) -> Steps[list[dict[str, Any]]]:
-        """What the repository holds; without one, what is ready."""
+        """Return the models of the repository; without one, the ready models."""
         try:
             index = yield from self.ask("POST", "/v2/repository/index", {})
             return list(index or ())
@@ -305,7 +309,7 @@ class Core:
 
 
 def _deadline(limit: float | None) -> float:
-    """Of a call that begins now and may take `limit` seconds."""
+    """Return the deadline of a call that begins now and may take `limit` seconds."""
     return float("inf") if limit is None else _clock() + limit
 
 
@@ -337,10 +341,10 @@ def model_path(model: str = "", version: str = "") -> str:
 
 
 def ready_path(model: str = "", version: str = "") -> str:
-    """Where a model, or the server, says whether it takes requests."""
+    """Return the path that says whether a model, or the server, accepts requests."""
     return f"{_model_path(model, version)}/ready" if model else "/v2/health/ready"
 
 
 def repository_path(model: str, verb: str) -> str:
-    """Where a model is loaded and unloaded."""
+    """Return the path that loads or unloads a model."""
     return f"/v2/repository{_model_path(model, '').removeprefix('/v2')}/{verb}"

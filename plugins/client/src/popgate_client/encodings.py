@@ -31,7 +31,7 @@ Wanted: TypeAlias = "Sequence[str] | Mapping[str, Mapping[str, Any]]"
 
 
 class Encoding(StrEnum):
-    """How tensors travel, both ways."""
+    """Encodings of tensors, for both directions."""
 
     json = "json"
     msgpack = "msgpack"
@@ -280,7 +280,7 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 
 
 def size_of(part: Array | bytes) -> int:
-    """In bytes."""
+    """Return the size in bytes."""
     return len(part) if isinstance(part, bytes) else part.nbytes
 
 

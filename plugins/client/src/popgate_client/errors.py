@@ -1,4 +1,4 @@
-"""What can go wrong with a call, by who must act."""
+"""Errors of a call, named by who must act."""
 
 from __future__ import annotations
 
@@ -39,34 +39,38 @@ class ClientError(Exception):
 
 
 class InvalidRequest(ClientError, ValueError):
-    """You: the inputs or options do not fit. The same call fails again."""
+    """The inputs or options do not fit: you must act. The same call fails again."""
 
 
 class NotFound(ClientError, LookupError):
-    """You: there is no such model, version or path."""
+    """There is no such model, version or path: you must act."""
 
 
 class AuthenticationError(ClientError):
-    """You: a key or a header is missing or wrong, or this caller may not do it."""
+    """A key or a header is missing or wrong, or does not allow the call: you
+    must act.
+    """
 
 
 class Unavailable(ClientError):
-    """Nobody: the server cannot take the call now (full, loading, lost a device)."""
+    """The server cannot take the call now (full, loading, lost a device): try later."""
 
 
 class ConnectionFailed(Unavailable, ConnectionError):
-    """Nobody: there is no connection, or it ended before the answer was complete.
+    """There is no connection, or it ended before the answer was complete: try later.
 
     Where `sent` is False the server has seen nothing of the request.
     """
 
 
 class DeadlineExceeded(ClientError, TimeoutError):
-    """Nobody: the result was not there in time, as the server or this side says."""
+    """The result was not there in time, as the server or this side says."""
 
 
 class ServerError(ClientError):
-    """Who runs the server: the model failed, or what came back cannot be read."""
+    """The model failed, or the answer cannot be read: the operator of the server must
+    act.
+    """
 
 
 #: Statuses that name who must act; 400 to 499 besides are the caller's, the rest the

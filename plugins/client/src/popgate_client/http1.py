@@ -72,11 +72,11 @@ class AnswerReader:
 
     @property
     def begun(self) -> bool:
-        """Whether a byte of the answer is there."""
+        """Return whether a byte of the answer has arrived."""
         return self._filled > 0 or self._answer is not None
 
     def buffer(self) -> memoryview:
-        """Where the next bytes shall be received."""
+        """Return the memory for the next bytes."""
         if self._body is not None:
             return self._body[self._filled :]
         return self._view if self._answer is not None else self._view[self._filled :]
@@ -176,7 +176,7 @@ class _Chunks:
         self._trailer = False
 
     def feed(self, data: memoryview) -> bool:
-        """Whether the body is complete."""
+        """Process bytes; returns whether the body is complete."""
         if self.until_end:
             self.data += data
             self._check(0)

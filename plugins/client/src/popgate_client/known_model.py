@@ -197,7 +197,7 @@ def prepared(
 
 
 def _dtype(datatype: str) -> np.dtype[Any] | None:
-    """Of arrays that can be sent as they are."""
+    """Return the dtype of arrays that can be sent as they are."""
     return None if datatype in ("BYTES", "BF16") else DTYPES.get(datatype)
 
 

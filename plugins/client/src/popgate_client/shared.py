@@ -1,4 +1,4 @@
-"""What both clients do alike with their arguments and with what comes back."""
+"""Common handling of arguments and answers of both clients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def call_options(
     timeout: float | None,
     headers: Mapping[str, str] | None,
 ) -> CallOptions:
-    """What was said of one call."""
+    """Return the options of one call."""
     if not (outputs or parameters or priority or request_id or timeout or headers):
         return PLAIN
     return CallOptions(outputs, parameters, priority, request_id, timeout, headers)
@@ -122,7 +122,7 @@ def event_documents(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def documents_in(reader: EventReader, piece: bytes) -> Iterator[dict[str, Any]]:
-    """Those that a piece of a stream completes."""
+    """Yield the documents that a piece of a stream completes."""
     for data in reader.feed(piece):
         try:
             document = loads(data)
@@ -141,7 +141,7 @@ def responses_of(documents: Iterable[Mapping[str, Any]]) -> Iterator[Outputs]:
 
 
 def response_of(document: Mapping[str, Any]) -> Outputs:
-    """One of them. Raises `ServerError`."""
+    """Return the outputs of one document. Raises `ServerError`."""
     try:
         return outputs_of(document)
     except (ValueError, KeyError, TypeError, AttributeError) as e:

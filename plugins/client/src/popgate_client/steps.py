@@ -1,4 +1,4 @@
-"""What a call consists of: exchanges and pauses, and the options that shape them."""
+"""Steps of a call: exchanges and pauses, and the options that shape them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Steps: TypeAlias = Generator[Exchange | Pause, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What holds for all calls of a client."""
+    """Options of all calls of a client."""
 
     url: str
     timeout: float | None = 60.0
@@ -106,7 +106,7 @@ def _socket_of(url: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What holds for one inference. The default is none of it."""
+    """Options of one inference. By default none is set."""
 
     outputs: Wanted | None = None
     parameters: Mapping[str, Any] | None = None

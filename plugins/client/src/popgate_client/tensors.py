@@ -187,7 +187,7 @@ def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:
 
 
 def array_of_values(datatype: str, shape: Sequence[int], values: Any) -> Array:
-    """The same of a list in JSON."""
+    """Return the array of a list in JSON."""
     dtype = DTYPES[datatype]
     array = np.array(values, dtype=dtype)
     return (_bytes_array(array) if datatype == "BYTES" else array).reshape(shape)

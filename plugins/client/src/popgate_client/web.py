@@ -1,4 +1,4 @@
-"""What httpx does for the clients: TLS, proxies, streams, and clients of the user's.
+"""Use of httpx by the clients: TLS, proxies, streams, and the user's own clients.
 
 Exchanges here cost some times what they cost over a plain connection; what goes wrong
 has the same names.
@@ -175,7 +175,7 @@ def pieces(
 async def pieces_async(
     client: httpx.AsyncClient, options: Options, ask: Exchange
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """The same in an event loop."""
+    """Open the pieces of an answer in an event loop."""
     with _errors(options):
         response = await client.send(_request(client, options, ask), stream=True)
         try:

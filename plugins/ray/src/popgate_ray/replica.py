@@ -223,7 +223,7 @@ class GatewayReplica:
             raise RuntimeError(msg)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `ScaleByUtilization` works from."""
+        """Return the numbers for `ScaleByUtilization`."""
         return {"utilization": self._utilization()}
 
 
@@ -233,7 +233,7 @@ def _most_ongoing() -> int:
 
 
 def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
-    """What its options keep from working as it could."""
+    """Yield advice about options that limit the replica."""
     loaded = [
         each
         for record in gateway.repository.models()

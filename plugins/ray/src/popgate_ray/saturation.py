@@ -1,4 +1,4 @@
-"""How near a server is to what it can do: the fullest of its models, or its process.
+"""Load of a server: the fullest of its models, or its process.
 
 A mean over all devices says nothing: a Python model may be full while the devices of
 other models are idle. A request can go to any device that has its model, so a model is
@@ -43,8 +43,8 @@ class Look:
 
 
 class Utilization:
-    """How busy a server has been since it was last asked, from 0 to 1 and more: the
-    busier of its models' devices and of its own process.
+    """Utilization of a server since the last reading, from 0 to 1 and more: the busier
+    of its models' devices and of its own process.
 
     With small models it is HTTP that comes to its end first.
     """

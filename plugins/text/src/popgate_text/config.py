@@ -29,7 +29,7 @@ def _pooling(value: object) -> tuple[str, ...]:
 @section
 @dataclass(frozen=True, slots=True)
 class TextConfig:
-    """How a text model is read and asked. What is not set comes from its folder."""
+    """Options of a text model. Options that are not set come from its folder."""
 
     file: Annotated[str, text(400)] = key("", "the ONNX file, as in onnx/model_O2.onnx")
     kind: Kind = key("", "embedding, reranker, classifier or splade")

@@ -1,4 +1,4 @@
-"""What the files of a text model's folder say: kind, pooling, prompts, lengths.
+"""Content of a text model's folder: kind, pooling, prompts, lengths.
 
 Read are the files that sentence-transformers and transformers write, in the spelling of
 sentence-transformers before and since 5.4. What is unknown or contradictory is refused
@@ -60,7 +60,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What a folder says of its model.
+    """Description of a text model from its folder.
 
     `pooling` is empty if the ONNX file has to give whole vectors. `max_length` is in
     tokens, special ones included. `offset` is the first position of models that count

@@ -175,7 +175,7 @@ def _tokens(router: APIRouter, named: str) -> None:
     """Declare the routes that need the tokenizer alone."""
 
     async def info(gateway: GatewayOf, name: ModelName) -> JSONResponse:
-        """What the model is, and what requests to it may have."""
+        """Return the kind of the model and the limits of requests to it."""
         return JSONResponse(_info(gateway, name))
 
     async def tokenize(

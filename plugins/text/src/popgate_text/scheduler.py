@@ -1,4 +1,4 @@
-"""What requests to a text model go through: tokenizing in front, joining behind.
+"""Path of requests to a text model: tokenizing before the model, joining after it.
 
 Each text is a row of its own for the engine, so the texts of one request and of others
 share batches, and a text waits for none longer than itself. Small requests are
@@ -53,7 +53,7 @@ def tokenizing_pool() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class TextOptions:
-    """How the texts of one request are to be treated, and what was found.
+    """Treatment of the texts of one request, and the findings.
 
     None is the model's own way. `ids` are token ids in place of texts. The scheduler
     fills in the rest: `tokens` of each text, and nanoseconds.

@@ -85,7 +85,7 @@ def _check_encoding(encoding: str) -> None:
 
 
 def _given(inputs: list[str] | None) -> dict[str, str]:
-    """What is said of each input; all that a file without a name holds."""
+    """Return the value of each input; a file without a name gives all that it holds."""
     from popgate_tools.tensors import read_archive
 
     texts = inputs or []

@@ -184,7 +184,7 @@ def _measured(
     measure: Callable[[Model, Case, Interrupt], Measured],
     interrupt: Interrupt,
 ) -> Iterator[tuple[Case, Measured]]:
-    """What was measured of each case, until Control-C is pressed."""
+    """Yield the measurement of each case, until Control-C is pressed."""
     from popgate_tools.local import progress
 
     with progress("measuring", len(cases)) as done:
