@@ -129,7 +129,7 @@ class MalformedBody(RequestError):
 
 
 def malformed_json(why: str) -> MalformedBody:
-    """A text that is no JSON, in the words that Triton's scripts look for."""
+    """Return a text that is no JSON, in the words that Triton's scripts look for."""
     if why.endswith("(char 0)"):
         why = f"Invalid value. at 0: {why}"
     return MalformedBody(f"failed to parse the request JSON buffer: {why}")
@@ -265,7 +265,9 @@ class BodyTooLarge(RequestError):
 def larger_than_allowed(
     size: object, limit: int, *, is_json: bool = False
 ) -> BodyTooLarge:
-    """A body of `size` bytes (or words for it), in the words of Triton's scripts."""
+    """Return a body of `size` bytes (or words for it), in the words of Triton's
+    scripts.
+    """
     what, most = "body", "value"
     if is_json:
         what, most = "JSON size", "input size"
@@ -397,7 +399,7 @@ _CALLERS_FAULT = Row(400, "invalid_input", _BACKEND)
 
 
 def row_of(error: BaseException) -> Row:
-    """Status, code and failure reason of an exception."""
+    """Return status, code and failure reason of an exception."""
     if isinstance(error, HttpError):
         return Row(error.status, error.code, _OTHER)
     if isinstance(error, ExecutionFailed) and error.callers_fault:
@@ -442,8 +444,8 @@ class ErrorResponse:
     def of(
         cls, error: BaseException, request_id: bytes = b"", *, close: bool = False
     ) -> ErrorResponse:
-        """The answer to a request that failed with `error`; `request_id` is its id, by
-        default that of the request that this task answers.
+        """Return the answer to a request that failed with `error`; `request_id` is its
+        id, by default that of the request that this task answers.
 
         `close` asks the server to close the connection, because a body is left
         unread on it. What is our own fault is logged with its traceback, and the

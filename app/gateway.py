@@ -389,7 +389,7 @@ class Gateway:
             self.regions.unregister()
 
     async def whole_journal(self) -> Journal:
-        """The last requests of all processes of the server."""
+        """Return the last requests of all processes of the server."""
         told = await self.others.journals()
         if not told:
             return self.journal
@@ -492,7 +492,7 @@ def places_of(settings: Settings) -> ModelPlaces:
 
 
 def _regions(settings: Settings) -> RegionTable | None:
-    """The table of shared memory, where that is allowed."""
+    """Return the table of shared memory, where that is allowed."""
     if not settings.allow_shared_memory:
         return None
     return RegionTable(
@@ -506,7 +506,7 @@ def _regions(settings: Settings) -> RegionTable | None:
 
 
 def _keys(settings: Settings) -> Keys:
-    """The keys of the server. Raises `InvalidConfig`."""
+    """Return the keys of the server. Raises `InvalidConfig`."""
     path, secret = settings.keys, settings.api_key
     try:
         key = None if secret is None else secret.get_secret_value()

@@ -59,7 +59,7 @@ ROUTERS = [
 def create_app(
     settings: Settings | None = None, *, gateway: Gateway | None = None
 ) -> InferFront:
-    """The whole gateway as one ASGI application.
+    """Return the whole gateway as one ASGI application.
 
     Its lifespan attaches the devices and loads the models of
     `settings.model_repository` (in the background), and ends them. Without arguments
@@ -140,7 +140,7 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
     made: tuple[object, bytes] = None, b""
 
     def document_of(key: object, served: list[LoadedModel]) -> bytes:
-        """The document of these models, made again where `key` is another."""
+        """Return the document of these models, made again where `key` is another."""
         nonlocal made
         if made[0] != key:
             # Relative to this document, so that the page works below a proxy's prefix.
@@ -166,6 +166,6 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 
 
 def openapi_document() -> dict[str, Any]:
-    """The OpenAPI document of the application without models."""
+    """Return the OpenAPI document of the application without models."""
     gateway = Gateway(Settings())
     return base_document(create_api(gateway, plugin_routes(gateway.settings)))

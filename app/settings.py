@@ -55,7 +55,7 @@ _BASE_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+){1,20}")
 
 
 def parse_device_wait(value: str) -> float | None:
-    """Seconds to wait for a device: 0 for ``no-wait``, None for ``forever``."""
+    """Return seconds to wait for a device: 0 for ``no-wait``, None for ``forever``."""
     text = value.strip().lower()
     if text == "no-wait":
         return 0.0
@@ -72,7 +72,7 @@ def parse_device_wait(value: str) -> float | None:
 
 
 def parse_names(value: object) -> object:
-    """Names: a list of them, with commas between those that come in one text."""
+    """Return names: a list of them, with commas between those that come in one text."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(
         isinstance(text, str) for text in texts

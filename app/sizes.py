@@ -10,7 +10,8 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(value: object) -> int:
-    """Bytes of ``67108864``, ``64MiB``, ``64MB`` or ``1.5g`` (with i: powers of 1024).
+    """Return bytes of ``67108864``, ``64MiB``, ``64MB`` or ``1.5g`` (with i: powers of
+    1024).
 
     A letter without ``i`` or ``b`` (``64m``) counts as a power of 1024, as most tools
     have it. Raises ValueError on anything else.
@@ -30,7 +31,7 @@ def parse_size(value: object) -> int:
 
 
 def size_text(size: int) -> str:
-    """Bytes for a person: ``1.5 GiB``."""
+    """Return bytes for a person: ``1.5 GiB``."""
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024

@@ -34,12 +34,12 @@ class Datatype:
 
     @property
     def item_size(self) -> int:
-        """Bytes of one element; 0 for BYTES, whose elements vary."""
+        """Return bytes of one element; 0 for BYTES, whose elements vary."""
         return self.data_type.item_size
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy type that carries the bytes (uint16 for BF16)."""
+        """Return the numpy type that carries the bytes (uint16 for BF16)."""
         return self.data_type.numpy_dtype
 
 
@@ -68,7 +68,7 @@ _BY_DATA_TYPE = {item.data_type: item for item in DATATYPES.values()}
 
 
 def datatype_of(data_type: DataType) -> Datatype:
-    """The protocol's datatype of a PopEF data type.
+    """Return the protocol's datatype of a PopEF data type.
 
     Raises ValueError for the types that the protocol has no name for (FP8).
     """
@@ -106,7 +106,7 @@ class TensorSpec:
     def make(
         cls, name: str, datatype: str, shape: Iterable[int] | None = None
     ) -> TensorSpec:
-        """The spec of a datatype by its protocol name, for example ``FP32``."""
+        """Return the spec of a datatype by its protocol name, for example ``FP32``."""
         dims = None if shape is None else tuple(shape)
         return cls(name, datatype, DATATYPES[datatype].data_type, dims)
 
@@ -185,7 +185,7 @@ class ModelSpec:
         return self.max_batch_size > 0
 
     def default(self, name: str, rows: int) -> Tensor:
-        """The value of an input that a request of so many rows has left out."""
+        """Return the value of an input that a request of so many rows has left out."""
         one = self.defaults[name]
         if not self.is_batched or rows == 1:
             return one
@@ -211,7 +211,8 @@ class ModelSpec:
         optional_inputs: bool = False,
         labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> ModelSpec:
-        """The spec of what `runner` has loaded; `labels` are those of its outputs.
+        """Return the spec of what `runner` has loaded; `labels` are those of its
+        outputs.
 
         Raises ValueError where a data type cannot be said in the protocol, and for
         labels of an output that is not there.

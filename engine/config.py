@@ -205,7 +205,7 @@ class ModelRunnerConfig:
 
     @property
     def default_level(self) -> int:
-        """The level of requests that name none; 0 if there are no levels."""
+        """Return the level of requests that name none; 0 if there are no levels."""
         middle = self.priority_levels // 2 + 1 if self.priority_levels else 0
         return self.default_priority or middle
 

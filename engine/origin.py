@@ -59,7 +59,7 @@ _fork_lock = threading.RLock()
 
 
 def here() -> Origin:
-    """The process that runs."""
+    """Return the process that runs."""
     return _here
 
 

@@ -44,7 +44,7 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, array: Array, data_type: DataType | None = None) -> Tensor:
-        """The tensor of `array`; no copy if it is contiguous and native.
+        """Return the tensor of `array`; no copy if it is contiguous and native.
 
         `data_type` tells apart what numpy cannot: BF16 and FP8 travel as unsigned
         integers that hold their bits.
@@ -65,7 +65,7 @@ class Tensor:
 
     @property
     def buffer(self) -> memoryview:
-        """All bytes as one view; copies only if there are several parts."""
+        """Return all bytes as one view; copies only if there are several parts."""
         if len(self.parts) == 1:
             return memoryview(self.parts[0]).cast("B")
         return memoryview(b"".join(self.parts))
@@ -107,7 +107,7 @@ class DataDesc:
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes of one transfer; -1 if the shape is not fixed."""
+        """Return bytes of one transfer; -1 if the shape is not fixed."""
         info = TensorInfo(self.shape, self.data_type)
         if not info.is_static or self.data_type is DataType.STRING:
             return -1

@@ -40,7 +40,7 @@ class ParallelBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
 
 
 def extensions(root: Path) -> list[Extension]:
-    """All of them; `build/c/` then has the C that mypyc made of the Python.
+    """Return all of them; `build/c/` then has the C that mypyc made of the Python.
 
     Exits with what mypy or mypyc say where they refuse a module.
     """

@@ -20,7 +20,9 @@ _BOUNDED = re.compile(r"(?P<name>[\w.-]+(\[[\w,]+\])?)>=(?P<version>[\w.]+)(,.*)
 
 
 def lowest(project: Mapping[str, Any]) -> Iterator[str]:
-    """Each requirement with its lower bound as its version; those without stay."""
+    """Yield each requirement with its lower bound as its version; those
+    without stay.
+    """
     required = list(project["dependencies"])
     for extra in EXTRAS:
         required += project["optional-dependencies"][extra]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def c_sources(root: Path) -> list[str]:
-    """Paths of the modules that are written in C, relative to `root`."""
+    """Return paths of the modules that are written in C, relative to `root`."""
     return _listed(root, "c_modules")
 
 
 def compiled_sources(root: Path) -> list[str]:
-    """Paths of the Python files, relative to `root`, in a fixed order."""
+    """Return paths of the Python files, relative to `root`, in a fixed order."""
     found = _listed(root, "compiled")
     return [path for path in found if not path.endswith("__init__.py")]
 

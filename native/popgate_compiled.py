@@ -32,7 +32,7 @@ def digest(path: str) -> str:
 
 
 def read_stamp(root: str) -> dict[str, dict[str, str]] | None:
-    """The stamp of a source tree, None if there is none or it is out of date."""
+    """Return the stamp of a source tree, None if there is none or it is out of date."""
     import json
 
     try:

@@ -16,7 +16,7 @@ BlobKey = tuple[BlobType, str, str]
 
 
 def key_of(info: Info | None) -> BlobKey | None:
-    """The key of the blob that `info` describes; None for an unknown type."""
+    """Return the key of the blob that `info` describes; None for an unknown type."""
     if info is None:
         return None
     if isinstance(info, Metadata):
@@ -58,12 +58,14 @@ class Blob:
 
     @property
     def type(self) -> BlobType | None:
-        """None for a type that this version does not know."""
+        """Return the type; None for one that this version does not know."""
         return self.header.type
 
     @property
     def name(self) -> str | None:
-        """The blob's name; for metadata, of the executable; None if not known."""
+        """Return the blob's name; for metadata, of the executable; None if
+        not known.
+        """
         if self.info is None:
             return None
         if isinstance(self.info, Metadata):
@@ -72,7 +74,7 @@ class Blob:
 
     @property
     def executable(self) -> str | None:
-        """The executable it belongs to; empty: to any; None if not known."""
+        """Return the executable it belongs to; empty: to any; None if not known."""
         if self.info is None:
             return None
         if isinstance(self.info, ExecutableInfo):
@@ -98,12 +100,12 @@ class Blob:
         )
 
     def descriptor(self) -> memoryview:
-        """The descriptor's bytes, as in the file."""
+        """Return the descriptor's bytes, as in the file."""
         begin = self.offset + HEADER_SIZE
         return self.source.read(begin, begin + self.header.descriptor_size)
 
     def payload(self) -> memoryview:
-        """The payload's bytes, as in the file (compressed, if it is).
+        """Return the payload's bytes, as in the file (compressed, if it is).
 
         Raises CorruptError if they do not agree with their checksum.
         """

@@ -47,7 +47,7 @@ class ExecutableReader(BlobContent):
         return self.blob.header.is_compressed
 
     def raw(self) -> memoryview:
-        """The executable's bytes; decompressed anew at each call if compressed.
+        """Return the executable's bytes; decompressed anew at each call if compressed.
 
         Raises LimitError if it would decompress to more than the reader accepts,
         CorruptError if it does not decompress to what the header says.
@@ -113,7 +113,9 @@ class TensorReader(DescribedContent[TensorDataInfo]):
     __slots__ = ()
 
     def data(self) -> np.ndarray[Any, Any]:
-        """The tensor: a read-only array in place; for STRING a new one of bytes."""
+        """Return the tensor: a read-only array in place; for STRING a new one
+        of bytes.
+        """
         info = self.info.tensor_info
         return _array(self.blob, info.shape or (), info.data_type)
 
@@ -127,7 +129,9 @@ class FeedReader(DescribedContent[FeedDataInfo]):
     __slots__ = ()
 
     def data(self) -> np.ndarray[Any, Any]:
-        """All tensors as one array of shape (num_tensors, ...), as for a tensor."""
+        """Return all tensors as one array of shape (num_tensors, ...), as for
+        a tensor.
+        """
         info = self.info.tensor_info
         shape = (self.info.num_tensors, *(info.shape or ()))
         return _array(self.blob, shape, info.data_type)
@@ -136,7 +140,7 @@ class FeedReader(DescribedContent[FeedDataInfo]):
         return self.info.num_tensors
 
     def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
-        """The tensors, in order."""
+        """Yield the tensors, in order."""
         data = self.data()
         return (data[index, ...] for index in range(len(data)))
 
@@ -151,7 +155,7 @@ class OpaqueReader(DescribedContent[OpaqueInfo]):
 
     @property
     def executable(self) -> str:
-        """Name of the executable it belongs to; empty: to all."""
+        """Return name of the executable it belongs to; empty: to all."""
         return self.info.executable
 
     def __repr__(self) -> str:

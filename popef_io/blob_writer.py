@@ -72,7 +72,7 @@ class BlobWriter(Draft):
 
     @property
     def reserved_size(self) -> int:
-        """Bytes the blob will have, for data of fixed size."""
+        """Return bytes the blob will have, for data of fixed size."""
         return align(self._payload - self.offset + (self._expected or 0))
 
     def write(self, data: Buffer) -> int:
@@ -193,7 +193,7 @@ class BlobWriter(Draft):
 
 
 def expected_size(info: Info) -> int | None:
-    """Bytes that the data of `info` have; None if anything goes."""
+    """Return bytes that the data of `info` have; None if anything goes."""
     if not isinstance(info, TensorDataInfo | FeedDataInfo):
         return None
     if info.tensor_info.data_type is DataType.STRING:

@@ -21,18 +21,18 @@ class BlobContent:
 
     @property
     def size(self) -> int:
-        """Bytes of the contents."""
+        """Return bytes of the contents."""
         return self.blob.header.content_size
 
     def raw(self) -> memoryview:
-        """The contents: read-only, in place.
+        """Return the contents: read-only, in place.
 
         Raises CorruptError if they do not agree with their checksum.
         """
         return self.blob.payload()
 
     def open(self) -> BinaryIO:
-        """The contents as a stream to read; each has a position of its own.
+        """Return the contents as a stream to read; each has a position of its own.
 
         Nothing is copied but what is read. It holds the contents, so that it outlives
         its reader. For one thread at a time.

@@ -74,7 +74,8 @@ class DataType(_Numbered):
 
     @classmethod
     def from_numpy(cls, dtype: np.dtype[np.generic] | type | str) -> DataType:
-        """The data type of arrays of `dtype`; object, bytes and text give STRING.
+        """Return the data type of arrays of `dtype`; object, bytes and text give
+        STRING.
 
         Raises InvalidValueError for a type that has no counterpart (complex, dates)
         and for numbers in the other byte order.

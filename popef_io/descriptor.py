@@ -142,7 +142,7 @@ _TYPES: dict[type, BlobType] = {record.cls: kind for kind, record in _RECORDS.it
 
 
 def type_of(info: Info) -> BlobType:
-    """The type of blob that `info` describes."""
+    """Return the type of blob that `info` describes."""
     found = _TYPES.get(type(info))
     if found is None:
         raise InvalidValueError(f"{type(info).__name__} describes no blob")
@@ -150,7 +150,9 @@ def type_of(info: Info) -> BlobType:
 
 
 def encode(info: Info) -> bytes:
-    """The descriptor of `info`; InvalidValueError or LimitError if a rule is broken."""
+    """Return the descriptor of `info`; InvalidValueError or LimitError if a rule is
+    broken.
+    """
     record = _RECORDS[type_of(info)]
     try:
         data: bytes = msgpack.packb(record.pack(info))
@@ -165,7 +167,7 @@ def encode(info: Info) -> bytes:
 
 
 def decode(kind: BlobType, data: bytes, where: Location) -> Info:
-    """The value of a descriptor; CorruptError or LimitError if a rule is broken.
+    """Return the value of a descriptor; CorruptError or LimitError if a rule is broken.
 
     `where` is the blob; the error's offset is that of the field, as near as known.
     """

@@ -155,5 +155,5 @@ class Refused(Exception):
 
     @property
     def field(self) -> str:
-        """The path in full, as `anchors[3].tensor_info.shape`."""
+        """Return the path in full, as `anchors[3].tensor_info.shape`."""
         return ".".join(reversed(self.path)).replace(".[", "[")

@@ -27,7 +27,7 @@ class Kind(Protocol):
         """`value` as msgpack can hold it."""
 
     def unpack(self, plain: Any) -> Any:
-        """The value that `plain`, decoded from a file, stands for."""
+        """Return the value that `plain`, decoded from a file, stands for."""
 
 
 class Text:
@@ -241,7 +241,9 @@ class Record:
         return plain
 
     def unpack(self, plain: Any) -> Any:
-        """The value of `plain`, a list of (key, value) as the decoder gives a map."""
+        """Return the value of `plain`, a list of (key, value) as the decoder gives a
+        map.
+        """
         if type(plain) is not PairList:
             raise Refused(f"map expected, not {_kind_of(plain)}")
         if len(plain) != len(self._kinds):
@@ -257,7 +259,7 @@ class Record:
         return self.finish(values)
 
     def finish(self, values: Iterable[Any]) -> Any:
-        """The value of fields unpacked one by one, its rule checked."""
+        """Return the value of fields unpacked one by one, its rule checked."""
         value = self.cls(*values)
         if self._rule:
             self._rule(value)

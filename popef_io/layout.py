@@ -84,7 +84,7 @@ class BlobHeader:
 
     @property
     def type(self) -> BlobType | None:
-        """The blob's type; None for a number that this version does not know."""
+        """Return the blob's type; None for a number that this version does not know."""
         return _TYPES.get(self.type_number)
 
     @property
@@ -102,12 +102,12 @@ class BlobHeader:
 
     @property
     def payload_offset(self) -> int:
-        """Bytes from the beginning of the blob to its payload."""
+        """Return bytes from the beginning of the blob to its payload."""
         return align(HEADER_SIZE + self.descriptor_size)
 
     @property
     def total_size(self) -> int:
-        """Bytes of the blob, a multiple of 64."""
+        """Return bytes of the blob, a multiple of 64."""
         return align(self.payload_offset + self.payload_size)
 
     def with_last(self, last: bool) -> BlobHeader:
@@ -116,7 +116,7 @@ class BlobHeader:
         return replace(self, flags=flags)
 
     def encode(self) -> bytes:
-        """The 64 bytes of the header."""
+        """Return the 64 bytes of the header."""
         body = _HEADER.pack(
             MAGIC,
             VERSION,

@@ -85,7 +85,7 @@ def configure_logging(prefix: str, loggers: Iterable[str], label: str = "") -> b
 
 
 def _handler(destination: str) -> tuple[logging.Handler, str]:
-    """A handler for the destination, and what is wrong with that."""
+    """Return a handler for the destination, and what is wrong with that."""
     if destination.lower() in ("", "stderr"):
         return logging.StreamHandler(sys.stderr), ""
     if destination.lower() == "stdout":

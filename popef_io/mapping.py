@@ -46,8 +46,8 @@ class FileView:
     detached: bool = False
 
     def read(self, begin: int, end: int) -> memoryview:
-        """The bytes from `begin` to `end`, as far as there are any: in place, or a copy
-        if it is detached.
+        """Return the bytes from `begin` to `end`, as far as there are any: in place, or
+        a copy if it is detached.
 
         Raises CorruptError if the file has become shorter since.
         """
@@ -69,7 +69,7 @@ class FileView:
             os.close(copy)
 
     def open(self) -> int:
-        """A descriptor of these very bytes, for another process; the caller's.
+        """Return a descriptor of these very bytes, for another process; the caller's.
 
         Of the file, where its path still leads to it, else of a copy in memory.
         """

@@ -48,7 +48,7 @@ class TensorInfo:
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes of the tensor; InvalidValueError if not static, or STRING."""
+        """Return bytes of the tensor; InvalidValueError if not static, or STRING."""
         if self.data_type is DataType.STRING:
             raise InvalidValueError(f"the size of {self} depends on its elements")
         return self.element_count * self.data_type.item_size
@@ -117,7 +117,7 @@ class Metadata:
     """Model iterations that one run of the main programs performs."""
 
     def option(self, name: str, default: str | None = None) -> str | None:
-        """Value of the engine option `name`, or `default`."""
+        """Return value of the engine option `name`, or `default`."""
         for option in self.engine_options:
             if option.name == name:
                 return option.value

@@ -47,12 +47,12 @@ class Model:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The names of its sources; of a file, its path."""
+        """Return the names of its sources; of a file, its path."""
         return tuple(source.name for source in self.sources)
 
     @property
     def name(self) -> str:
-        """Name of the executable."""
+        """Return name of the executable."""
         return self.executable.name
 
     @property
@@ -91,8 +91,8 @@ class ModelBuilder:
         self._reader = reader
 
     def create_model(self, executable_name: str | None = None) -> Model:
-        """The model of the executable called so; the name may be left out if there is
-        one executable only.
+        """Return the model of the executable called so; the name may be left out if
+        there is one executable only.
 
         Tensor and feed data join the anchors of the same name, opaque blobs their
         executable; data that name this executable come before data that name none,
@@ -160,7 +160,8 @@ def load_model(
     executable_name: str | None = None,
     detached: bool = False,
 ) -> Model:
-    """The model in the files at `paths`, which may share its blobs out among them.
+    """Return the model in the files at `paths`, which may share its blobs out among
+    them.
 
     `detached`: see `Reader`.
     """

@@ -90,7 +90,7 @@ class Reader:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All blobs, in the order they were read."""
+        """Return all blobs, in the order they were read."""
         return tuple(content.blob for content in self._contents)
 
     @property
@@ -203,7 +203,9 @@ class Reader:
 
 
 def _walk(source: FileView, verify_payloads: bool) -> Iterator[Blob]:
-    """The blobs of `source`, each checked; they cover it without gap or remainder."""
+    """Yield the blobs of `source`, each checked; they cover it without gap or
+    remainder.
+    """
     view = source.view
     offset = index = 0
     while True:

@@ -14,7 +14,7 @@ _MAX_STRING_SIZE = (1 << 32) - 1  # bytes
 
 
 def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
-    """The bytes of strings, in row-major order; text is encoded as UTF-8.
+    """Return the bytes of strings, in row-major order; text is encoded as UTF-8.
 
     Raises InvalidValueError for an element that is neither bytes nor text, and
     LimitError for one of 4 GiB.
@@ -32,7 +32,7 @@ def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
 def decode_strings(
     view: memoryview | bytes, shape: tuple[int, ...]
 ) -> np.ndarray[Any, np.dtype[np.object_]]:
-    """The strings in `view` as an object array of bytes, of `shape`.
+    """Return the strings in `view` as an object array of bytes, of `shape`.
 
     Raises InvalidValueError if `view` does not hold exactly as many.
     """

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 def align_columns(
     rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
 ) -> list[str]:
-    """One line a row, columns two spaces apart; those in `right` end flush."""
+    """Return one line a row, columns two spaces apart; those in `right` end flush."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -21,7 +21,7 @@ def align_columns(
 
 
 def bytes_text(size: int) -> str:
-    """A size as `17 B` or `4.2 MiB`."""
+    """Return a size as `17 B` or `4.2 MiB`."""
     if size < 1024:
         return f"{size} B"
     value = float(size)

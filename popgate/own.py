@@ -58,7 +58,7 @@ class OwnFinder(MetaPathFinder):
 
 
 def _place_of(spec: ModuleSpec | None) -> Path | None:
-    """The folder or file of a package; None where it is not there."""
+    """Return the folder or file of a package; None where it is not there."""
     if spec is None:
         return None
     if spec.origin is not None:

@@ -69,13 +69,13 @@ class ModelRunner:
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
-        """The names of classes, by output, where the file has them."""
+        """Return the names of classes, by output, where the file has them."""
         return self.engine.labels
 
     def execute(
         self, inputs: Mapping[str, Any] | Any, *, timeout: float | None = None
     ) -> dict[str, Array]:
-        """The outputs of one request, by name, new arrays.
+        """Return the outputs of one request, by name, new arrays.
 
         `inputs` are values by name, or the value of the only input; `timeout` is
         seconds. Raises `EngineError`: InvalidInput and UnknownAnchor for inputs that do
@@ -102,7 +102,7 @@ class ModelRunner:
         self.engine.close()
 
     def _named(self, inputs: Any, descs: Mapping[str, DataDesc]) -> Mapping[str, Any]:
-        """Values by name: given so, as a table, or as that of the only input."""
+        """Return values by name: given so, as a table, or as that of the only input."""
         if isinstance(inputs, Mapping):
             return inputs
         if not isinstance(inputs, np.ndarray):
@@ -153,7 +153,9 @@ class Result(Mapping[str, Array]):
         return self._result.wait(timeout)
 
     def arrays(self) -> dict[str, Array]:
-        """All of them, in a new dictionary. Waits; raises how the request failed."""
+        """Return all of them, in a new dictionary. Waits; raises how the request
+        failed.
+        """
         return self._result.arrays()
 
     def __await__(self) -> Generator[Any, None, dict[str, Array]]:
@@ -184,7 +186,7 @@ def _popef_of(path: Path, folder: Path) -> Path:
 
 
 def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
-    """The value as the engine takes it. Raises InvalidInput."""
+    """Return the value as the engine takes it. Raises InvalidInput."""
     wanted = desc.data_type.numpy_dtype
     if isinstance(value, np.ndarray) and value.dtype == wanted:
         return with_rank(value, desc.shape)

@@ -63,7 +63,8 @@ def client_code(
     sequence: int | str | None = None,
     streams: bool = False,
 ) -> str:
-    """The program; what it sends is what the model was run with when it was loaded.
+    """Return the program; what it sends is what the model was run with when it was
+    loaded.
 
     `url` is the server as the reader has reached it. `asks_key`: the server has keys.
     `sequence`: the id of a sequence, if requests belong to one. `streams`: a request

@@ -91,8 +91,9 @@ MANAGEMENT = [Security(_KEY)]
 
 
 def find_model(gateway: Gateway, name: str) -> ModelRecord:
-    """The model of that name. Raises `UnknownModel`, and `HTTPException` for a path
-    that takes POST only."""
+    """Return the model of that name. Raises `UnknownModel`, and `HTTPException` for a
+    path that takes POST only.
+    """
     record = gateway.repository.get(name)
     if record is None:
         if name.endswith(":predict"):  # no name of a model: another method's path
@@ -119,8 +120,9 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
 
 
 def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:
-    """The answer to a load or unload that did not succeed; `unknown` is the code where
-    there is no such model, if that is another one."""
+    """Return the answer to a load or unload that did not succeed; `unknown` is the code
+    where there is no such model, if that is another one.
+    """
     if error.passing:
         after = (b"retry-after", b"%d" % RETRY_AFTER_DEVICE_LOST)
         return HttpError(503, str(error), error.passing, (after,))
@@ -130,7 +132,7 @@ def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object, of any content type; `{}` if it is empty.
+    """Return the body as a JSON object, of any content type; `{}` if it is empty.
 
     Raises `MalformedBody`, `BodyTooLarge`, or `InvalidRequest` for any other JSON.
     """
@@ -165,7 +167,7 @@ async def read_load_request(
 
 
 async def _read(request: Request, limit: int) -> bytearray:
-    """The body, or more than `limit` bytes of it if it has more."""
+    """Return the body, or more than `limit` bytes of it if it has more."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

@@ -91,14 +91,14 @@ def version_status(record: VersionRecord, told: Told = str) -> VersionStatus:
 
 
 def model_summary(record: ModelRecord, told: Told = str) -> ModelSummary:
-    """The line of a model in the list, with reasons as `told` has them."""
+    """Return the line of a model in the list, with reasons as `told` has them."""
     return ModelSummary(**_summary(record, told))
 
 
 def model_details(
     record: ModelRecord, loaded: LoadedModel | None, told: Told = str
 ) -> ModelDetails:
-    """All about one model; `loaded` is the version that was asked for."""
+    """Return all about one model; `loaded` is the version that was asked for."""
     values = _summary(record, told)
     if loaded is None:
         return ModelDetails(**values)
@@ -148,7 +148,7 @@ def _properties(loaded: LoadedModel) -> dict[str, str]:
 
 
 def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
-    """The protocol's metadata document."""
+    """Return the protocol's metadata document."""
     return ModelMetadata(
         name=record.name,
         versions=[str(version) for version in record.available],
@@ -237,7 +237,7 @@ def _queue_policy(max_queue_size: int, timeout: float | None) -> dict[str, Any]:
 def index_entries(
     records: list[ModelRecord], *, ready: bool, told: Told = str
 ) -> list[IndexEntry]:
-    """The repository index; with `ready`, only what answers."""
+    """Return the repository index; with `ready`, only what answers."""
     entries = []
     for record in records:
         for _, version in sorted(record.versions.items()):
@@ -334,7 +334,7 @@ _CONTROL_KINDS = {"correlation_id": "CORRID"}
 
 
 def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
-    """The sequences of a model, in Triton's words."""
+    """Return the sequences of a model, in Triton's words."""
     return {
         "max_sequence_idle_microseconds": round(config.max_idle * 1e6),
         "oldest": {

@@ -28,7 +28,9 @@ _NAMED_SEQUENCE = SEQUENCE | {"sequence_id": "example"}
 
 
 def example_parameters(loaded: LoadedModel) -> Mapping[str, Any]:
-    """The parameters without which a model answers no request: those of a sequence."""
+    """Return the parameters without which a model answers no request: those of a
+    sequence.
+    """
     config = loaded.config.sequence
     if config is None:
         return {}
@@ -44,7 +46,8 @@ def example_request(
     fill: int = 1,
     parameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """A body in the short form (`inputs` as a mapping); None where it gets too long.
+    """Return a body in the short form (`inputs` as a mapping); None where it gets too
+    long.
 
     `given` are values by input; `fill` is the size of free dimensions; `parameters`
     are those of `example_parameters`.
@@ -63,7 +66,7 @@ def example_request(
 
 
 def example_shapes(spec: ModelSpec, fill: int = 1) -> dict[str, list[int]]:
-    """The shapes of synthetic values, by input."""
+    """Return the shapes of synthetic values, by input."""
     return {t.name: _shape(spec, t, fill) for t in spec.inputs}
 
 
@@ -90,7 +93,7 @@ def _with(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
-    """The shape as metadata shows it: -1 is free, and so is the batch dimension.
+    """Return the shape as metadata shows it: -1 is free, and so is the batch dimension.
 
     A tensor of any rank is shown as ``[-1]``: the protocol has no word for it.
     """

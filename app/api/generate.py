@@ -47,7 +47,7 @@ class GenerateForm:
 
 
 def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
-    """The request of a flat JSON object. Raises `RequestError`."""
+    """Return the request of a flat JSON object. Raises `RequestError`."""
     spec, limits = codec.spec, codec.limits
     text = join(body)
     check_json_size(len(text), limits)
@@ -83,7 +83,8 @@ def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
 def encode_generate(
     codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
 ) -> bytes:
-    """The flat JSON object of one response: one element as itself, more as a list.
+    """Return the flat JSON object of one response: one element as itself, more as a
+    list.
 
     Raises `NotRepresentable` for what JSON cannot say.
     """
@@ -116,7 +117,7 @@ def _nested_parameters(value: object, limits: Limits) -> dict[str, Any]:
 
 
 def _input(tensor: TensorSpec, value: object, limits: Limits) -> dict[str, Any]:
-    """The input of an inference document."""
+    """Return the input of an inference document."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         shape, data = discover(tensor.name, value, tensor.shape, limits)
     else:
@@ -132,7 +133,7 @@ def _input(tensor: TensorSpec, value: object, limits: Limits) -> dict[str, Any]:
 
 
 def _fill(tensor: TensorSpec, count: int) -> tuple[int, ...]:
-    """The model's shape with `count` elements in it."""
+    """Return the model's shape with `count` elements in it."""
     if tensor.shape is None:
         return (count,)
     left, dims = count, list(tensor.shape)

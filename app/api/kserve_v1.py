@@ -62,7 +62,9 @@ class PredictForm:
 
 
 def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | None]:
-    """The request of a body, and the number of its instances. Raises `RequestError`."""
+    """Return the request of a body, and the number of its instances. Raises
+    `RequestError`.
+    """
     spec, limits = codec.spec, codec.limits
     text = join(body)
     check_json_size(len(text), limits)
@@ -112,7 +114,7 @@ def encode_predict(
     outputs: Mapping[str, Tensor],
     nan: NanPolicy,
 ) -> bytes:
-    """The answer, in the form in which the request came.
+    """Return the answer, in the form in which the request came.
 
     Raises `NotRepresentable` for outputs that cannot be told apart by instance.
     """
@@ -159,7 +161,7 @@ def _ignores_extra(parameters: object) -> bool:
 
 
 def _by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
-    """The values of all instances, by input."""
+    """Return the values of all instances, by input."""
     if not isinstance(instances, list) or not instances:
         msg = "'instances' must be a list with at least one instance"
         raise InvalidRequest(msg)
@@ -195,7 +197,7 @@ def _only_input(spec: ModelSpec) -> str:
 def _input(
     tensor: TensorSpec, value: object, rows: int | None, limits: Limits
 ) -> dict[str, Any]:
-    """The input of an inference document."""
+    """Return the input of an inference document."""
     shape, data = discover(tensor.name, value, tensor.shape, limits)
     if rows is not None and shape[:1] != (rows,):
         msg = (
@@ -242,7 +244,7 @@ def _nested(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
 
 
 def _rows(output: Output, tensor: Tensor, nan: NanPolicy) -> list[bytes]:
-    """The text of each element of the first dimension."""
+    """Return the text of each element of the first dimension."""
     shape = tensor.shape
     if 0 in shape:
         return _empty_rows(shape)
@@ -260,7 +262,7 @@ def _rows(output: Output, tensor: Tensor, nan: NanPolicy) -> list[bytes]:
 
 
 def _lists(blocks: Iterable[list[bytes]], size: int) -> Iterator[bytes]:
-    """The texts of lists of `size` elements each."""
+    """Yield the texts of lists of `size` elements each."""
     parts: list[bytes] = []
     missing = size
     for block in blocks:
@@ -286,7 +288,7 @@ def _empty_rows(shape: tuple[int, ...]) -> list[bytes]:
 
 
 def _items(output: Output, tensor: Tensor, nan: NanPolicy) -> Iterator[list[bytes]]:
-    """The text of each element, flat, in blocks."""
+    """Yield the text of each element, flat, in blocks."""
     if output.kind != "s":
         yield from output.json_items(tensor, nan)
         return

@@ -72,8 +72,9 @@ _LOADING = re.compile(r"/(load|unload)$")
 def documented_methods(
     routers: Iterable[APIRouter], *, also_pages: bool = False
 ) -> dict[str, set[str]]:
-    """The paths of the document with their methods, without making all of it;
-    `also_pages`: those too that are for people and not in it."""
+    """Return the paths of the document with their methods, without making all of it;
+    `also_pages`: those too that are for people and not in it.
+    """
     methods: dict[str, set[str]] = {}
     for router in routers:
         for route in router.routes:
@@ -83,7 +84,7 @@ def documented_methods(
 
 
 def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, Any]:
-    """The document of the application, without its models.
+    """Return the document of the application, without its models.
 
     `restricted` are the groups of the API that need a header
     (`app/config/restrictions.py`).
@@ -298,7 +299,9 @@ def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
 
 
 def to_yaml(value: Any, indent: int = 0) -> str:
-    """A JSON document as YAML in block style; scalars stay JSON, which YAML takes."""
+    """Return a JSON document as YAML in block style; scalars stay JSON, which YAML
+    takes.
+    """
     pad = "  " * indent
     if isinstance(value, dict) and value:
         return "".join(

@@ -89,7 +89,9 @@ REQUEST_BODIES: tuple[type, ...] = (
 
 
 def whole_number(value: object) -> int | None:
-    """The integer that a JSON number is, for which 3.0 is one too; None for others."""
+    """Return the integer that a JSON number is, for which 3.0 is one too; None for
+    others.
+    """
     if type(value) is float and value.is_integer():
         return int(value)
     return value if type(value) is int else None
@@ -103,7 +105,7 @@ def documented(model: type, *, required: bool = False) -> dict[str, Any]:
 
 
 def body_schemas() -> dict[str, Any]:
-    """The schemas of all these bodies by name, for the OpenAPI document."""
+    """Return the schemas of all these bodies by name, for the OpenAPI document."""
     found: dict[str, Any] = {}
     for model in REQUEST_BODIES:
         schema = TypeAdapter(model).json_schema(ref_template=_REF)

@@ -43,8 +43,9 @@ REFERENCE = "#/components/schemas/{model}"
 
 
 def error_response(text: str) -> dict[str, Any]:
-    """An answer of `ErrorBody`, for the document alone: FastAPI would make a validator
-    of each that is given as a model, a fifth of the start."""
+    """Return an answer of `ErrorBody`, for the document alone: FastAPI would make a
+    validator of each that is given as a model, a fifth of the start.
+    """
     schema = {"$ref": REFERENCE.format(model=ErrorBody.__name__)}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 

@@ -8,7 +8,7 @@ from app.cli.errors import EXIT_USAGE, CommandError
 
 
 def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, str]:
-    """The mapping that repeated options give. Raises `CommandError`."""
+    """Return the mapping that repeated options give. Raises `CommandError`."""
     pairs: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")

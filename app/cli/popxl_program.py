@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def split_name(source: Path) -> tuple[Path, str] | None:
-    """The file and the name in it, if `source` says a Python program; else None."""
+    """Return the file and the name in it, if `source` says a Python program;
+    else None.
+    """
     path, colon, name = str(source).rpartition(":")
     if colon and path.endswith(".py") and name.isidentifier():
         return Path(path), name

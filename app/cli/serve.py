@@ -94,7 +94,7 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 
 def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """The options, as if what stands without one had been given with one.
+    """Return the options, as if what stands without one had been given with one.
 
     A folder is one of many models unless it shows itself to be that of one.
     """
@@ -171,7 +171,7 @@ def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
 
 
 def _with_profile_models(settings: Settings) -> Settings:
-    """The profile's own models are served where no other folder is named."""
+    """Return the profile's own models are served where no other folder is named."""
     from app.config.profiles import PROFILES
 
     if settings.profile is None or "model_repository" in settings.model_fields_set:
@@ -185,8 +185,9 @@ def _with_profile_models(settings: Settings) -> Settings:
 
 
 def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
-    """The option, or the variable, that a value came from, and a colon; empty where it
-    is about several."""
+    """Return the option, or the variable, that a value came from, and a colon; empty
+    where it is about several.
+    """
     if not location:
         return ""
     name = str(location[0])

@@ -62,7 +62,7 @@ class SettingsOption:
 
 
 def declared_options() -> Iterator[SettingsOption]:
-    """All of them, in the order of the fields."""
+    """Yield all of them, in the order of the fields."""
     texts = _texts()
     for name, field in Settings.model_fields.items():
         kind, shown = _kind(field), _shown(field)

@@ -52,7 +52,7 @@ class Chunks:
         return parts
 
     def take_bytes(self, count: int) -> bytes:
-        """The next `count` bytes, joined."""
+        """Return the next `count` bytes, joined."""
         parts = self.take(count)
         return parts[0].tobytes() if len(parts) == 1 else b"".join(parts)
 
@@ -61,7 +61,7 @@ class Chunks:
 
 
 def join(chunks: Body) -> bytes:
-    """The whole body in one; the chunk itself where there is one."""
+    """Return the whole body in one; the chunk itself where there is one."""
     if len(chunks) == 1:
         chunk = chunks[0]
         if isinstance(chunk, bytes):
@@ -70,7 +70,7 @@ def join(chunks: Body) -> bytes:
 
 
 def beginning(chunks: Body, size: int) -> bytes:
-    """The first `size` bytes of a body, or more."""
+    """Return the first `size` bytes of a body, or more."""
     if chunks and (len(chunks) == 1 or len(chunks[0]) >= size):
         chunk = chunks[0]
         return chunk if isinstance(chunk, bytes) else bytes(chunk[:size])
@@ -78,7 +78,8 @@ def beginning(chunks: Body, size: int) -> bytes:
 
 
 def in_parts(pieces: Sequence[Buffer], total: int) -> Sequence[Buffer]:
-    """A response body of `total` bytes in few parts, none of the large ones copied.
+    """Return a response body of `total` bytes in few parts, none of the large ones
+    copied.
 
     A small one stays in pieces: the sender joins them with its head.
     """

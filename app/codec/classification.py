@@ -31,7 +31,8 @@ _PART = 8
 def classify(
     output: Output, tensor: Tensor, count: int, labels: Sequence[str], *, batched: bool
 ) -> Tensor:
-    """The BYTES tensor of the `count` highest values: of each row, where `batched`.
+    """Return the BYTES tensor of the `count` highest values: of each row, where
+    `batched`.
 
     Its shape is ``[rows, n]`` or ``[n]``, with n at most the number of values.
     Raises NotRepresentable for more strings than can be of use.
@@ -60,7 +61,7 @@ def classify(
 
 
 def _highest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
-    """Indices of the highest values of each row, best first."""
+    """Return indices of the highest values of each row, best first."""
     # Of integers the complement: -2**31 has no negative, and neither has unsigned 1.
     keys = -values if values.dtype.kind == "f" else ~values
     width = keys.shape[1]
@@ -74,7 +75,9 @@ def _highest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
 
 
 def _lowest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
-    """Indices of the `count` lowest values in their order, without sorting the rest."""
+    """Return indices of the `count` lowest values in their order, without sorting the
+    rest.
+    """
     edge = np.partition(keys, count - 1)[count - 1]
     if edge == edge:
         sure, tied = np.flatnonzero(keys < edge), np.flatnonzero(keys == edge)

@@ -49,7 +49,7 @@ class CompressResponses(enum.Enum):
 
 
 def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
-    """The chunks of a body without its Content-Encoding.
+    """Return the chunks of a body without its Content-Encoding.
 
     Raises UnsupportedMediaType for an encoding that is not read here, MalformedBody
     for data that is not in it, BodyTooLarge as soon as more than `limit` bytes are out.
@@ -118,7 +118,7 @@ class ResponseCodings:
         self._known: dict[bytes, Coding | None] = {}
 
     def choose(self, accept: bytes) -> Coding | None:
-        """The coding for a header's value; None to leave the answer as it is."""
+        """Return the coding for a header's value; None to leave the answer as it is."""
         try:
             return self._known[accept]
         except KeyError:
@@ -150,7 +150,7 @@ class ResponseCodings:
 
 
 def _quality(parameter: bytes) -> float:
-    """The value of ``q=0.5``: 1 without one, 0 where it is none."""
+    """Return the value of ``q=0.5``: 1 without one, 0 where it is none."""
     if not parameter:
         return 1.0
     name, _, value = parameter.partition(b"=")

@@ -68,7 +68,7 @@ class DocumentReader:
         *,
         maybe_bool: bool = True,
     ) -> InferRequest:
-        """The request of a parsed document. `tail` holds its binary tensors.
+        """Return the request of a parsed document. `tail` holds its binary tensors.
 
         Raises InvalidRequest or InvalidTensor.
         """
@@ -139,7 +139,7 @@ class DocumentReader:
         return True
 
     def _form(self) -> str:
-        """The short form of a request, for people."""
+        """Return the short form of a request, for people."""
         names = [tensor.name for tensor in self.spec.inputs]
         more = ", …" if len(names) > 1 else ""
         return f'{{"inputs": {{"{names[0] if names else "NAME"}": […]{more}}}}}'
@@ -230,7 +230,7 @@ class DocumentReader:
         accepted: Any,
         tail: Chunks | None,
     ) -> Tensor:
-        """The tensor of an input that has parameters, or no `data`."""
+        """Return the tensor of an input that has parameters, or no `data`."""
         name, data = model_input.name, item.get("data")
         parameters = item.get("parameters")
         if parameters is None:
@@ -266,7 +266,9 @@ class DocumentReader:
         parameters: Document,
         accepted: Any,
     ) -> Tensor:
-        """The tensor of an input in shared memory: a copy of what is there now."""
+        """Return the tensor of an input in shared memory: a copy of what is
+        there now.
+        """
         if self._regions is None:
             raise not_allowed()
         place = place_of(f"input '{model_input.name}'", parameters)
@@ -367,7 +369,7 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
 
 
 def new_request(reply: Reply) -> InferRequest:
-    """An empty request that will be answered as `reply` says."""
+    """Return an empty request that will be answered as `reply` says."""
     encoding = reply.encoding
     if encoding is Encoding.BINARY:
         request = InferRequest({}, Encoding.JSON)

@@ -63,8 +63,8 @@ class Elements:
         null_is_nan: bool = False,
         first: int = 0,
     ) -> bytes:
-        """The bytes of `values`, a flat list that must hold `count` elements, of which
-        the first has the index `first`.
+        """Return the bytes of `values`, a flat list that must hold `count` elements, of
+        which the first has the index `first`.
 
         Raises InvalidTensor, naming the first element that does not fit.
         """
@@ -115,7 +115,7 @@ class Elements:
         raise self._mismatch(values, count, first)
 
     def _mismatch(self, values: Sequence[Any], count: int, first: int) -> InvalidTensor:
-        """The error that names the first element that does not fit."""
+        """Return the error that names the first element that does not fit."""
         if len(values) != count:
             return InvalidTensor(
                 "Unable to parse 'data': Shape does not match true shape of 'data' "
@@ -169,7 +169,7 @@ class Elements:
         is_base64: bool = False,
         first: int = 0,
     ) -> bytes:
-        """The bytes of a BYTES tensor: each element behind its 4-byte length.
+        """Return the bytes of a BYTES tensor: each element behind its 4-byte length.
 
         Text becomes UTF-8; with `is_base64`, text is decoded from base64 instead.
         """
@@ -253,7 +253,7 @@ def encode_text(value: str, where: str) -> bytes:
 
 
 def from_base64(value: str, where: str) -> bytes:
-    """The bytes of standard base64; InvalidTensor for anything else."""
+    """Return the bytes of standard base64; InvalidTensor for anything else."""
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:

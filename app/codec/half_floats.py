@@ -30,7 +30,9 @@ class Shortest(dict[int, bytes]):
         return text
 
     def join(self, bits: Iterable[int]) -> bytes:
-        """The JSON list of the values with these bits; non-finite ones are null."""
+        """Return the JSON list of the values with these bits; non-finite ones
+        are null.
+        """
         return b"[" + b",".join(map(self.__getitem__, bits)) + b"]"
 
 
@@ -69,7 +71,8 @@ BF16 = Shortest(_decimal_bf16)
 
 
 def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
-    """The BF16 bits nearest to `values`, ties to even; too large becomes infinity.
+    """Return the BF16 bits nearest to `values`, ties to even; too large becomes
+    infinity.
 
     Going by way of float32 would round twice and so may be off by one. Rounding to
     float32 is therefore done towards an odd last bit, which keeps the information on
@@ -105,6 +108,6 @@ def pack_bf16(values: Sequence[Any]) -> bytes:
 
 
 def unpack_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """The values of BF16 bits, exactly."""
+    """Return the values of BF16 bits, exactly."""
     shifted: npt.NDArray[np.uint32] = bits.astype(np.uint32) << np.uint32(16)
     return shifted.view(np.float32)

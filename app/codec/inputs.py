@@ -74,7 +74,7 @@ class Input:
         self._accepted: dict[tuple[int, ...], Accepted] = {}
 
     def accept(self, shape: object) -> Accepted:
-        """The shape of a request, checked against the model's.
+        """Return the shape of a request, checked against the model's.
 
         Raises InvalidRequest or InvalidTensor.
         """
@@ -126,7 +126,7 @@ class Input:
         is_base64: bool = False,
         null_is_nan: bool = False,
     ) -> Tensor:
-        """The tensor of a document's `data`: a flat or nested list, or bytes.
+        """Return the tensor of a document's `data`: a flat or nested list, or bytes.
 
         Raises Unusual where a `NumberList` is none after all.
         """
@@ -174,7 +174,7 @@ class Input:
     def _from_long(
         self, data: LongList, accepted: Accepted, *, is_base64: bool, null_is_nan: bool
     ) -> Tensor:
-        """The tensor of a list that is read, and packed, in blocks."""
+        """Return the tensor of a list that is read, and packed, in blocks."""
         shape, count = accepted[:2]
         # Brackets beyond those of the shape say nothing, and neither does a flat list.
         is_flat = data.depth == 1 and data.dims is not None
@@ -200,7 +200,7 @@ class Input:
         is_base64: bool,
         null_is_nan: bool,
     ) -> Tensor:
-        """The tensor of many elements, packed some thousand at a time."""
+        """Return the tensor of many elements, packed some thousand at a time."""
         parts: list[bytes] = []
         done = 0
         for block in blocks:
@@ -225,7 +225,7 @@ class Input:
     def from_bytes(
         self, parts: Sequence[Buffer], nbytes: int, accepted: Accepted
     ) -> Tensor:
-        """The tensor of bytes as they came, which are checked and not copied.
+        """Return the tensor of bytes as they came, which are checked and not copied.
 
         Only the bytes of BYTES tensors are joined, if they came in several parts.
         """
@@ -264,7 +264,7 @@ class Input:
     def from_nested(
         self, value: Any, *, maybe_bool: bool = True, null_is_nan: bool = False
     ) -> Tensor:
-        """The tensor of a shorthand value: nested lists, a scalar, or bytes."""
+        """Return the tensor of a shorthand value: nested lists, a scalar, or bytes."""
         if isinstance(value, bytes) and self.item_size:
             return self.from_raw((value,), len(value))
         if type(value) is LongList:
@@ -285,7 +285,7 @@ class Input:
         )
 
     def from_raw(self, parts: Sequence[Buffer], nbytes: int) -> Tensor:
-        """The tensor of bytes that say nothing of their shape."""
+        """Return the tensor of bytes that say nothing of their shape."""
         if not self.item_size:
             return self._from_raw_string(parts)
         shape = deduce(
@@ -309,14 +309,16 @@ class Input:
         return self.from_file(parts)
 
     def from_file(self, parts: Sequence[Buffer]) -> Tensor:
-        """The tensor of a BYTES input with the bytes of one file as its element."""
+        """Return the tensor of a BYTES input with the bytes of one file as
+        its element.
+        """
         rank = 1 if self.shape is None else len(self.shape)
         accepted = self.accept_parsed((1,) * rank)
         packed = self.elements.pack_strings([b"".join(parts)], 1)
         return Tensor(self.data_type, accepted[0], (packed,), len(packed))
 
     def from_texts(self, values: list[Any], accepted: Accepted) -> Tensor:
-        """The tensor of strings that came as an .npy array of text or bytes."""
+        """Return the tensor of strings that came as an .npy array of text or bytes."""
         where = f"an element of input '{self.name}'"
         raws = [v if isinstance(v, bytes) else encode_text(v, where) for v in values]
         packed = self.elements.pack_strings(raws, accepted[1])

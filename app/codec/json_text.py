@@ -61,7 +61,9 @@ _PAUSE_AFTER = 1 << 14
 
 
 def parse_json(text: bytes, limits: Limits) -> Any:
-    """The value of a JSON text. MalformedBody or InvalidRequest where it is none."""
+    """Return the value of a JSON text. MalformedBody or InvalidRequest where it is
+    none.
+    """
     if len(text) > UNBOUNDED:
         ensure_room(check_values(text, limits))
     try:
@@ -136,7 +138,9 @@ def _parse_with_literals(text: bytes, limits: Limits) -> Any:
 
 
 def _finite(text: str) -> float:
-    """A float; 1e999 is refused, as orjson does, and does not become infinity."""
+    """Return a float; 1e999 is refused, as orjson does, and does not
+    become infinity.
+    """
     value = float(text)
     if math.isinf(value):
         msg = f"number {text[:40]} is infinity when parsed as double"
@@ -183,7 +187,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _count_usual_keys(document: dict[str, Any]) -> int:
-    """The keys where a request has some."""
+    """Return the keys where a request has some."""
     keys = len(document)
     inputs = document.get("inputs")
     if type(inputs) is list:
@@ -250,7 +254,7 @@ def _check_keys(keys: int, limits: Limits) -> None:
 
 
 def _keys_in(text: bytes) -> int:
-    """The colons of a valid JSON text that are in no string."""
+    """Return the colons of a valid JSON text that are in no string."""
     if b"\\" in text:  # then quotation marks may be escaped, and escapes, too
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     keys, within = 0, False

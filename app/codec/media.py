@@ -72,7 +72,7 @@ def way_of(
 
 
 def encoding_of(content_type: bytes | None, body: Body) -> Encoding:
-    """The encoding of a body without a binary header.
+    """Return the encoding of a body without a binary header.
 
     It is FILE for a content type that is none of ours, and where the content type
     leaves it open and the bytes do not tell. Raises MalformedBody for an empty body.
@@ -194,7 +194,7 @@ def _parameters(parameters: list[bytes]) -> tuple[float, NanPolicy | None]:
 
 
 def nan_policy(value: object) -> NanPolicy:
-    """The policy by its name; raises InvalidRequest for any other value."""
+    """Return the policy by its name; raises InvalidRequest for any other value."""
     try:
         return NanPolicy(value)
     except ValueError:

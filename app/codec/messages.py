@@ -114,7 +114,7 @@ class InferRequest:
         self.rows = 1
 
     def over(self, inputs: dict[str, Tensor]) -> InferRequest:
-        """A request for the same with other inputs."""
+        """Return a request for the same with other inputs."""
         twin = InferRequest(inputs, self.encoding)
         twin.id = self.id
         twin.outputs = self.outputs
@@ -162,7 +162,7 @@ class Response:
 
     @property
     def headers(self) -> list[Header]:
-        """The headers, one by one."""
+        """Return the headers, one by one."""
         headers: list[Header] = []
         for line in self.lines.split(b"\r\n")[:-1]:
             name, _, value = line.partition(b": ")
@@ -171,7 +171,7 @@ class Response:
 
     @property
     def body(self) -> bytes:
-        """All parts in one: for small bodies and for tests."""
+        """Return all parts in one: for small bodies and for tests."""
         return b"".join(self.parts)
 
     def __repr__(self) -> str:
@@ -189,15 +189,15 @@ class Refusal(Response):
 
 
 def lines_of(headers: Iterable[Header]) -> bytes:
-    """Headers as they are sent."""
+    """Return headers as they are sent."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def sized_lines(media_type: bytes, size: int) -> bytes:
-    """The headers of a body of `size` bytes."""
+    """Return the headers of a body of `size` bytes."""
     return b"content-type: %b\r\ncontent-length: %d\r\n" % (media_type, size)
 
 
 def json_response(text: bytes) -> Response:
-    """A response that is a JSON text."""
+    """Return a response that is a JSON text."""
     return Response(200, sized_lines(Encoding.JSON.value, len(text)), [text])

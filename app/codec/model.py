@@ -81,7 +81,8 @@ class ModelCodec:
         return self._outputs
 
     def read(self, document: object) -> InferRequest:
-        """The validated request of a document that was made elsewhere; JSON goes back.
+        """Return the validated request of a document that was made elsewhere; JSON goes
+        back.
 
         Raises `app.errors.RequestError`.
         """
@@ -94,7 +95,7 @@ class ModelCodec:
         accept: bytes | None,
         body: Body,
     ) -> InferRequest:
-        """The validated request of a body, given as its chunks in order.
+        """Return the validated request of a body, given as its chunks in order.
 
         `header_length` is the value of Inference-Header-Content-Length. Binary tensors
         are views of the chunks. Raises `app.errors.RequestError` and nothing else.
@@ -204,7 +205,7 @@ class ModelCodec:
     def _written(
         self, request: InferRequest, outputs: Mapping[str, Tensor]
     ) -> tuple[str, ...]:
-        """The outputs of a response where there are not all (fused models)."""
+        """Return the outputs of a response where there are not all (fused models)."""
         wanted = request.outputs
         if wanted is None:
             return tuple(name for name in self._outputs if name in outputs)
@@ -218,7 +219,7 @@ class ModelCodec:
         return wanted
 
     def encode(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Response:
-        """The response to `request`; `outputs` is what the model gave.
+        """Return the response to `request`; `outputs` is what the model gave.
 
         Raises InvalidRequest where that is not what the request wants,
         NotRepresentable where the encoding asked for cannot hold the result.
@@ -242,7 +243,7 @@ class ModelCodec:
         classes: Mapping[str, int],
         outputs: Mapping[str, Tensor],
     ) -> Response:
-        """The response with the highest values of some outputs, as strings."""
+        """Return the response with the highest values of some outputs, as strings."""
         names = frozenset(classes)
         codec = self._classified.get(names)
         if codec is None:

@@ -64,7 +64,7 @@ def _malformed(why: str) -> MalformedBody:
 
 
 def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
-    """The header at the start of a body; the data is what `chunks` has left."""
+    """Return the header at the start of a body; the data is what `chunks` has left."""
     if chunks.left < 10:
         raise _malformed(f"it ends within the header, at byte {chunks.left}")
     start = chunks.take_bytes(8)
@@ -138,7 +138,7 @@ def decode_npy(
     body: Body,
     reply: Reply,
 ) -> InferRequest:
-    """The request of a body that is the array for a model's only input.
+    """Return the request of a body that is the array for a model's only input.
 
     Raises MalformedBody or InvalidTensor.
     """
@@ -236,7 +236,7 @@ def _name(dtype: np.dtype[np.generic], descr: str) -> str:
 
 
 def encode_npy(output: Output, tensor: Tensor) -> Response:
-    """The response that is one output as an array, its data not copied.
+    """Return the response that is one output as an array, its data not copied.
 
     Raises NotRepresentable for strings that numpy's fixed-width type would change.
     """
@@ -256,7 +256,9 @@ def encode_npy(output: Output, tensor: Tensor) -> Response:
 
 
 def write_header(descr: str, shape: Shape) -> bytes:
-    """The header of a format 1.0 array, padded so that the data is aligned to 64."""
+    """Return the header of a format 1.0 array, padded so that the data is aligned to
+    64.
+    """
     dims = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({dims}), }}"
     padding = -(len(NPY_MAGIC) + 4 + len(text) + 1) % _ALIGNMENT

@@ -75,7 +75,7 @@ class NumberList:
         self.end = end
 
     def pack(self, shape: Shape, code: str | None) -> bytes:
-        """The little-endian bytes of the tensor; `code` is that of `struct`.
+        """Return the little-endian bytes of the tensor; `code` is that of `struct`.
 
         Raises Unusual where the list does not hold just that.
         """
@@ -96,7 +96,7 @@ def may_have_lists(text: bytes) -> bool:
 
 
 def parse_with_lists(text: bytes, limits: Limits) -> dict[str, Any]:
-    """The document of a body, with a `NumberList` as `data` of its inputs.
+    """Return the document of a body, with a `NumberList` as `data` of its inputs.
 
     Raises Unusual where it has to be parsed as a whole, and what `parse_json` does.
     """
@@ -112,8 +112,9 @@ def parse_with_lists(text: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def _find_lists(text: bytes) -> list[NumberList]:
-    """The lists behind the keys ``"data"``, up to the last bracket before the next
-    quotation mark or brace. Looks at no byte more than a few times."""
+    """Return the lists behind the keys ``"data"``, up to the last bracket before the
+    next quotation mark or brace. Looks at no byte more than a few times.
+    """
     found: list[NumberList] = []
     end = 0
     while (key := text.find(_KEY, end)) >= 0:
@@ -187,7 +188,7 @@ class LongList:
             _check_balance(parts)
 
     def blocks(self) -> Iterator[list[Any]]:
-        """The elements, flat, some thousand at a time. Raises MalformedBody."""
+        """Yield the elements, flat, some thousand at a time. Raises MalformedBody."""
         for piece, skeleton in self._pieces():
             expected = skeleton.count(b",") + 1
             if b'"' not in piece:
@@ -204,7 +205,7 @@ class LongList:
             give_way()
 
     def values(self) -> list[Any]:
-        """All of it, as a parser gives it."""
+        """Return all of it, as a parser gives it."""
         flat: list[Any] = []
         for block in self.blocks():
             flat += block
@@ -216,8 +217,9 @@ class LongList:
         return flat
 
     def _pieces(self) -> Iterator[tuple[bytes, bytes]]:
-        """The text between the outer brackets, cut at commas; and the same without what
-        stands in strings."""
+        """Yield the text between the outer brackets, cut at commas; and the same
+        without what stands in strings.
+        """
         text, at, stop, step = self._text, self._start + 1, self._end - 1, _STEP
         while True:
             end = min(at + step, stop)
@@ -237,7 +239,8 @@ class LongList:
 
 
 def _skeleton(piece: bytes) -> bytes:
-    """A piece of JSON that begins in no string, with what stands in strings as ``x``.
+    """Return a piece of JSON that begins in no string, with what stands in strings as
+    ``x``.
 
     It may end within one.
     """
@@ -252,8 +255,9 @@ def _misplaced() -> MalformedBody:
 
 
 def _dims(inner: bytes, count: int, depth: int) -> Shape | None:
-    """The shape of a list whose brackets and commas these are, without the outer ones;
-    None if there is none."""
+    """Return the shape of a list whose brackets and commas these are, without the outer
+    ones; None if there is none.
+    """
     dims: list[int] = []
     product = 1
     for level in range(1, depth):
@@ -333,7 +337,7 @@ def _put_in(value: Any, lists: dict[str, LongList], left: list[int], depth: int)
 
 
 def listed(document: Any) -> Any:
-    """A document of `parse_large` as a parser gives it, made in blocks."""
+    """Return a document of `parse_large` as a parser gives it, made in blocks."""
     if type(document) is LongList:
         return document.values()
     if type(document) is dict:

@@ -27,7 +27,9 @@ _REMEMBERED_BYTES = 4096  # of a JSON header that is remembered for a model
 
 
 def parse_header_length(value: bytes, total: int) -> int:
-    """The value of Inference-Header-Content-Length; InvalidRequest if it is absurd."""
+    """Return the value of Inference-Header-Content-Length; InvalidRequest if it is
+    absurd.
+    """
     if not value.removeprefix(b"-").isdigit() or len(value) > 20:
         shown = value[:40].decode("ascii", "backslashreplace")
         msg = f"Unable to parse Inference-Header-Content-Length, got: {shown}"
@@ -81,7 +83,7 @@ class BinaryReader:
         self.inputs = inputs
 
     def decode(self, header_length: bytes, body: Body, reply: Reply) -> InferRequest:
-        """The request of a body that came with Inference-Header-Content-Length.
+        """Return the request of a body that came with Inference-Header-Content-Length.
 
         Raises `app.errors.RequestError`.
         """
@@ -144,7 +146,7 @@ class BinaryReader:
         remember(self._lengths, header_length, len(header))
 
     def _decode_raw(self, chunks: Chunks, reply: Reply) -> InferRequest:
-        """The request of a body that is the data of a model's only input."""
+        """Return the request of a body that is the data of a model's only input."""
         if not chunks.left:
             msg = "the body is empty; expected a tensor (the header length is 0)"
             raise MalformedBody(msg)

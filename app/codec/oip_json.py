@@ -59,7 +59,7 @@ def check_json_size(size: int, limits: Limits) -> None:
 def decode_json(
     reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
-    """The request of a body that is JSON from end to end."""
+    """Return the request of a body that is JSON from end to end."""
     first = body[0] if len(body) == 1 else None
     text = first if isinstance(first, bytes) else join(body)
     size = len(text)
@@ -85,8 +85,9 @@ def decode_json(
 def _decode_usual(
     reader: DocumentReader, limits: Limits, text: bytes, reply: Reply
 ) -> InferRequest | None:
-    """The request, if it is a usual one. What is wrong with it is not said here, but by
-    the way that every request can go."""
+    """Return the request, if it is a usual one. What is wrong with it is not said here,
+    but by the way that every request can go.
+    """
     try:
         return reader.read(parse_with_lists(text, limits), reply)
     except (Unusual, RequestError):
@@ -114,7 +115,7 @@ class JsonWriter:
         )
 
     def encode(self, request: InferRequest, tensors: Outputs) -> Response:
-        """The response; outputs that the request wants binary follow the JSON.
+        """Return the response; outputs that the request wants binary follow the JSON.
 
         Outputs that go to shared memory are written there. Raises NotRepresentable
         where the policy for NaN refuses a number.
@@ -139,7 +140,7 @@ class JsonWriter:
         return Response(200, _lines(size, tail_size), parts, total)
 
     def _encode_binary(self, request: InferRequest, tensors: Outputs) -> Response:
-        """The response with all outputs binary.
+        """Return the response with all outputs binary.
 
         Where their shapes have been before, nothing else of it is new.
         """
@@ -161,7 +162,7 @@ class JsonWriter:
     def _compose(
         self, request: InferRequest, tensors: Outputs
     ) -> tuple[list[bytes], list[Buffer], int]:
-        """The pieces of the JSON, the tensors behind it, and their bytes."""
+        """Return the pieces of the JSON, the tensors behind it, and their bytes."""
         if request.id is None:
             pieces: list[bytes] = [b"{", self._model]
         else:

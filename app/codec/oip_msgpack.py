@@ -63,7 +63,8 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def parse_msgpack(data: bytes, limits: Limits) -> Any:
-    """The value of a msgpack body. MalformedBody or InvalidRequest where it is none.
+    """Return the value of a msgpack body. MalformedBody or InvalidRequest where it is
+    none.
 
     No extension type, timestamps included, is read, and no object is built but the
     plain ones; keys are strings.
@@ -146,7 +147,7 @@ def is_mostly_bytes(first: bytes, size: int) -> bool:
 def decode_msgpack(
     reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
-    """The request of a msgpack body."""
+    """Return the request of a msgpack body."""
     return reader.read(parse_msgpack(join(body), limits), reply)
 
 
@@ -178,7 +179,7 @@ class MsgpackWriter:
         }
 
     def encode(self, request: InferRequest, tensors: Mapping[str, Tensor]) -> Response:
-        """The response to `request`."""
+        """Return the response to `request`."""
         names = request.outputs or self._all
         if request.id is None:
             pieces: list[Buffer] = [b"\x83", self._model]
@@ -207,7 +208,9 @@ class MsgpackWriter:
         return Response(200, lines, in_parts(pieces, total), total)
 
     def _head(self, name: str, shape: tuple[int, ...]) -> bytes:
-        """The map of an output up to its data. Packing costs 3 us, so it is kept."""
+        """Return the map of an output up to its data. Packing costs 3 us, so it is
+        kept.
+        """
         key = (name, shape)
         found = self._heads.get(key)
         if found is None:
@@ -216,7 +219,7 @@ class MsgpackWriter:
         return found
 
     def _placed(self, name: str, tensor: Tensor, held: HeldPlaces) -> bytes:
-        """The map of an output that goes to shared memory."""
+        """Return the map of an output that goes to shared memory."""
         place = _pack({"parameters": held.put(name, tensor)})
         return self._prefixes[name] + _pack(tensor.shape) + place[1:]
 
@@ -225,7 +228,7 @@ class MsgpackWriter:
 
 
 def _long_list(output: Output, tensor: Tensor) -> list[bytes]:
-    """The list of a large output, for the threads of what is large."""
+    """Return the list of a large output, for the threads of what is large."""
     if output.kind == "s":
         strings = output.strings(tensor, as_text=False)
         starts = range(0, len(strings), BLOCK)

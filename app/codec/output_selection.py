@@ -96,7 +96,7 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
 
 
 def place_of(what: str, parameters: dict[str, Any]) -> Extent:
-    """The place in shared memory that parameters name. Raises InvalidRequest."""
+    """Return the place in shared memory that parameters name. Raises InvalidRequest."""
     region = parameters["shared_memory_region"]
     if type(region) is not str:
         msg = f"'shared_memory_region' of {what} must be a string, got {region!r:.80}"
@@ -134,7 +134,7 @@ def not_allowed() -> HttpError:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Names as Triton's error messages list them: ``['A','B']``."""
+    """Return names as Triton's error messages list them: ``['A','B']``."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 

@@ -71,7 +71,7 @@ class Output:
         self.heads: dict[tuple[int, ...], bytes] = {}
 
     def head(self, shape: tuple[int, ...]) -> bytes:
-        """The JSON of an output up to its shape, with the comma behind it."""
+        """Return the JSON of an output up to its shape, with the comma behind it."""
         found = self.heads.get(shape)
         if found is None:
             found = self._prefix + orjson.dumps(shape) + b","
@@ -79,13 +79,14 @@ class Output:
         return found
 
     def array(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """The elements, flat, as numpy carries them: a view, if in one part."""
+        """Return the elements, flat, as numpy carries them: a view, if in one part."""
         parts = tensor.parts
         data = parts[0] if len(parts) == 1 else tensor.buffer
         return np.frombuffer(data, self.dtype)
 
     def json_data(self, tensor: Tensor, nan: NanPolicy) -> bytes:
-        """The JSON list of all elements, flat, in the fewest digits that are exact.
+        """Return the JSON list of all elements, flat, in the fewest digits that are
+        exact.
 
         Raises NotRepresentable under the policy that refuses non-finite numbers, and
         for more text than an answer may have.
@@ -114,7 +115,7 @@ class Output:
         return b",".join(pieces)
 
     def _blocks(self, array: npt.NDArray[Any], nan: NanPolicy) -> Iterator[bytes]:
-        """The numbers of a large array, written in blocks without brackets."""
+        """Yield the numbers of a large array, written in blocks without brackets."""
         most, values = self.limits.max_json_bytes, self.values
         self.check_text(2 * array.size - 1)
         ensure_room(2 * min(most, _NUMBER * array.size))
@@ -135,7 +136,7 @@ class Output:
             give_way()
 
     def json_items(self, tensor: Tensor, nan: NanPolicy) -> Iterator[list[bytes]]:
-        """The JSON of each number, flat, in blocks where there are many.
+        """Yield the JSON of each number, flat, in blocks where there are many.
 
         Raises what `json_data` does.
         """
@@ -157,7 +158,8 @@ class Output:
             raise NotRepresentable(msg)
 
     def strings(self, tensor: Tensor, *, as_text: bool = True) -> list[bytes]:
-        """The elements of a BYTES tensor, flat, to be written as text or as they are.
+        """Return the elements of a BYTES tensor, flat, to be written as text or as they
+        are.
 
         Raises NotRepresentable for more than are written so.
         """
@@ -175,7 +177,9 @@ class Output:
         return _long_strings(tensor, count)
 
     def values(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The numbers of an array as numpy computes with them (BF16 as float32)."""
+        """Return the numbers of an array as numpy computes with them (BF16
+        as float32).
+        """
         return unpack_bf16(array) if self._short is BF16 else array
 
     def _with_words(
@@ -203,7 +207,8 @@ class Output:
 
 
 def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
-    """The JSON list of BYTES elements, and whether they had to be written as base64.
+    """Return the JSON list of BYTES elements, and whether they had to be written as
+    base64.
 
     All of them are base64 as soon as one is not UTF-8: the flag is for the tensor.
     """
@@ -219,7 +224,7 @@ def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
 
 
 def texts_of(elements: list[bytes]) -> list[str]:
-    """The elements as text; UnicodeDecodeError where one is none."""
+    """Return the elements as text; UnicodeDecodeError where one is none."""
     if len(elements) <= _MANY:
         return [element.decode() for element in elements]
     texts: list[str] = []
@@ -230,7 +235,7 @@ def texts_of(elements: list[bytes]) -> list[str]:
 
 
 def write_strings(texts: list[str]) -> bytes:
-    """The JSON list of strings."""
+    """Return the JSON list of strings."""
     if len(texts) > _MANY:
         pieces = []
         for start in range(0, len(texts), BLOCK):
@@ -247,7 +252,7 @@ def write_strings(texts: list[str]) -> bytes:
 
 
 def strings_of(tensor: Tensor) -> list[bytes]:
-    """The elements of a BYTES tensor, flat."""
+    """Return the elements of a BYTES tensor, flat."""
     elements: list[bytes] = tensor.numpy().reshape(-1).tolist()
     return elements
 

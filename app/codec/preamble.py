@@ -20,7 +20,7 @@ def read_preamble(
     body: Body,
     limits: Limits,
 ) -> InferRequest:
-    """A request without tensors, with the parameters of the body.
+    """Return a request without tensors, with the parameters of the body.
 
     Of a body that cannot be read it has none: what is wrong with it is said when its
     model is there. Takes as long as decoding the body; for a thread.

@@ -24,14 +24,14 @@ _COUNTABLE = 1 << 63
 
 
 def written(shape: Shape | list[int] | None) -> str:
-    """A shape as error messages show it: ``[1,16]``."""
+    """Return a shape as error messages show it: ``[1,16]``."""
     if shape is None:
         return "of any rank"
     return "[" + ",".join(map(str, shape)) + "]"
 
 
 def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
-    """A shape from a document; InvalidRequest where it is none, or is absurd."""
+    """Return a shape from a document; InvalidRequest where it is none, or is absurd."""
     if type(shape) is not list:
         what = "is missing" if shape is None else f"is {shape!r:.80}"
         msg = f"'shape' of input '{name}' {what}; expected a list of integers"
@@ -54,7 +54,7 @@ def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
 
 
 def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
-    """The product of the dimensions; InvalidTensor where it passes the limit."""
+    """Return the product of the dimensions; InvalidTensor where it passes the limit."""
     count = 1
     largest = limits.max_elements
     for dim in shape:
@@ -80,7 +80,8 @@ def fits(expected: Shape | None, shape: Shape) -> bool:
 
 
 def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[Any]:
-    """A nested list as a flat one; its nesting must be exactly `shape`, or deeper.
+    """Return a nested list as a flat one; its nesting must be exactly `shape`, or
+    deeper.
 
     `data` is a list that has a list as its first element. How brackets beyond those
     of the shape are set says nothing: elements are taken in the order they stand in.
@@ -125,7 +126,7 @@ def _is_deeper(data: list[Any], rank: int) -> bool:
 
 
 def _leaves(data: list[Any], limits: Limits) -> list[Any]:
-    """All elements that are no lists, in their order. Does not recurse."""
+    """Return all elements that are no lists, in their order. Does not recurse."""
     found: list[Any] = []
     open_lists = [iter(data)]
     while open_lists:
@@ -145,7 +146,7 @@ def _leaves(data: list[Any], limits: Limits) -> list[Any]:
 def discover(
     name: str, value: object, expected: Shape | None, limits: Limits
 ) -> tuple[Shape, list[Any]]:
-    """Shape and flat elements of the shorthand's (nested) value.
+    """Return shape and flat elements of the shorthand's (nested) value.
 
     Leading dimensions that the value lacks are 1 where the model leaves them free or
     says 1, so that one row needs no brackets around it and a number none at all.
@@ -173,7 +174,7 @@ def discover(
 
 
 def completed(shape: Shape, expected: Shape | None) -> Shape:
-    """A shape with the dimensions that it lacks, as `discover` says."""
+    """Return a shape with the dimensions that it lacks, as `discover` says."""
     if expected is None or len(shape) >= len(expected):
         return shape
     missing = len(expected) - len(shape)
@@ -191,7 +192,7 @@ def completed(shape: Shape, expected: Shape | None) -> Shape:
 def deduce(
     name: str, nbytes: int, item_size: int, expected: Shape | None, *, batched: bool
 ) -> Shape:
-    """The shape of bytes that came without one (raw requests).
+    """Return the shape of bytes that came without one (raw requests).
 
     One dimension may be free; of a batched model the batch may be free as well, and is
     1 then. Raises InvalidTensor where more are free, or the bytes do not fit.

@@ -117,7 +117,7 @@ class Region:
             raise InvalidRequest(f"{msg}: {offset} + {size} of {byte_size} bytes")
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy of the bytes there. Raises `InvalidRequest`."""
+        """Return a copy of the bytes there. Raises `InvalidRequest`."""
         self.check(offset, size)
         self.used_at = time.monotonic()
         start = self.status.offset + offset
@@ -320,7 +320,7 @@ class RegionTable:
             raise
 
     def _check_key(self, status: RegionStatus) -> str:
-        """The file name of a key, which is one and leads nowhere else."""
+        """Return the file name of a key, which is one and leads nowhere else."""
         key = status.key.lstrip("/")
         for reserved in _RESERVED:
             if key.startswith(reserved):
@@ -358,7 +358,9 @@ class RegionTable:
     def status(
         self, name: str | None = None, owner: str | None = None
     ) -> list[RegionStatus]:
-        """All regions, or one; with an `owner`, of its own. Raises `UnknownRegion`."""
+        """Return all regions, or one; with an `owner`, of its own. Raises
+        `UnknownRegion`.
+        """
         self.sweep()
         if name is None:
             return [region.status for region in self if _may_use(region, owner)]
@@ -397,7 +399,9 @@ class RegionTable:
         return HeldPlaces(found, dict.fromkeys(used))
 
     def find(self, name: str) -> Region:
-        """The region of that name, whoever registered it. Raises `UnknownRegion`."""
+        """Return the region of that name, whoever registered it. Raises
+        `UnknownRegion`.
+        """
         region = self._regions.get(name)
         if region is None:
             raise UnknownRegion(name)

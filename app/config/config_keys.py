@@ -76,7 +76,7 @@ def section(kind: S) -> S:
 
 
 def key(default: Any, purpose: str, *, hidden: bool = False) -> Any:
-    """A field of a section. A default that can be changed is given as its type.
+    """Return a field of a section. A default that can be changed is given as its type.
 
     Messages show nothing that was written in a `hidden` field but numbers.
     """
@@ -87,14 +87,16 @@ def key(default: Any, purpose: str, *, hidden: bool = False) -> Any:
 
 
 def default_of(item: Field[Any]) -> Any:
-    """The value of a key that is not written."""
+    """Return the value of a key that is not written."""
     if item.default_factory is not MISSING:
         return item.default_factory()
     return item.default
 
 
 def section_of(kind: type[Any], name: str) -> type[Any] | None:
-    """The class of the section, or of each of the sections, that key `name` holds."""
+    """Return the class of the section, or of each of the sections, that key `name`
+    holds.
+    """
     return _dataclass_in(get_type_hints(kind)[name])
 
 
@@ -110,8 +112,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def read_section(kind: type[T], document: Mapping[str, Any]) -> T:
-    """The section of a parsed document. Raises `KeyProblem`, which names every key
-    that is wrong."""
+    """Return the section of a parsed document. Raises `KeyProblem`, which names every
+    key that is wrong.
+    """
     try:
         found: T = _adapter(kind).validate_python(dict(document))  # type: ignore[arg-type]
         return found
@@ -206,8 +209,9 @@ def _shown(value: Any) -> str:
 
 
 def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValidator:
-    """A key whose value is what `check` makes of what was written. One that is `hidden`
-    is a secret: messages do not show it."""
+    """Return a key whose value is what `check` makes of what was written. One that is
+    `hidden` is a secret: messages do not show it.
+    """
 
     def validate(value: Any) -> Any:
         try:
@@ -219,23 +223,25 @@ def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValida
 
 
 def must_be(wanted: str, *, hidden: bool = False) -> PydanticCustomError:
-    """The error of a value that is not what was wanted."""
+    """Return the error of a value that is not what was wanted."""
     kind = "must_be_hidden" if hidden else "must_be"
     return PydanticCustomError(kind, "{wanted}", {"wanted": wanted})
 
 
 def between(low: float, high: float) -> Any:
-    """A number between two, both included; whole if the key is an `int`, never NaN."""
+    """Return a number between two, both included; whole if the key is an `int`, never
+    NaN.
+    """
     return pydantic.Field(strict=True, ge=low, le=high)
 
 
 def text(most: int = 1000, least: int = 0) -> Any:
-    """A text of so many characters."""
+    """Return a text of so many characters."""
     return pydantic.Field(strict=True, min_length=least, max_length=most)
 
 
 def entries(most: int, least: int = 0) -> Any:
-    """A list or table of so many entries."""
+    """Return a list or table of so many entries."""
     return pydantic.Field(min_length=least, max_length=most)
 
 
@@ -250,7 +256,7 @@ DISTINCT = AfterValidator(_distinct)
 
 
 def size(low: int, high: int) -> PlainValidator:
-    """Bytes, as a number or as in ``"256MiB"``."""
+    """Return bytes, as a number or as in ``"256MiB"``."""
     bounds = " to ".join(size_text(bound).replace(" ", "") for bound in (low, high))
     wanted = f'a size in bytes or as in "256MiB", from {bounds}'
 

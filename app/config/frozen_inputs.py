@@ -37,7 +37,7 @@ class FrozenFile:
 
 
 def check_frozen(value: Any) -> Mapping[str, Any]:
-    """The check of the key; files are looked up later (`with_frozen_files`)."""
+    """Return the check of the key; files are looked up later (`with_frozen_files`)."""
     if not isinstance(value, dict):
         raise ValueError(f'a table of input name to value or "FILE{SUFFIX}"')
     for name, item in value.items():
@@ -57,7 +57,7 @@ def with_frozen_files(values: Mapping[str, Any], folder: Path) -> dict[str, Any]
 
 
 def frozen_arrays(model: Model, values: Mapping[str, Any]) -> dict[str, Array]:
-    """The values as arrays of their inputs.
+    """Return the values as arrays of their inputs.
 
     Raises ValueError for an input that the model does not have, and for a value that
     does not suit it.

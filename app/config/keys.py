@@ -144,7 +144,9 @@ class KeysConfig:
 
 
 def read_keys(path: Path) -> KeysConfig:
-    """The keys of a file. Raises `KeyProblem` for what it cannot be, and OSError."""
+    """Return the keys of a file. Raises `KeyProblem` for what it cannot be, and
+    OSError.
+    """
     data = read_bounded(path, _LARGEST_FILE)
     if not data.strip():
         # As it is while something writes it anew: that is to lock nobody out.

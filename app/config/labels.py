@@ -12,7 +12,7 @@ _MAX_OUTPUTS = 1000
 
 
 def check_labels(value: Any) -> dict[str, str | tuple[str, ...]]:
-    """A table of output name to a file name, or to the labels themselves.
+    """Return a table of output name to a file name, or to the labels themselves.
 
     Raises ValueError with the words that follow "must be".
     """
@@ -31,7 +31,8 @@ def check_labels(value: Any) -> dict[str, str | tuple[str, ...]]:
 
 
 def read_labels(folder: Path, name: str) -> tuple[str, ...]:
-    """The lines of a file of the model's folder; empty ones are classes without a name.
+    """Return the lines of a file of the model's folder; empty ones are classes without
+    a name.
 
     Raises ValueError for a file that is not there, lies elsewhere or is too large.
     """

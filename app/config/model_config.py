@@ -329,7 +329,7 @@ class ModelConfig:
 
 
 def python_keys_set(config: ModelConfig) -> list[str]:
-    """The keys for models in Python that `config` has."""
+    """Return the keys for models in Python that `config` has."""
     found = (f for f in fields(config) if f.name in PYTHON_KEYS)
     return [f.name for f in found if getattr(config, f.name) != default_of(f)]
 
@@ -341,7 +341,7 @@ _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{MAX_KEY_PA
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
+    """Return the tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
     try:
         text = read_text(path, MAX_CONFIG_BYTES)
     except ValueError as e:
@@ -387,7 +387,7 @@ def with_files(
 def parse_model_config(
     document: Mapping[str, Any], name: str = "config.toml"
 ) -> ModelConfig:
-    """The `ModelConfig` of a parsed document. Raises `ModelConfigError`."""
+    """Return the `ModelConfig` of a parsed document. Raises `ModelConfigError`."""
     known = ModelConfig.__dataclass_fields__.keys()
     others = {name for name in document if name not in known}
     theirs = others & plugins(MODEL_FORMATS).keys() if others else others

@@ -26,13 +26,13 @@ _STEP = 1 << 20  # bytes read at once
 
 
 def shown(name: str) -> str:
-    """A name as it stands in a message: quoted, not too long."""
+    """Return a name as it stands in a message: quoted, not too long."""
     text = repr(name)
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 def file_inside(folder: Path, name: str) -> Path:
-    """The file called `name` in a model's folder, with links followed.
+    """Return the file called `name` in a model's folder, with links followed.
 
     Raises ValueError, whose text follows the name, where it would be elsewhere, or is
     no name that a file can have.
@@ -78,7 +78,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
-    """The array in an ``.npy`` file of at most `most` bytes, read-only.
+    """Return the array in an ``.npy`` file of at most `most` bytes, read-only.
 
     A copy, which takes as much memory as the file has bytes. Raises ValueError as
     `read_bytes` does, and for what holds no array or less than it announces.
@@ -111,8 +111,9 @@ def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
 
 
 def count_strings(data: bytes) -> int:
-    """The elements of a BYTES tensor, each after its length in 4 bytes; -1 where it is
-    none."""
+    """Return the elements of a BYTES tensor, each after its length in 4 bytes; -1 where
+    it is none.
+    """
     at = count = 0
     while at + 4 <= len(data):
         at += 4 + int.from_bytes(data[at : at + 4], "little")

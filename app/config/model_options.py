@@ -84,7 +84,8 @@ def read_options(
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelOptions:
-    """The options of model `name`, whose files are in `folder`; `override` is JSON.
+    """Return the options of model `name`, whose files are in `folder`; `override` is
+    JSON.
 
     Raises `ModelConfigError`, also where what came from `origin` sets what is the
     operator's to set.

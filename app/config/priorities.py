@@ -49,7 +49,7 @@ def check_levels(levels: Iterable[PriorityLevel], count: int) -> None:
 
 
 def queue_sizes(levels: Iterable[PriorityLevel]) -> Mapping[int, int]:
-    """The bounds that single levels have, by level."""
+    """Return the bounds that single levels have, by level."""
     return {
         item.level: item.max_queue_size
         for item in levels
@@ -58,8 +58,9 @@ def queue_sizes(levels: Iterable[PriorityLevel]) -> Mapping[int, int]:
 
 
 def timeouts(config: ModelRunnerConfig, levels: Iterable[PriorityLevel]) -> Timeouts:
-    """The timeout of each level of a model, 0 standing for the default level and None
-    for the model's own; empty where no level has one."""
+    """Return the timeout of each level of a model, 0 standing for the default level and
+    None for the model's own; empty where no level has one.
+    """
     own = {item.level: item.timeout for item in levels if item.timeout is not None}
     if not own:
         return {}

@@ -34,7 +34,9 @@ _RULE = re.compile(
 
 
 def group_of(path: str) -> str | None:
-    """The group that a path belongs to; None for what is no part of the protocol."""
+    """Return the group that a path belongs to; None for what is no part of the
+    protocol.
+    """
     for name, pattern in _PATTERNS:
         if pattern.fullmatch(path):
             return name
@@ -69,7 +71,7 @@ class Restrictions:
 
     @property
     def header_names(self) -> frozenset[bytes]:
-        """The headers that some group needs, in lower case."""
+        """Return the headers that some group needs, in lower case."""
         return frozenset(name.encode() for name, _ in self._needed.values())
 
     def __bool__(self) -> bool:

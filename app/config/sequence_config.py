@@ -48,6 +48,6 @@ class SequenceConfig:
 
     @property
     def controls(self) -> dict[str, str]:
-        """The control inputs that are named, by what they are for."""
+        """Return the control inputs that are named, by what they are for."""
         roles = ("start", "end", "ready", "correlation_id")
         return {role: getattr(self, role) for role in roles if getattr(self, role)}

@@ -66,13 +66,13 @@ class StepsConfig:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs that requests do not see."""
+        """Return the inputs that requests do not see."""
         states = [state.input for state in self.state]
         return [name for name in (self.step, *states, *self.parameters) if name]
 
     @property
     def outputs(self) -> list[str]:
-        """The outputs that responses do not show."""
+        """Return the outputs that responses do not show."""
         delay = self.delay if isinstance(self.delay, str) else ""
         states = [state.output for state in self.state]
         names = (self.more, self.emit, self.error, delay, *states)

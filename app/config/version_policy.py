@@ -18,7 +18,7 @@ class VersionPolicy:
     specific: tuple[int, ...] = ()
 
     def select(self, versions: Iterable[int]) -> list[int]:
-        """The versions to serve, ascending."""
+        """Return the versions to serve, ascending."""
         there = sorted(versions)
         if self.specific:
             return [v for v in there if v in self.specific]

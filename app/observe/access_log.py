@@ -22,8 +22,9 @@ _LEAST = 1e-12
 
 
 def parse_ratio(text: str) -> float | None:
-    """The share of answered requests that are logged: ``off`` is None (failed ones are
-    not logged either), ``errors`` 0, ``all`` 1. Raises `ValueError`."""
+    """Return the share of answered requests that are logged: ``off`` is None (failed
+    ones are not logged either), ``errors`` 0, ``all`` 1. Raises `ValueError`.
+    """
     words = {"off": None, "errors": 0.0, "all": 1.0}
     word = text.strip().lower()
     if word in words:

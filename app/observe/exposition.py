@@ -49,7 +49,9 @@ class Family:
 
 
 def escape_label(value: str) -> str:
-    r"""A label value as the text format wants it: ``\``, ``"`` and newlines escaped."""
+    r"""Return a label value as the text format wants it: ``\``, ``"`` and newlines
+    escaped.
+    """
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -63,7 +65,7 @@ def format_labels(labels: Mapping[str, str]) -> str:
 def render_families(
     families: Iterable[Family], *, openmetrics: bool = False
 ) -> Iterator[str]:
-    """The text of simple metrics, one family at a time."""
+    """Yield the text of simple metrics, one family at a time."""
     for family in families:
         lines = family_head(family.name, family.kind, family.text, openmetrics)
         lines += [
@@ -74,7 +76,7 @@ def render_families(
 
 
 def family_head(name: str, kind: str, text: str, openmetrics: bool) -> list[str]:
-    """The lines that describe a metric."""
+    """Return the lines that describe a metric."""
     if openmetrics and kind == "counter":
         if name.endswith("_total"):
             name = name.removesuffix("_total")
@@ -122,7 +124,7 @@ def render_models(
     utilization: Mapping[int, float] | None = None,
     exemplars: Exemplars | None = None,
 ) -> Iterator[str]:
-    """The text of the model metrics in pieces, one a family.
+    """Yield the text of the model metrics in pieces, one a family.
 
     `awaiting` is asked how many requests to a model no execution has taken yet;
     `utilization` is by the `id` of a model. With `exemplars` it is OpenMetrics.

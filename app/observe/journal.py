@@ -141,7 +141,7 @@ class Part(NamedTuple):
 
 
 def part_message(part: Part) -> list[Any]:
-    """A part for another process, in what msgpack knows."""
+    """Return a part for another process, in what msgpack knows."""
     label, model, *rest, parts = part
     known = [label, [model.name, model.version], *rest]
     return [*known, list(map(part_message, parts))]
@@ -213,13 +213,14 @@ class Recorder(Protocol):
     def dropped(self) -> int: ...
 
     def begin(self, traceparent: bytes) -> SpanIds:
-        """The ids of a span that is to be recorded later."""
+        """Return the ids of a span that is to be recorded later."""
 
     def record(
         self, asked: Asked, request: Answered | Failed, parts: Sequence[Part]
     ) -> Asked:
-        """A request to a model has been sent. Return `asked` with the ids of its
-        span."""
+        """Record that a request to a model has been sent. Return `asked` with the ids
+        of its span.
+        """
 
 
 class Journal:
@@ -274,13 +275,15 @@ class Journal:
         self.slow_ns = self._slow[0][0] if len(self._slow) >= SLOWEST else 0
 
     def slowest(self) -> list[Answered]:
-        """The slowest requests of the last quarter of an hour, the slowest first."""
+        """Return the slowest requests of the last quarter of an hour, the slowest
+        first.
+        """
         self._let_go(time.monotonic_ns())
         ordered = sorted(self._slow, key=lambda item: item[0], reverse=True)
         return [Answered._make(stamps) for _, _, stamps in ordered]
 
     def answered(self) -> Iterator[Answered]:
-        """The last requests that were answered, the newest first."""
+        """Yield the last requests that were answered, the newest first."""
         return map(Answered._make, reversed(self.last))
 
     def tell(self) -> dict[str, list[Any]]:
@@ -303,8 +306,9 @@ class Journal:
         told: Iterable[Mapping[str, Sequence[Any]]],
         model: Callable[[str, str], ModelMetrics],
     ) -> Journal:
-        """One with what this keeps and what others have told; only to read. `model`
-        gives the numbers of a version."""
+        """Return one with what this keeps and what others have told; only to read.
+        `model` gives the numbers of a version.
+        """
         whole = Journal()
         last, slow, failed = list(self.last), list(self._slow), list(self.failed)
         for one in told:
@@ -375,7 +379,9 @@ class Journal:
                 del self._traces[next(iter(self._traces))]
 
     def trace_of(self, request_id: bytes) -> str:
-        """The trace that one of the last requests is of; empty if it is not known."""
+        """Return the trace that one of the last requests is of; empty if it is not
+        known.
+        """
         return self._traces.get(request_id, "")
 
     def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:

@@ -144,7 +144,9 @@ class LogSettings:
 
     @classmethod
     def of_level(cls, level: str) -> LogSettings:
-        """The settings that show what a logging level does, for example ``info``."""
+        """Return the settings that show what a logging level does, for example
+        ``info``.
+        """
         number = logging.getLevelNamesMapping()[level.upper()]
         return cls(
             info=number <= logging.INFO,

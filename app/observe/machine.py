@@ -27,7 +27,7 @@ class Processors:
         self._utilization = 0.0
 
     def utilization(self) -> float:
-        """The busy share of all processors' time, 0.0 to 1.0."""
+        """Return the busy share of all processors' time, 0.0 to 1.0."""
         now = time.monotonic()
         busy, total = _ticks()
         if total > self._total and now - self._looked >= self._seconds:
@@ -52,8 +52,9 @@ class BusyShares(Generic[K]):
         self._shares: dict[K, float] = {}
 
     def of(self, busy_ns: Mapping[K, float]) -> Mapping[K, float]:
-        """The share of each, given how long it has been busy; what is not among them
-        is forgotten. 0.0 for one that is new."""
+        """Return the share of each, given how long it has been busy; what is not among
+        them is forgotten. 0.0 for one that is new.
+        """
         now = time.monotonic()
         passed = now - self._looked
         if passed >= self._seconds:
@@ -77,7 +78,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of the machine's memory: all, and those that are not to be had."""
+    """Return bytes of the machine's memory: all, and those that are not to be had."""
     found = {}
     with open(_MEMINFO, encoding="ascii") as file:
         for line in file:

@@ -65,7 +65,7 @@ class BatchMetrics:
         self.output_ns = 0
 
     def statistics(self, rows: int) -> dict[str, object]:
-        """An entry of ``batch_stats`` in the protocol's statistics extension."""
+        """Return an entry of ``batch_stats`` in the protocol's statistics extension."""
         count = int(self.share + 0.5)
         return {
             "batch_size": rows,
@@ -221,7 +221,7 @@ class ModelMetrics:
         self.last_inference = time.time()
 
     def _batch(self, rows: int) -> BatchMetrics:
-        """The numbers of a new size; sizes beyond the bound share one."""
+        """Return the numbers of a new size; sizes beyond the bound share one."""
         if len(self.batches) >= MAX_BATCH_SIZES:
             rows = max(self.batches)
         return self.batches.setdefault(rows, BatchMetrics())
@@ -234,7 +234,9 @@ class ModelMetrics:
         self.failed[row.outcome].observe(total_ns)
 
     def statistics(self) -> dict[str, object]:
-        """The document of the protocol's statistics extension for this version."""
+        """Return the document of the protocol's statistics extension for
+        this version.
+        """
         count = self.successes
 
         def duration(ns: int, times: int = count) -> dict[str, int]:
@@ -292,8 +294,9 @@ class MetricsRegistry:
         self._elsewhere = elsewhere
 
     def model(self, name: str, version: str) -> ModelMetrics:
-        """The numbers that this process counts of a version; made at the first call,
-        the same ones after."""
+        """Return the numbers that this process counts of a version; made at the first
+        call, the same ones after.
+        """
         key = (name, version)
         found = self._models.get(key)
         if found is None:
@@ -301,7 +304,9 @@ class MetricsRegistry:
         return found
 
     def total(self, name: str, version: str) -> ModelMetrics:
-        """The numbers of a version, of all processes, as they are now; only to read."""
+        """Return the numbers of a version, of all processes, as they are now; only to
+        read.
+        """
         mine = self.model(name, version)
         others = tuple(self._elsewhere(name, version))
         if not others:
@@ -332,5 +337,5 @@ class MetricsRegistry:
 
 
 def bucket_of(ns: int) -> int:
-    """The number of the bucket of a duration."""
+    """Return the number of the bucket of a duration."""
     return bisect_left(BOUNDS_NS, ns)

@@ -131,7 +131,7 @@ class OwnMetrics:
 
 
 def _samples(name: str, kind: str) -> set[str]:
-    """The names that a family takes, in either form of the text."""
+    """Return the names that a family takes, in either form of the text."""
     parts = ("_bucket", "_sum", "_count") if kind == "histogram" else ()
     return {name, name.removesuffix("_total"), *(name + part for part in parts)}
 

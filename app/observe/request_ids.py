@@ -24,8 +24,9 @@ new_ids: Final[Iterator[bytes]] = map(_FORM.__mod__, itertools.count(1))
 
 
 def taken_id(given: bytes) -> bytes:
-    """An id that a client has sent; a new one where that is empty, too long, or more
-    than ASCII that can be printed."""
+    """Return an id that a client has sent; a new one where that is empty, too long, or
+    more than ASCII that can be printed.
+    """
     # Nothing that a log line or a header would have to escape or could end at.
     if 0 < len(given) <= LONGEST and given.isascii() and given.decode().isprintable():
         return given
@@ -33,7 +34,7 @@ def taken_id(given: bytes) -> bytes:
 
 
 def id_of(headers: Mapping[bytes, bytes]) -> bytes:
-    """The id of a request with these headers."""
+    """Return the id of a request with these headers."""
     given = headers.get(HEADER)
     return next(new_ids) if given is None else taken_id(given)
 
@@ -43,8 +44,9 @@ _PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(
 
 
 def trace_context(traceparent: bytes) -> tuple[str, str, int] | None:
-    """The ids of the trace and of the caller's span, and the flags, that a W3C header
-    ``traceparent`` has; None where it has none."""
+    """Return the ids of the trace and of the caller's span, and the flags, that a W3C
+    header ``traceparent`` has; None where it has none.
+    """
     match = _PARENT.fullmatch(traceparent.lower())
     if match is None or not match[1].strip(b"0") or not match[2].strip(b"0"):
         return None

@@ -199,7 +199,7 @@ class CounterSegment:
         return OwnNumbers(*self._words[at : at + 3].tolist())
 
     def on_device(self, number: int) -> int:
-        """Requests of the worker that are in flight on a device."""
+        """Return requests of the worker that are in flight on a device."""
         return self._words[number] if number < MOST_DEVICES else 0
 
     def read(self, block: int, name: str, version: str) -> ModelMetrics:

@@ -67,7 +67,7 @@ class Timeline:
     sent: int
 
     def timestamps(self, offset: int) -> list[dict[str, Any]]:
-        """The steps under Triton's names, `offset` nanoseconds later."""
+        """Return the steps under Triton's names, `offset` nanoseconds later."""
         steps = (
             ("HTTP_RECV_START", self.arrived),
             ("HTTP_RECV_END", self.received),
@@ -198,7 +198,7 @@ class Tracer:
 
 
 def _shown(name: str, tensor: Tensor) -> dict[str, str]:
-    """A tensor as Triton's traces have it: everything is a text."""
+    """Return a tensor as Triton's traces have it: everything is a text."""
     data = ",".join(map(_element, tensor.numpy().reshape(-1).tolist()))
     shape = ",".join(map(str, tensor.shape))
     dtype = datatype_of(tensor.data_type).name
@@ -241,7 +241,7 @@ class Tracing:
 
     @property
     def path(self) -> str:
-        """The trace file; empty if there is none."""
+        """Return the trace file; empty if there is none."""
         return str(self._path) if self._path is not None else ""
 
     def tracer(self, model: str) -> Tracer | None:
@@ -304,7 +304,7 @@ class Tracing:
         self._on_change()
 
     def __iter__(self) -> Iterator[str]:
-        """The models that have settings of their own."""
+        """Yield the models that have settings of their own."""
         return (name for name in self._changes if name is not None)
 
     def __repr__(self) -> str:

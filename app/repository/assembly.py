@@ -60,7 +60,7 @@ def runner_config(
     largest_body: int = 0,
     limits: TimeLimits = NO_LIMITS,
 ) -> ModelRunnerConfig:
-    """The engine's options of a model whose replicas run on `placement`.
+    """Return the engine's options of a model whose replicas run on `placement`.
 
     Where `config` does not say how large requests may be, they may be as large as the
     bodies that are taken, `largest_body` bytes, and never less than the engine's own.
@@ -159,7 +159,7 @@ def format_options(source: VersionSource, config: ModelConfig) -> Any:
 
 
 def named_optional_inputs(config: ModelConfig) -> tuple[str, ...]:
-    """The inputs that may be left out one by one, as the options say."""
+    """Return the inputs that may be left out one by one, as the options say."""
     optional = config.optional_inputs
     return optional if isinstance(optional, tuple) else ()
 
@@ -197,7 +197,7 @@ def assemble(
 def _defaults(
     spec: ModelSpec, arrays: Mapping[str, Array | None]
 ) -> Mapping[str, Tensor]:
-    """The defaults of inputs, each of one row where the model is batched."""
+    """Return the defaults of inputs, each of one row where the model is batched."""
     found = {}
     for name, array in arrays.items():
         tensor = spec.inputs_by_name.get(name)

@@ -51,12 +51,14 @@ class CompileCache:
         self._closed = False
 
     def find(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path | None:
-        """The compiled file of an ONNX file, if there is one. Raises as `popef_for`."""
+        """Return the compiled file of an ONNX file, if there is one. Raises as
+        `popef_for`.
+        """
         target, _ = self._place(source, changes)
         return target if target.is_file() else None
 
     def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
-        """The compiled file of an ONNX file; compiles it if there is none yet.
+        """Return the compiled file of an ONNX file; compiles it if there is none yet.
 
         `changes` are made to the model. Blocks as long as compiling takes, which is
         done in a process of its own: what is in the file may take no more time and
@@ -115,7 +117,9 @@ class CompileCache:
         return input_defaults(_load(source), names) if names else {}
 
     def _usable_folder(self) -> Path:
-        """The folder of the cache, or one for temporary files if it is read-only."""
+        """Return the folder of the cache, or one for temporary files if it is
+        read-only.
+        """
         if self._folder is None:
             try:
                 self._wanted.mkdir(parents=True, exist_ok=True)
@@ -181,7 +185,8 @@ def _digest(source: Path, options: str) -> str:
 
 
 def external_files(source: Path) -> list[Path]:
-    """The data files that an ONNX file refers to, beside it, sorted; only those there.
+    """Return the data files that an ONNX file refers to, beside it, sorted; only those
+    there.
 
     What a model may refer to is the compiler's to check; this only reads them.
     """
@@ -198,7 +203,7 @@ def external_files(source: Path) -> list[Path]:
 
 
 def _load(source: Path, **options: Any) -> Any:
-    """The model in a file. Raises OSError, ValueError if there is none."""
+    """Return the model in a file. Raises OSError, ValueError if there is none."""
     import onnx
 
     _check_regular(source)

@@ -148,7 +148,7 @@ class GatewayDevices:
         ]
 
     def place(self, instances: int, wanted: Sequence[int]) -> dict[int, Device]:
-        """A device for each instance: the wanted ones in turn, or all in turn.
+        """Return a device for each instance: the wanted ones in turn, or all in turn.
 
         Raises ValueError for an index that is not attached.
         """

@@ -29,7 +29,9 @@ _TICK = 0.02  # seconds between looks at a member that is being loaded
 def assemble_ensemble(
     name: str, source: VersionSource, config: ModelConfig, specs: Sequence[ModelSpec]
 ) -> EnsembleGraph:
-    """The ensemble whose steps run models of these `specs`. Raises ValueError."""
+    """Return the ensemble whose steps run models of these `specs`.
+    Raises ValueError.
+    """
     assert config.ensemble is not None
     version = str(source.version)
     graph = compose(name, version, config.ensemble, specs, source.declared)
@@ -61,7 +63,8 @@ class EnsembleLoader:
         self._table = table
 
     async def load(self, record: ModelRecord, source: VersionSource) -> LoadedModel:
-        """The ensemble that the record's configuration describes. Raises `LoadError`.
+        """Return the ensemble that the record's configuration describes. Raises
+        `LoadError`.
 
         Waits for members that are being loaded, and has those loaded that are not.
         """
@@ -135,7 +138,7 @@ class EnsembleLoader:
         return entry
 
     def needs_of(self, name: str) -> list[str]:
-        """The models that one needs, as its options say."""
+        """Return the models that one needs, as its options say."""
         found = self._members.get(name)
         if found is None:
             return []

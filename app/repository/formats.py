@@ -21,7 +21,7 @@ class FormatScheduler(Protocol):
 
     @property
     def visible(self) -> ModelSpec:
-        """The tensors that requests see."""
+        """Return the tensors that requests see."""
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]

@@ -31,7 +31,8 @@ class LoadOverrides:
 
 
 def parse_load_overrides(name: str, parameters: Mapping[str, Any]) -> LoadOverrides:
-    """The `LoadOverrides` of the parameters. Decodes, so large ones are for a thread.
+    """Return the `LoadOverrides` of the parameters. Decodes, so large ones are for a
+    thread.
 
     Raises `InvalidRequest`.
     """

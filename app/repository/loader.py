@@ -301,7 +301,7 @@ class ModelLoader:
             return self._cache.find(source.files[0], changes) is not None
 
     def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
-        """Bytes that a version would take, about. Compiles it where needed.
+        """Return bytes that a version would take, about. Compiles it where needed.
 
         Raises `LoadError`.
         """
@@ -336,7 +336,9 @@ class ModelLoader:
 def compiled_files(
     source: VersionSource, config: ModelConfig, cache: CompileCache
 ) -> list[Path]:
-    """The PopEF files of a version; compiles where needed. Raises what that raises."""
+    """Return the PopEF files of a version; compiles where needed. Raises what that
+    raises.
+    """
     if source.problem:
         raise LoadError(source.problem)
     changes = graph_changes(source, config)
@@ -382,7 +384,7 @@ def explained(label: str) -> Iterator[None]:
 
 
 def _example_of(runner: ModelRunner) -> Mapping[str, Any]:
-    """The values that the model's file gives as an example."""
+    """Return the values that the model's file gives as an example."""
     metadata = runner.model.metadata
     text = metadata.option("user.popgate.example", "") or metadata.option(
         "onnx.popgate.example", ""

@@ -207,7 +207,7 @@ class ModelControl:
             task.cancel()
 
     async def _store(self, name: str, request: LoadOverrides) -> Path:
-        """A folder with the files of the request. Raises `RepositoryError`."""
+        """Return a folder with the files of the request. Raises `RepositoryError`."""
         if not is_model_name(name):
             msg = f"failed to load '{name}': a model cannot be called that"
             raise RepositoryError(msg, found=False)
@@ -239,7 +239,7 @@ class ModelControl:
     async def _scan(
         self, name: str, root: Path | None = None, config: str | None = None
     ) -> ModelSource:
-        """The model in the folder. Raises `RepositoryError` if there is none."""
+        """Return the model in the folder. Raises `RepositoryError` if there is none."""
         scan = partial(self._repository.places.scan, name, config)
         if root is not None:
             origin = Origin("the load request", is_trusted=False)

@@ -27,7 +27,7 @@ class State(Enum):
 
     @property
     def word(self) -> StateWord:
-        """The protocol's word for it."""
+        """Return the protocol's word for it."""
         return _WORDS[self]
 
 

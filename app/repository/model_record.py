@@ -126,7 +126,7 @@ class ModelRecord:
 
     @property
     def sources(self) -> list[VersionSource]:
-        """All that a version is made of, or would be."""
+        """Return all that a version is made of, or would be."""
         records = self.versions.values()
         found = [r.source for r in records] + [
             r.loaded.source for r in records if r.loaded is not None
@@ -135,7 +135,7 @@ class ModelRecord:
 
     @property
     def available(self) -> list[int]:
-        """The versions that take requests, in memory or not, ascending."""
+        """Return the versions that take requests, in memory or not, ascending."""
         records = sorted(self.versions.items())
         return [v for v, r in records if r.loaded is not None or r.is_on_demand]
 
@@ -147,13 +147,13 @@ class ModelRecord:
 
     @property
     def default(self) -> LoadedModel | None:
-        """The default version, if it is in memory."""
+        """Return the default version, if it is in memory."""
         version = self.default_version
         return self.versions[version].loaded if version is not None else None
 
     @property
     def state(self) -> State:
-        """The best that any version has to offer."""
+        """Return the best that any version has to offer."""
         if self.is_pending:
             return State.LOADING
         states = {record.state for record in self.versions.values()}
@@ -177,12 +177,16 @@ class ModelRecord:
 
     @property
     def passing(self) -> str:
-        """The code of what is wrong if all of it may be gone by now, else empty."""
+        """Return the code of what is wrong if all of it may be gone by now,
+        else empty.
+        """
         codes = [r.passing for r in self.versions.values() if r.reason]
         return codes[0] if codes and all(codes) and not self.reason else ""
 
     def on_demand(self, version: str | None) -> VersionRecord | None:
-        """The version that a request would have loaded first; None if there is none."""
+        """Return the version that a request would have loaded first; None if there is
+        none.
+        """
         number = self.default_version
         if version is not None:
             number = int(version) if version.isdecimal() and len(version) < 19 else 0

@@ -90,12 +90,14 @@ class ModelPlaces:
         return cls(folder, named, remote)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted. Raises OSError."""
+        """Return the names of all models, sorted. Raises OSError."""
         found = scan_names(self.folder) if self.folder is not None else []
         return sorted({*found, *self.named})
 
     def scan(self, name: str, override: str | None = None) -> ModelSource | None:
-        """The model as it lies there now; None if there is none. Raises OSError."""
+        """Return the model as it lies there now; None if there is none.
+        Raises OSError.
+        """
         place = self.named.get(name)
         if isinstance(place, RemoteUrl):
             return self._scan_remote(ModelSource(name, url=place), override)
@@ -164,7 +166,7 @@ def is_one_model(folder: Path) -> bool:
 
 
 def _named(text: str) -> tuple[str, Path | RemoteUrl]:
-    """The name and the place of one model."""
+    """Return the name and the place of one model."""
     given, equals, rest = text.partition("=")
     name, place = (given, rest) if equals and is_model_name(given) else ("", text)
     if is_url(place):

@@ -93,7 +93,7 @@ class ModelPreview:
 
     @property
     def memory(self) -> int:
-        """Bytes of all its versions, about."""
+        """Return bytes of all its versions, about."""
         return sum(v.memory for v in self.versions)
 
 
@@ -178,7 +178,7 @@ class _Previewer:
         return RepositoryPreview(models, tuple(problems))
 
     def _model(self, name: str) -> ModelPreview | None:
-        """The model of that name; None if there is none."""
+        """Return the model of that name; None if there is none."""
         if name in self._models:
             return self._models[name]
         source = self._places.scan(name)
@@ -281,7 +281,7 @@ class _Previewer:
     def _loadable(
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> tuple[Assembled, int]:
-        """The version, and what it takes. Raises anything."""
+        """Return the version, and what it takes. Raises anything."""
         if source.problem:
             raise LoadError(source.problem)
         check_kind(source, config, allowed=self._allow_python)
@@ -333,8 +333,9 @@ class _Previewer:
 
 
 def _python(name: str, source: VersionSource, config: ModelConfig) -> Assembled:
-    """A model in Python, which its code describes: it is imported, and
-    run if a warm-up says so, in a process of its own. Raises anything."""
+    """Preview a Python model: import it, and run it if a warm-up asks for it, in a
+    process of its own. Raises anything.
+    """
     label = f"{name}/{source.version}"
     options = process_options(label, source, config)
     with DeviceManager("cpu:1").create_python_device(options) as device:
@@ -367,7 +368,7 @@ def _warmed_up(
     model: Model,
     defaults: Mapping[str, Array | None],
 ) -> Assembled:
-    """The version, which has run what it is told to run before it is ready.
+    """Return the version, which has run what it is told to run before it is ready.
 
     Whether it can shows only when it does: here, in a process of its own, which takes
     no device from other processes. Raises anything.
@@ -406,7 +407,7 @@ def _verify(files: Sequence[Path]) -> None:
 
 
 def _placed(name: str, text: str, place: str = "") -> str:
-    """A problem with the file in front that is to be changed."""
+    """Return a problem with the file in front that is to be changed."""
     for file in (CONFIG_NAME, PBTXT_NAME):
         if text.startswith(file):
             return f"{name}/{text}"

@@ -89,7 +89,7 @@ class ModelRepository:
     # -- what there is
 
     def models(self) -> list[ModelRecord]:
-        """All known models, by name."""
+        """Return all known models, by name."""
         return [self._records[name] for name in sorted(self._records)]
 
     def get(self, name: str) -> ModelRecord | None:
@@ -116,7 +116,7 @@ class ModelRepository:
         return None
 
     def without_replica(self) -> list[str]:
-        """The models that are ready and have no live replica at the moment."""
+        """Return the models that are ready and have no live replica at the moment."""
         return [
             record.name
             for record in self.models()
@@ -127,13 +127,14 @@ class ModelRepository:
         ]
 
     def problems(self) -> dict[str, str]:
-        """The models of which something failed to load, with the reasons as callers may
-        read them."""
+        """Return the models of which something failed to load, with the reasons as
+        callers may read them.
+        """
         public = self.places.public
         return {r.name: public(r.problem) for r in self.models() if r.problem}
 
     def users_of(self, name: str) -> list[ModelRecord]:
-        """The ensembles that a model is a part of, however far down."""
+        """Return the ensembles that a model is a part of, however far down."""
         found: dict[str, ModelRecord] = {}
         names = [name]
         while names:
@@ -148,13 +149,13 @@ class ModelRepository:
         return list(found.values())
 
     def needs_of(self, name: str) -> list[str]:
-        """The models that one needs, as its options say."""
+        """Return the models that one needs, as its options say."""
         return self._ensembles.needs_of(name)
 
     # -- changing it
 
     def record(self, name: str) -> ModelRecord:
-        """The record of a model; a new one if there is none."""
+        """Return the record of a model; a new one if there is none."""
         return self._records.setdefault(name, ModelRecord(name))
 
     def forget(self, name: str) -> None:
@@ -476,7 +477,7 @@ def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def _without_root(text: str, places: ModelPlaces, version: VersionSource) -> str:
-    """A reason as any client may see it: no path from outside the repository."""
+    """Return a reason as any client may see it: no path from outside the repository."""
     folders = [version.folder and version.folder.parent, places.folder]
     for folder in (*folders, *(file.parent for file in version.files)):
         if folder is not None:

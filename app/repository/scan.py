@@ -112,7 +112,7 @@ def is_version(name: str) -> bool:
 
 
 def scan_names(root: Path) -> list[str]:
-    """The names of the models in the folder, sorted. Raises OSError."""
+    """Return the names of the models in the folder, sorted. Raises OSError."""
     good, bad = names_in(root)
     for name in bad:
         _tell_skipped(root, name)
@@ -130,7 +130,9 @@ def _tell_skipped(root: Path, name: str) -> None:
 
 
 def names_in(root: Path) -> tuple[list[str], list[str]]:
-    """The names of the models, and those that are none, sorted. Raises OSError."""
+    """Return the names of the models, and those that are none, sorted.
+    Raises OSError.
+    """
     names = {_name_of(entry) for entry in root.iterdir()} - {None}
     found = sorted(name for name in names if name is not None)
     good = [name for name in found if is_model_name(name)]
@@ -144,7 +146,7 @@ def scan_model(
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
-    """The model of that name as it lies there now; None if there is none.
+    """Return the model of that name as it lies there now; None if there is none.
 
     `override` is a configuration in JSON that has the last word. What is wrong with
     the model is told in `problem`: one of them never keeps others from being found.
@@ -169,8 +171,9 @@ def scan_named(
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
-    """The model in one file, or in a folder, named on the command line; None if it has
-    gone. As `scan_model`; a folder need not have folders for its versions."""
+    """Return the model in one file, or in a folder, named on the command line; None if
+    it has gone. As `scan_model`; a folder need not have folders for its versions.
+    """
     try:
         place = path.resolve(strict=True)
     except OSError:
@@ -181,7 +184,7 @@ def scan_named(
 def _scan_entries(
     root: Path, name: str, entries: list[Path], override: str | None, origin: Origin
 ) -> ModelSource:
-    """The model that these make, which lie in the folder `root`."""
+    """Return the model that these make, which lie in the folder `root`."""
     stamp: Stamp = ()
     try:
         stamp = _stamp_of(root, entries)
@@ -257,7 +260,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _name_of(entry: Path) -> str | None:
-    """The model that an entry of the repository belongs to."""
+    """Return the model that an entry of the repository belongs to."""
     if _is_passed_over(entry.name):
         return None
     if entry.suffix in SUFFIXES and not is_folder(entry):
@@ -314,7 +317,7 @@ def _read_model(
 
 
 def _read_source(name: str, entries: list[Path], options: ModelOptions) -> ModelSource:
-    """A model whose files are elsewhere, so that none of them may be here."""
+    """Return a model whose files are elsewhere, so that none of them may be here."""
     beside = [e.name for e in entries if not is_folder(e)]
     for folder in filter(is_folder, entries):
         beside += [
@@ -340,7 +343,7 @@ def _read_source(name: str, entries: list[Path], options: ModelOptions) -> Model
 def _selected(
     versions: list[VersionSource], config: ModelConfig
 ) -> list[VersionSource]:
-    """The versions that are served, ascending."""
+    """Return the versions that are served, ascending."""
     versions.sort(key=lambda v: v.version)
     wanted = config.versions.select(v.version for v in versions)
     if not wanted:
@@ -388,7 +391,7 @@ def _read_versions(
 def _read_unversioned(
     root: Path, folder: Path, options: ModelOptions
 ) -> list[VersionSource]:
-    """The one version of a folder in which the files lie without one."""
+    """Return the one version of a folder in which the files lie without one."""
     inside = _inside(root, folder)
     kind, files = _recognised(root, inside, options)
     if kind:

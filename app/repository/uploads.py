@@ -71,7 +71,7 @@ class Uploads:
             self._mine, self._lock = None, -1
 
     def _folder(self) -> Path:
-        """The folder of this process, which only its user may look into."""
+        """Return the folder of this process, which only its user may look into."""
         if self._mine is not None:
             return self._mine
         base = self._wanted
@@ -95,7 +95,9 @@ class Uploads:
 
 
 def _locked(folder: Path) -> int:
-    """A descriptor that keeps the folder's lock; -1 where another process has it."""
+    """Return a descriptor that keeps the folder's lock; -1 where another process has
+    it.
+    """
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -293,7 +293,7 @@ def _checked(tensor: TensorSpec, made: Tensor) -> Tensor:
 def _shape(
     tensor: TensorSpec, rows: int, wanted: WarmupInput, fill: int = 1
 ) -> tuple[int, ...]:
-    """The shape with its free dimensions filled in. Raises ValueError."""
+    """Return the shape with its free dimensions filled in. Raises ValueError."""
     declared = tensor.shape if tensor.shape is not None else (-1, *wanted.shape)
     inner = declared[1:] if rows else declared
     given = wanted.shape or tuple(dim if dim >= 0 else fill for dim in inner)
@@ -348,7 +348,9 @@ def _from_file(
     wanted: WarmupInput,
     folder: Path | None,
 ) -> Tensor:
-    """The value in a file: an .npy file as it is, raw bytes in the input's shape."""
+    """Return the value in a file: an .npy file as it is, raw bytes in the input's
+    shape.
+    """
     if folder is None:
         msg = f"file {wanted.file}: a model without a folder has no files"
         raise ValueError(msg)
@@ -369,7 +371,7 @@ def _from_file(
 def _from_bytes(
     tensor: TensorSpec, shape: tuple[int, ...], data: bytes, rows: int, name: str
 ) -> Tensor:
-    """Bytes of all rows, or of one that every row is. Raises ValueError."""
+    """Return bytes of all rows, or of one that every row is. Raises ValueError."""
     count, size = math.prod(shape), tensor.type.item_size
     if size:
         found, rest = divmod(len(data), size)

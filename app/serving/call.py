@@ -133,7 +133,7 @@ class Call(ABC):
         """The request takes long: see whether its client is still there."""
 
     def client(self) -> str:
-        """The client's address; empty if it is unknown."""
+        """Return the client's address; empty if it is unknown."""
         return ""
 
     def wire(self) -> tuple[str, str]:
@@ -224,8 +224,10 @@ class Call(ABC):
             self.fail(error)
 
     async def _decode(self, body: Body, latest: float) -> InferRequest:
-        """The request, decoded in a thread if that takes long; then once more where its
-        model was swapped meanwhile. Raises DeadlineExceeded at the time `latest`."""
+        """Return the request, decoded in a thread if that takes long; then once more
+        where its model was swapped meanwhile. Raises DeadlineExceeded at the time
+        `latest`.
+        """
         decode = partial(self._decode_by, body)
         while True:
             entry = self.entry
@@ -349,8 +351,9 @@ class Call(ABC):
             self.respond(response)
 
     def _encode(self, submitted: Submitted) -> Response | None:
-        """The response to a request that is done, which is counted with it; None if
-        that is left to a thread. Raises how it failed."""
+        """Return the response to a request that is done, which is counted with it; None
+        if that is left to a thread. Raises how it failed.
+        """
         entry, request, form = self.entry, self._request, self.form
         assert entry is not None
         assert request is not None
@@ -402,7 +405,7 @@ class Call(ABC):
     async def encoded(
         self, entry: ModelEntry, request: InferRequest, outputs: Mapping[str, Tensor]
     ) -> Response:
-        """The response of large outputs, written in a thread.
+        """Return the response of large outputs, written in a thread.
 
         Raises `RequestError`, and DeadlineExceeded when the request's time is over.
         """
@@ -535,7 +538,7 @@ class Call(ABC):
         self.service.journal.fail(failed, self._parts(submitted))
 
     def asked(self) -> Asked:
-        """The client and what it asked for."""
+        """Return the client and what it asked for."""
         trace = self.headers.get(b"traceparent", b"")
         key = "" if self.key is None else self.key.config.name
         client, span = self.client(), self._span

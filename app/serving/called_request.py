@@ -53,10 +53,10 @@ class Caller(Protocol):
         """Return for whom the requests with these numbers are made."""
 
     def asker(self, numbers: Sequence[int]) -> Asker | int:
-        """The first of those for whom they are made."""
+        """Return the first of those for whom they are made."""
 
     async def askers(self, numbers: Sequence[int]) -> Sequence[Asker]:
-        """All of those for whom they are made."""
+        """Return all of those for whom they are made."""
 
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
         """Send a response of several."""
@@ -90,7 +90,7 @@ class CalledRequest:
             self._requesters = [one for one in found if one is not None]
 
     def asker(self) -> Asker | int:
-        """The first of those for whom it is made, with its own parameters."""
+        """Return the first of those for whom it is made, with its own parameters."""
         asker = self._caller.asker(self._message.requests)
         if isinstance(asker, int):
             return asker

@@ -62,7 +62,7 @@ class _Known:
 
 
 def label_of(number: int, step: StepConfig) -> str:
-    """A step as messages call it."""
+    """Return a step as messages call it."""
     return f"step {number + 1} ({step.model})"
 
 
@@ -73,7 +73,7 @@ def compose(
     members: Sequence[ModelSpec],
     declared: DeclaredTensors = NOTHING_DECLARED,
 ) -> EnsembleGraph:
-    """The graph of an ensemble whose steps run `members`, in the same order.
+    """Return the graph of an ensemble whose steps run `members`, in the same order.
 
     `declared` is what is said of its own inputs and outputs. Where that, or one step,
     counts rows and another step does not, tensors in between get or lose a first
@@ -116,7 +116,7 @@ def compose(
 
 
 def described(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
-    """The spec with what the ensemble's own options say. Raises ValueError."""
+    """Return the spec with what the ensemble's own options say. Raises ValueError."""
     unknown = set(config.labels).difference(spec.outputs_by_name)
     if unknown:
         msg = f"there are labels for {sorted(unknown)}, which are no outputs"
@@ -150,7 +150,7 @@ def _check_rows(
 
 
 def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
-    """An input, whose tensor is already as it is declared."""
+    """Return an input, whose tensor is already as it is declared."""
     shape = known.spec.shape
     if declared is None or declared.reshape is None:
         return Face(known.spec.name, shape, shape)
@@ -158,7 +158,7 @@ def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face
 
 
 def _given_face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
-    """An output. Raises ValueError where it cannot be as it is declared."""
+    """Return an output. Raises ValueError where it cannot be as it is declared."""
     name, shape = known.spec.name, known.spec.shape
     if declared is None:
         return Face(name, shape, shape)
@@ -214,7 +214,7 @@ def _step(
 
 
 def _producers(steps: Sequence[Step]) -> dict[str, int]:
-    """The step that gives each tensor."""
+    """Return the step that gives each tensor."""
     producers: dict[str, int] = {}
     for number, step in enumerate(steps):
         for _, tensor in step.outputs:
@@ -259,7 +259,7 @@ def _tensors(
 
 
 def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
-    """An input of the ensemble as it is declared; None where it is not."""
+    """Return an input of the ensemble as it is declared; None where it is not."""
     said = declared.input(taken.spec.name)
     if said is None:
         return None
@@ -273,7 +273,8 @@ def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
 
 
 def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None:
-    """The shape that suits both the giver of a tensor and its taker, as it is given.
+    """Return the shape that suits both the giver of a tensor and its taker, as it is
+    given.
 
     Raises ValueError if there is none.
     """
@@ -300,8 +301,9 @@ def fitting(
     theirs: tuple[int, ...] | None,
     others_batched: bool,
 ) -> tuple[int, ...] | None:
-    """The shape `mine` with what is known from `theirs`, which may have one dimension
-    more or less where only one of both counts rows. Raises ValueError."""
+    """Return the shape `mine` with what is known from `theirs`, which may have one
+    dimension more or less where only one of both counts rows. Raises ValueError.
+    """
     if mine is not None and theirs is not None and batched != others_batched:
         if others_batched and len(theirs) == len(mine) + 1:
             return common_shape(mine, theirs[1:])
@@ -314,7 +316,7 @@ def fitting(
 def common_shape(
     first: tuple[int, ...] | None, second: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """The shape that satisfies both; -1 is any size. Raises ValueError."""
+    """Return the shape that satisfies both; -1 is any size. Raises ValueError."""
     if first is None or second is None:
         return second if first is None else first
     if len(first) != len(second):
@@ -361,7 +363,9 @@ def _outputs(
 
 
 def _linked(steps: Sequence[Step], producers: dict[str, int]) -> tuple[Step, ...]:
-    """The steps, each with those it waits for; ValueError where that goes round."""
+    """Return the steps, each with those it waits for; ValueError where that
+    goes round.
+    """
     needs = [
         {producers[tensor] for _, tensor in step.inputs if tensor in producers}
         for step in steps

@@ -73,7 +73,7 @@ class EnsembleRunner:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of its members; none where a member is not loaded."""
+        """Return the devices of its members; none where a member is not loaded."""
         found: dict[Device, None] = {}
         for entry in self.entries():
             if entry is None:
@@ -105,7 +105,9 @@ class EnsembleRunner:
 
     @property
     def missing(self) -> str:
-        """The member that keeps it from running, in words; empty if there is none."""
+        """Return the member that keeps it from running, in words; empty if there is
+        none.
+        """
         for step, path in zip(self.steps, self._paths, strict=True):
             if path not in self.table.paths and not self.table.offers(path):
                 return f"{step.label} needs a model that is not loaded"
@@ -179,7 +181,8 @@ class EnsembleRunner:
     # -- what its requests ask for
 
     def entry_of(self, number: int) -> ModelEntry | None:
-        """The member that runs a step now; None where it must be loaded on demand.
+        """Return the member that runs a step now; None where it must be loaded on
+        demand.
 
         Raises `ModelNotReady` where it cannot run.
         """

@@ -112,7 +112,9 @@ class GeneratorScheduler(StepScheduler):
     def _begin(
         self, run: GeneratorRun, on_done: Callable[[Submitted], None]
     ) -> Submitted:
-        """The first step, on the replica with the fewest generators that takes it."""
+        """Return the first step, on the replica with the fewest generators that takes
+        it.
+        """
         devices = self._replicas.devices
         order = sorted(range(len(devices)), key=lambda n: self._live.get(n, 0))
         lost: DeviceLost | None = None
@@ -170,7 +172,7 @@ class GeneratorScheduler(StepScheduler):
 
 
 def _empty(shape: Sequence[int] | None, data_type: DataType) -> Tensor:
-    """A tensor that is not read."""
+    """Return a tensor that is not read."""
     dims = [0] * len(shape or ())
     if data_type is DataType.STRING:
         return Tensor.from_numpy(np.full(dims, b"", dtype=object), data_type)

@@ -48,7 +48,7 @@ class Lanes:
         self._keys: dict[int, list[int]] = {}
 
     def take(self, weight: int) -> int:
-        """The lane of one more key: the first of those with the fewest."""
+        """Return the lane of one more key: the first of those with the fewest."""
         keys = self._keys.setdefault(weight, [0] * MOST_LANES)
         lane = keys.index(min(keys))
         keys[lane] += 1
@@ -183,7 +183,7 @@ class KeyTable:
         self._seen: dict[bytes, Key] = {}
 
     def find(self, given: bytes) -> Key | None:
-        """The key that these bytes are."""
+        """Return the key that these bytes are."""
         # Only right ones are remembered, from a client that had them already.
         key = self._seen.get(given)
         if key is None and 0 < len(given) <= _LONGEST_KEY:
@@ -197,8 +197,9 @@ class KeyTable:
         return key
 
     def of_certificate(self, names: Iterable[str]) -> Key | None:
-        """The key of a client whose certificate has these names
-        (`app.http.tls.names_of`)."""
+        """Return the key of a client whose certificate has these names
+        (`app.http.tls.names_of`).
+        """
         found = self._of_certificates
         return next((found[name] for name in names if name in found), None)
 
@@ -295,8 +296,9 @@ def _changes(before: Mapping[str, KeyConfig], now: Mapping[str, KeyConfig]) -> s
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The key that a request brings: as X-API-Key, as bearer, or as the password of
-    basic authentication. `headers` are in lower case."""
+    """Return the key that a request brings: as X-API-Key, as bearer, or as the password
+    of basic authentication. `headers` are in lower case.
+    """
     key = headers.get(b"x-api-key")
     if key is not None:
         return key

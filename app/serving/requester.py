@@ -27,9 +27,10 @@ class Requester(Protocol):
     """A request of a client, or a model's call of another one."""
 
     def asker(self) -> Asker | int:
-        """The request's id, the header ``traceparent`` for what is asked on its behalf
-        (empty where nobody traces it), and what it says of itself, as `said_of` has it.
-        A number is that of the request of another process, which knows."""
+        """Return the request's id, the header ``traceparent`` for what is asked on its
+        behalf (empty where nobody traces it), and what it says of itself, as `said_of`
+        has it. A number is that of the request of another process, which knows.
+        """
 
     def add_part(self, part: Part) -> None:
         """Record that a call on its behalf has ended."""

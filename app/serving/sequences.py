@@ -151,7 +151,7 @@ class SequenceScheduler:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for the one before them in their sequence."""
+        """Return requests that wait for the one before them in their sequence."""
         return sum(len(sequence.waiting) for sequence in self._sequences.values())
 
     def submit(
@@ -247,7 +247,7 @@ class SequenceScheduler:
             raise
 
     def _sequence(self, owner: Owner, value: object, *, start: bool) -> LiveSequence:
-        """The sequence that a request belongs to; a new one if it starts one."""
+        """Return the sequence that a request belongs to; a new one if it starts one."""
         model = self.visible.name
         identifier = _identifier(value)
         if not identifier:
@@ -439,7 +439,7 @@ def _flag(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 def _identifier(value: object) -> SequenceId:
-    """The identifier of a sequence; 0 where the request names none."""
+    """Return the identifier of a sequence; 0 where the request names none."""
     if value is None:
         return 0
     if isinstance(value, str):
@@ -455,7 +455,7 @@ def _identifier(value: object) -> SequenceId:
 
 
 def _id_tensor(control: Control, identifier: SequenceId) -> Tensor:
-    """The correlation id as the model takes it, a number or a text."""
+    """Return the correlation id as the model takes it, a number or a text."""
     value = identifier
     if control.is_text:
         value = str(identifier)

@@ -59,8 +59,9 @@ class Service:
         self._inflating = DaemonPool(2, "popgate-inflate")
 
     async def inflate(self, encoding: bytes, body: Body, deadline: float) -> Body:
-        """A compressed body as it was; raises what `app.codec.compression` raises, and
-        DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
+        """Return a compressed body as it was; raises what `app.codec.compression`
+        raises, and DeadlineExceeded at `deadline`, a `time.monotonic()` time.
+        """
         # As many at a time as there are threads: what comes out is counted after.
         limit = self.limits.max_body_bytes
         inflated = self._inflating.run(partial(inflate, encoding, body, limit))
@@ -81,8 +82,9 @@ class Service:
             return await _until(deadline, self._codec.run(partial(decode, codec)))
 
     async def encode(self, encode: Callable[[], Response], deadline: float) -> Response:
-        """The response that `encode` makes, in the same thread. Raises
-        DeadlineExceeded at `deadline`, a `time.monotonic()` time."""
+        """Return the response that `encode` makes, in the same thread. Raises
+        DeadlineExceeded at `deadline`, a `time.monotonic()` time.
+        """
         return await _until(deadline, self._codec.run(encode))
 
     async def fetch(
@@ -113,8 +115,9 @@ class Service:
         raise self.models.missing(path) or UnknownModel(path)
 
     def latest(self, entry: ModelEntry | None, headers: Mapping[bytes, bytes]) -> float:
-        """Seconds that a request to `entry` may take at most, as far as is known before
-        its body has been decoded; None is a model that is not in memory."""
+        """Return seconds that a request to `entry` may take at most, as far as is known
+        before its body has been decoded; None is a model that is not in memory.
+        """
         longest = self.timeout
         if entry is not None:
             longest = entry.max_timeout or max(longest, entry.longest_timeout)

@@ -162,7 +162,7 @@ def _check_fits(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> 
 def tensor_of(
     tensors: Mapping[str, TensorSpec], name: str, kind: str, role: str
 ) -> TensorSpec:
-    """The tensor of that name; ValueError names those there are."""
+    """Return the tensor of that name; ValueError names those there are."""
     found = tensors.get(name)
     if found is None:
         msg = f"there is no {kind} '{name}' ({role}); there are {', '.join(tensors)}"
@@ -191,14 +191,16 @@ class Control:
         return self.spec.type.kind == "s"
 
     def flag(self, *, on: bool) -> Tensor:
-        """The tensor that says yes or no: true or false, 1 or 0, ``1`` or ``0``."""
+        """Return the tensor that says yes or no: true or false, 1 or 0, ``1``
+        or ``0``.
+        """
         found = self._made.get(on)
         if found is None:
             found = self._made[on] = self.tensor(str(int(on)) if self.is_text else on)
         return found
 
     def tensor(self, value: bool | int | float | str) -> Tensor:
-        """The tensor of a value, which must be of a fitting kind.
+        """Return the tensor of a value, which must be of a fitting kind.
 
         Raises ValueError for one that the datatype does not hold.
         """

@@ -310,6 +310,6 @@ def is_true(tensor: Tensor) -> bool:
 
 
 def _text(tensor: Tensor) -> str:
-    """The first text that is not empty."""
+    """Return the first text that is not empty."""
     texts = (bytes(item) for item in tensor.numpy().reshape(-1).tolist())
     return next((item.decode("utf-8", "replace") for item in texts if item), "")

@@ -26,8 +26,9 @@ def infer_path(name: str, version: int | str = 0) -> str:
 
 
 def infer_path_of(path: str, prefix: str, suffix: str) -> str:
-    """The infer path of the model that `path` is of, which is below `prefix` and has
-    `suffix` behind it; empty if it is not."""
+    """Return the infer path of the model that `path` is of, which is below `prefix` and
+    has `suffix` behind it; empty if it is not.
+    """
     if not (path.startswith(prefix) and path.endswith(suffix)):
         return ""
     found = path[: -len(suffix)] + _SUFFIX
@@ -35,7 +36,7 @@ def infer_path_of(path: str, prefix: str, suffix: str) -> str:
 
 
 def model_of(path: str) -> tuple[str, str | None] | None:
-    """The model and version that an infer path is of; None if `path` is none."""
+    """Return the model and version that an infer path is of; None if `path` is none."""
     prefix = next((p for p in PREFIXES if path.startswith(p)), None)
     if prefix is None or not path.endswith(_SUFFIX):
         return None

@@ -17,8 +17,9 @@ from engine import InvalidInput, Tensor
 def with_rank(
     tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
 ) -> Tensor:
-    """A tensor with or without rows, as `spec` counts them or not: one row is added
-    to, or taken from, what has one dimension too few or too many."""
+    """Return a tensor with or without rows, as `spec` counts them or not: one row is
+    added to, or taken from, what has one dimension too few or too many.
+    """
     shape = tensor.shape
     if expected is None or len(shape) == len(expected):
         return tensor
@@ -32,7 +33,7 @@ def with_rank(
 
 
 def given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
-    """An output as clients see it. Raises InvalidTensor where it cannot be."""
+    """Return an output as clients see it. Raises InvalidTensor where it cannot be."""
     try:
         common_shape(face.inner, tensor.shape)
     except ValueError:
@@ -49,7 +50,8 @@ def given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
 def reshaped(
     tensor: Tensor, wanted: tuple[int, ...] | None, *, batched: bool
 ) -> Tensor:
-    """The elements in another shape, with the same rows; -1 is what is left of them.
+    """Return the elements in another shape, with the same rows; -1 is what is left of
+    them.
 
     Raises InvalidTensor where they do not make it up.
     """
@@ -68,7 +70,9 @@ def reshaped(
 
 
 def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
-    """The rows of a step's inputs, which must fit its model. Raises InvalidTensor."""
+    """Return the rows of a step's inputs, which must fit its model. Raises
+    InvalidTensor.
+    """
     rows = -1
     for item in spec.inputs:
         if item.name not in feed:
@@ -92,7 +96,7 @@ def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
 
 
 def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs as the model takes them. Raises InvalidInput."""
+    """Return the inputs as the model takes them. Raises InvalidInput."""
     found = {}
     for name, tensor in given.items():
         want = spec.inputs_by_name.get(name)
@@ -117,7 +121,9 @@ def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _converted(tensor: Tensor, want: TensorSpec) -> Tensor:
-    """Numbers of another type where that keeps their kind. Raises InvalidInput."""
+    """Return numbers of another type where that keeps their kind.
+    Raises InvalidInput.
+    """
     array, dtype = tensor.numpy(), want.type.dtype
     fits = dtype is not None and np.can_cast(array.dtype, dtype, "same_kind")
     if not fits or want.datatype == "BF16":

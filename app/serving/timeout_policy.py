@@ -28,7 +28,7 @@ class TimeoutPolicy:
     priority: int = 0
 
     def with_model(self, config: ModelConfig) -> float:
-        """Seconds for a request to a model with these options."""
+        """Return seconds for a request to a model with these options."""
         wanted = self.asked
         if wanted is None:
             options = ModelRunnerConfig(
@@ -44,7 +44,7 @@ class TimeoutPolicy:
 
 
 def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
-    """Seconds of the header ``X-Request-Timeout``. Raises `InvalidRequest`."""
+    """Return seconds of the header ``X-Request-Timeout``. Raises `InvalidRequest`."""
     value = headers.get(b"x-request-timeout")
     if value is None:
         return None

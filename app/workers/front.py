@@ -79,7 +79,9 @@ class WorkerFront(InferFront):
             watch.end()
 
     def _mine(self, scope: Scope) -> str:
-        """The infer path of the model that is to be run here; empty if none is."""
+        """Return the infer path of the model that is to be run here; empty if
+        none is.
+        """
         if scope["method"] != "POST":
             return ""
         path: str = scope["path"]

@@ -83,7 +83,7 @@ class SharedEnsemble:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists, as msgpack gives them, as the tuples that they were."""
+    """Return lists, as msgpack gives them, as the tuples that they were."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 

@@ -212,12 +212,12 @@ class Workers(OtherProcesses):
         return self._table.names()
 
     def default_of(self, name: str) -> str:
-        """The version for requests that name none."""
+        """Return the version for requests that name none."""
         entry = self._table.default(name)
         return "" if entry is None else entry.spec.version
 
     def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]:
-        """The versions of a model that workers may run now."""
+        """Return the versions of a model that workers may run now."""
         shared = []
         for entry in self._table.entries(name):
             runner, block = entry.runner, self._block(name, entry.spec.version)

@@ -248,8 +248,9 @@ class Worker:
             self._begin(self._leave(key, runner, streams[key]))
 
     async def _runner(self, one: SharedEntry) -> LocalRunner | None:
-        """None where a device has died meanwhile: the supervisor runs it then, and
-        tells when it is back."""
+        """Return the runner; None if a device has died meanwhile: the supervisor runs
+        it then, and reports when it is back.
+        """
         if isinstance(one.runner, SharedEnsemble):
             shared = one.runner
             return EnsembleRunner(

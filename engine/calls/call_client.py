@@ -148,8 +148,9 @@ class CallClient:
         return bool(self._ask("ready", {"model": model, "version": version}))
 
     def askers(self) -> Askers:
-        """The ids of the requests that the present run answers: asked for once a run,
-        where a model wants to know. Raises DeviceLost."""
+        """Return the ids of the requests that the present run answers: asked for once a
+        run, where a model wants to know. Raises DeviceLost.
+        """
         running = self._running()
         if running is None:
             return ()

@@ -86,9 +86,10 @@ class ServedModel:
     def stream(
         self, inputs: Mapping[str, Any], **options: Any
     ) -> Iterator[dict[str, Array]]:
-        """The responses of a model that gives several, or the only one of another; the
-        call begins now, and each next response is made when the one before was taken.
-        `options` as of `call`."""
+        """Yield the responses of a model that gives several, or the only one of
+        another; the call begins now, and each next response is made when the one before
+        was taken. `options` as of `call`.
+        """
         run = self._client.options
         return self._responses(self._client.stream(self._target, inputs, options), run)
 

@@ -308,7 +308,7 @@ def _notes(proto: Any, options: CompileOptions) -> list[Option]:
 
 
 def _labels(labels: Labels) -> list[Option]:
-    """The names of classes, for showing results."""
+    """Return the names of classes, for showing results."""
     notes = (Option(OPTION_LABELS + k, json.dumps(v)) for k, v in labels.items())
     return [note for note in notes if len(note.value) <= _MAX_OPTION]
 

@@ -78,7 +78,7 @@ def decide_rows(
 
 
 def _single(executable: Executable, main: int) -> Execute | str:
-    """The one graph of a program, or why there is none."""
+    """Return the one graph of a program, or why there is none."""
     program = executable.programs.get(main)
     if not isinstance(program, Steps):
         raise InvalidModel(f"there is no program {main} that is a sequence")

@@ -20,7 +20,8 @@ class ExternalFiles:
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
 
     def bytes_of(self, tensor: Any, size: int | None) -> npt.NDArray[np.uint8]:
-        """A view of the data of `tensor`, which must be `size` bytes if that is given.
+        """Return a view of the data of `tensor`, which must be `size` bytes if that is
+        given.
 
         Raises InvalidModel if the file is missing, outside the folder or too short.
         """

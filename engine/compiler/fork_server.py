@@ -66,13 +66,16 @@ class ForkServer:
         return self._process.poll() is not None
 
     def fork(self, stdin: int, stdout: int, owner: int) -> int:
-        """The number of a new process; OSError if the server is gone."""
+        """Fork the server; returns the number of the new process. Raises OSError if the
+        server is gone.
+        """
         descriptors = [stdin, stdout, owner]
         return self._ask(lambda: socket.send_fds(self._socket, [b"fork"], descriptors))
 
     def wait(self, number: int) -> int:
-        """The exit code of a process once it has ended, a signal's as a negative
-        number. Once for each process. OSError if the server is gone."""
+        """Wait for a process and return its exit code, a signal's as a negative number.
+        Once for each process. Raises OSError if the server is gone.
+        """
         return self._ask(lambda: self._socket.send(b"wait %d" % number))
 
     def _ask(self, send: Callable[[], object]) -> int:

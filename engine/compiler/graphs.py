@@ -14,7 +14,7 @@ MAX_NESTING = 64
 
 
 def graphs_of(node: Any) -> Iterator[Any]:
-    """The graphs inside the attributes of `node`."""
+    """Yield the graphs inside the attributes of `node`."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -53,7 +53,7 @@ def label(node: Any) -> str:
 
 
 def attribute_int(node: Any, name: str, default: int) -> int:
-    """An integer attribute of `node`."""
+    """Return an integer attribute of `node`."""
     for attribute in node.attribute:
         if attribute.name == name:
             return int(attribute.i)

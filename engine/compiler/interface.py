@@ -45,7 +45,8 @@ class Interface:
 
     @classmethod
     def of(cls, model: Any, session: OnnxSession) -> Interface:
-        """The interface of a loaded model; its session knows what the file leaves out.
+        """Return the interface of a loaded model; its session knows what the file
+        leaves out.
 
         Raises InvalidModel for inputs and outputs that no request could carry.
         """
@@ -122,7 +123,7 @@ def free_rows(model: Any, outputs: Iterable[str]) -> None:
 def renamed(
     tensors: Iterable[GraphTensor], names: Mapping[str, str], kind: str
 ) -> dict[str, str]:
-    """The public name of each tensor by its name in the graph."""
+    """Return the public name of each tensor by its name in the graph."""
     result = {t.name: names.get(t.name, t.name) for t in tensors}
     for old in names:
         if old not in result:

@@ -20,7 +20,8 @@ _NEW_OPSET = re.compile(r"Opset (\d+) is under development")
 def load_graph(
     model: Any, name: str, weights: Sequence[Weight], threads: int
 ) -> tuple[Graph, OnnxSession]:
-    """The graph called `name` and its session; `model` lacks the data of `weights`.
+    """Return the graph called `name` and its session; `model` lacks the data of
+    `weights`.
 
     Raises InvalidModel, naming the node.
     """
@@ -83,7 +84,7 @@ def _names_a_node(model: Any, text: str) -> bool:
 
 
 def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
-    """The first node without which the model would not fail in this way.
+    """Return the first node without which the model would not fail in this way.
 
     Nodes stand in the order in which they are computed, so that the first so many of
     them are a model too; found by halving.

@@ -64,7 +64,7 @@ class CompileOptions:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> CompileOptions:
-        """The inverse of `to_message`."""
+        """Make the object from a message of `to_message`."""
         shapes = {name: tuple(dims) for name, dims in message["shapes"].items()}
         return cls(**{**message, "shapes": shapes})
 
@@ -148,7 +148,7 @@ class CompileReport:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> CompileReport:
-        """The inverse of `to_message`."""
+        """Make the object from a message of `to_message`."""
 
         def tensors(kind: str) -> tuple[TensorReport, ...]:
             return tuple(

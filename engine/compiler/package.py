@@ -81,7 +81,7 @@ class Part:
 
     @property
     def variables(self) -> dict[str, TensorInfo]:
-        """The device memory of this part."""
+        """Return the device memory of this part."""
         result = {f"weight {self.prefix}{w.name}": w.info for w in self.weights}
         for tensor in self.interface.inputs:
             result[f"input {self.inputs[tensor.name]}"] = tensor.info
@@ -91,7 +91,7 @@ class Part:
 
     @property
     def anchors(self) -> tuple[Anchor, ...]:
-        """Inputs, outputs, weights."""
+        """Return inputs, outputs, weights."""
         found = []
         for tensor in self.interface.inputs:
             name = self.inputs[tensor.name]
@@ -117,12 +117,12 @@ class Part:
 
 
 def input_handle(name: str) -> str:
-    """The stream that brings `name` to the device."""
+    """Return the stream that brings `name` to the device."""
     return f"h2d_{name}"
 
 
 def output_handle(name: str) -> str:
-    """The stream that brings `name` back."""
+    """Return the stream that brings `name` back."""
     return f"d2h_{name}"
 
 
@@ -179,7 +179,7 @@ def make_package(
     options: Iterable[Option] = (),
     selector: Anchor | None = None,
 ) -> Package:
-    """A package of `parts`, run by the program `main`."""
+    """Return a package of `parts`, run by the program `main`."""
     variables: dict[str, TensorInfo] = {}
     anchors: list[Anchor] = []
     weights: dict[str, Weight] = {}
@@ -224,7 +224,7 @@ def producer() -> str:
 
 
 def selector_anchor(name: str) -> Anchor:
-    """The input that chooses among fused models."""
+    """Return the input that chooses among fused models."""
     info = TensorInfo((1,), DataType.S64)
     return Anchor(name, input_handle(name), info, TensorType.INPUT, (MAIN,))
 

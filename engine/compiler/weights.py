@@ -43,7 +43,7 @@ class Weight:
 
 
 def data_type_of(number: int) -> DataType | None:
-    """Our data type for a TensorProto.DataType; None if there is none."""
+    """Return our data type for a TensorProto.DataType; None if there is none."""
     return _TYPES.get(number)
 
 

@@ -70,8 +70,9 @@ class Connection:
         return True
 
     def fault_report(self) -> DeviceFault | None:
-        """The fault that the process reported before it ended, if any. For one caller;
-        never blocks."""
+        """Return the fault that the process reported before it ended, if any. For one
+        caller; never blocks.
+        """
         self.sock.setblocking(False)
         try:
             message, fds = control.receive(self.sock)

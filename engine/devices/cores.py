@@ -32,7 +32,7 @@ class CpuBudget:
 
 
 def cpu_budget(proc: Path = _PROC) -> CpuBudget:
-    """The budget of this process, whose folder in ``/proc`` is `proc`."""
+    """Return the budget of this process, whose folder in ``/proc`` is `proc`."""
     return CpuBudget(len(os.sched_getaffinity(0)), cgroup_quota(proc))
 
 
@@ -42,8 +42,9 @@ def usable_cores() -> int:
 
 
 def cgroup_quota(proc: Path = _PROC) -> float | None:
-    """The smallest CPU quota, in cores, of the cgroup (of version 2 or 1) and of those
-    around it; None: no limit."""
+    """Return the smallest CPU quota, in cores, of the cgroup (of version 2 or 1) and of
+    those around it; None: no limit.
+    """
     quotas = []
     for folder in _cgroups(proc):
         for read in (_quota_v2, _quota_v1):
@@ -71,7 +72,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _cgroups(proc: Path) -> Iterator[Path]:
-    """The folders that may limit the processor, each with those around it."""
+    """Yield the folders that may limit the processor, each with those around it."""
     groups = _own_groups(proc)
     for root, mount_point, controllers in _mounts(proc):
         kind = "" if controllers is None else "cpu"
@@ -94,7 +95,9 @@ def _cgroups(proc: Path) -> Iterator[Path]:
 
 
 def _own_groups(proc: Path) -> dict[str, str]:
-    """The paths of our cgroups: ``cpu`` of version 1, and the empty name of 2."""
+    """Return the paths of our cgroups: ``cpu`` of version 1, and the empty name
+    of 2.
+    """
     groups = {}
     for line in _lines(proc / "cgroup"):
         _, _, rest = line.partition(":")

@@ -203,7 +203,9 @@ class Device(LinkedDevice):
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> Message:
-        """A control message to the process and its answer; raises as `ask`."""
+        """Send a control message to the process and return its answer; raises
+        as `ask`.
+        """
         answer, answer_fds = self.ask(message, fds, timeout)
         control.close_all(answer_fds)
         return answer
@@ -211,8 +213,8 @@ class Device(LinkedDevice):
     def ask(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[Message, list[int]]:
-        """A control message to the process, its answer, and the descriptors beside it,
-        which are the caller's.
+        """Send a control message to the process; returns its answer and the descriptors
+        beside it, which are the caller's.
 
         Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
         and DeviceLost if the process dies, or is found hanging, meanwhile.
@@ -232,9 +234,10 @@ class Device(LinkedDevice):
             raise self.loss() from error
 
     def invite(self) -> socket.socket:
-        """A door to the process, to be handed to another one: `JoinedDevice` feeds the
-        device through it. It leads to the present process of the device only, and what
-        comes through can neither load, unload nor stop anything. Raises as `ask`.
+        """Return a door to the process, to be handed to another one: `JoinedDevice`
+        feeds the device through it. It leads to the present process of the device only,
+        and what comes through can neither load, unload nor stop anything. Raises as
+        `ask`.
         """
         mine, theirs = HeldSocket.pair()
         try:
@@ -335,7 +338,7 @@ class Device(LinkedDevice):
     def _end_run(
         self, runner: DeviceUser, replica: int, since: int, seconds: float, limit: float
     ) -> Callable[[], None] | None:
-        """A run takes longer than it may: see `judge_run`."""
+        """End a run that takes longer than it may: see `judge_run`."""
         why = f"a run takes longer than {limit:g} s (--run-timeout)"
         is_stuck = self.python is not None or seconds > limit + RUN_GRACE
         if since != self._told_to_end:
@@ -392,8 +395,9 @@ class Device(LinkedDevice):
         return self.state is DeviceState.READY and process is self._launcher.process
 
     def loading(self, name: str) -> AbstractContextManager[None]:
-        """A model of this name is being loaded meanwhile: if the process crashes, that
-        may be its doing."""
+        """Mark a model of this name as being loaded: if the process crashes, that may
+        be its doing.
+        """
         return self._failures.loading(name)
 
     def _death_of(self, process: LaunchedProcess) -> Death:
@@ -445,7 +449,7 @@ class Device(LinkedDevice):
 
     @property
     def back_off(self) -> float:
-        """Seconds to wait before the next `recover`."""
+        """Return seconds to wait before the next `recover`."""
         return self._back_off.seconds
 
     def recover(self, *, by_hand: bool = False) -> None:
@@ -634,13 +638,17 @@ class Device(LinkedDevice):
                 runner.fail(ExecutionFailed(why))
 
     def want(self) -> DeviceLost:
-        """A request needs the device, which is lost: the error to refuse it with."""
+        """Return the error with which to refuse a request that needs the
+        lost device.
+        """
         if self._on_wanted is not None and self.state is DeviceState.LOST:
             self._on_wanted()
         return self.loss()
 
     def loss(self) -> DeviceLost:
-        """The error of all requests from when the process was lost until it is back."""
+        """Return the error of all requests from when the process was lost until it is
+        back.
+        """
         why = self._lost_by or Death("it has not started yet")
         if isinstance(why, DeviceFault):
             return DeviceFailed(f"device {self.id} failed: {why}", why)

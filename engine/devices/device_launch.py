@@ -54,7 +54,7 @@ class Launcher:
 
     @property
     def process(self) -> LaunchedProcess:
-        """The latest one; it may have ended."""
+        """Return the latest one; it may have ended."""
         assert self._latest is not None, "none has been started"
         return self._latest
 
@@ -65,7 +65,7 @@ class Launcher:
         return None if latest is None or latest.has_ended else latest.pid
 
     def start(self) -> LaunchedProcess:
-        """A new process, once the one before is gone. For one thread at a time.
+        """Start a new process, once the one before is gone. For one thread at a time.
 
         Raises DeviceLost if it cannot be started.
         """
@@ -197,8 +197,9 @@ class LaunchedProcess:
         return self._ticks != before
 
     def last_words(self) -> str:
-        """The last line that the process of a Python model, which has ended, printed;
-        empty if there is none."""
+        """Return the last line that the process of a Python model, which has ended,
+        printed; empty if there is none.
+        """
         return "" if self._output is None else self._output.last_words(1.0)
 
     def kill(self) -> None:

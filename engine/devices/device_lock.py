@@ -24,7 +24,7 @@ PYTHON_KIND = "python"
 
 
 def address_of(unit: str) -> str:
-    """The abstract address of a unit ("cpu:0") in this user's pool."""
+    """Return the abstract address of a unit ("cpu:0") in this user's pool."""
     pool = os.environ.get("POPGATE_POOL", "default")
     return f"popgate/{os.getuid()}/{pool[:40]}/{unit}"
 
@@ -56,7 +56,7 @@ def model_devices() -> int:
 
 
 def _bound_names() -> frozenset[str]:
-    """The abstract names in use; none if the kernel does not show them."""
+    """Return the abstract names in use; none if the kernel does not show them."""
     try:
         table = Path("/proc/net/unix").read_text()
     except OSError:

@@ -88,7 +88,7 @@ class DeviceInfo:
 
 
 def parse_devices(specification: str) -> tuple[str, ...]:
-    """The ids a specification names; InvalidConfig if it is not understood."""
+    """Return the ids a specification names; InvalidConfig if it is not understood."""
     ids: list[str] = []
     for item in specification.split(","):
         match = _ITEM.fullmatch(item.strip())
@@ -112,9 +112,10 @@ def parse_devices(specification: str) -> tuple[str, ...]:
 
 
 def named_devices(devices: str | None) -> tuple[str, ...] | None:
-    """The ids that `devices` names, or else `POPGATE_DEVICES` in the environment; None
-    where neither does. InvalidConfig, which names the variable, if that is not
-    understood."""
+    """Return the ids that `devices` names, or else `POPGATE_DEVICES` in the
+    environment; None where neither does. InvalidConfig, which names the variable, if
+    that is not understood.
+    """
     if devices:
         return parse_devices(devices)
     text = os.environ.get(VARIABLE)
@@ -159,7 +160,7 @@ class DeviceManager:
 
     @property
     def graph_units(self) -> tuple[str, ...]:
-        """The units that run graphs: all but those of Python models."""
+        """Return the units that run graphs: all but those of Python models."""
         return tuple(unit for unit in self.units if _kind(unit) != PYTHON_KIND)
 
     @property
@@ -267,8 +268,8 @@ class DeviceManager:
     def create_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2, tiles_per_ipu: int = 0
     ) -> Device:
-        """A device outside the pool, that takes no unit of it: software instead of
-        hardware, as Poplar's IPU model is.
+        """Return a device outside the pool, that takes no unit of it: software instead
+        of hardware, as Poplar's IPU model is.
 
         It calls itself `ipu_version`, which for a model is the model's. `tiles_per_ipu`
         (0: all 1472) scales its threads: a part of the tiles has that part of them, one
@@ -290,7 +291,7 @@ class DeviceManager:
         return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
 
     def create_python_device(self, options: PythonOptions) -> Device:
-        """A process for one Python model, started as `options` say.
+        """Return a process for one Python model, started as `options` say.
 
         One of the pool's units of kind `python` where it has some (NoDeviceAvailable if
         none of them is free), else a device outside the pool, of which there may be any
@@ -346,7 +347,7 @@ class DeviceManager:
     def _devices(
         self, claims: Sequence[Mapping[str, socket.socket]], spec: DeviceSpec
     ) -> Sequence[Device]:
-        """The devices of claimed units, each with its process."""
+        """Return the devices of claimed units, each with its process."""
         size, spin_us = spec.num_ipus, self.plan.spin_us
 
         def threads() -> int:

@@ -69,7 +69,7 @@ class JoinedDevice(LinkedDevice):
         return answer
 
     def _dial(self, timeout: float | None = None) -> HeldSocket:
-        """A connection of its own to the process."""
+        """Open a connection to the process."""
         mine, theirs = HeldSocket.pair()
         try:
             mine.settimeout(timeout or ANSWER_TIMEOUT)

@@ -66,7 +66,7 @@ class LinkedDevice(ABC):
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> Message:
-        """A control message to the process and its answer.
+        """Send a control message to the process and return its answer.
 
         Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
         and DeviceLost if the process dies, or is found hanging, meanwhile.
@@ -78,7 +78,9 @@ class LinkedDevice(ABC):
 
     @abstractmethod
     def want(self) -> DeviceLost:
-        """A request needs the device, which is lost: the error to refuse it with."""
+        """Return the error with which to refuse a request that needs the
+        lost device.
+        """
 
     @abstractmethod
     def _lose(self) -> None:
@@ -94,7 +96,9 @@ class LinkedDevice(ABC):
         return self.outstanding
 
     def request_of(self, number: int) -> Request | None:
-        """The request of this process with this number, while it is in flight."""
+        """Return the request of this process with this number, while it is
+        in flight.
+        """
         with self.lock:
             found = (c.request_of(number) for c in self._channels.values())
             return next((request for request in found if request is not None), None)

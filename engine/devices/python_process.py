@@ -97,8 +97,9 @@ class Output:
         self._thread.start()
 
     def last_words(self, timeout: float) -> str:
-        """The last line of a process that has ended, once all is read; empty where it
-        said nothing."""
+        """Return the last line of a process that has ended, once all is read; empty
+        where it said nothing.
+        """
         self._thread.join(timeout)
         return self._last[-1] if self._last else ""
 

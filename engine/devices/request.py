@@ -150,11 +150,11 @@ class RequestChannel(ABC):
     @property
     @abstractmethod
     def waiting(self) -> list[Request]:
-        """The requests in flight, oldest first."""
+        """Return the requests in flight, oldest first."""
 
     @abstractmethod
     def request_of(self, number: int) -> Request | None:
-        """The request of this number, while it is in flight."""
+        """Return the request of this number, while it is in flight."""
 
     @abstractmethod
     def finish(

@@ -44,7 +44,7 @@ class ThreadPlan:
 
     @property
     def why(self) -> str:
-        """The reason for `spin_us`, in words."""
+        """Return the reason for `spin_us`, in words."""
         return self._spin[1]
 
     @property

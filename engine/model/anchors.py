@@ -78,8 +78,9 @@ def check_data(model: Model, frozen: Collection[str] = ()) -> None:
 
 
 def labels_of(model: Model) -> dict[str, tuple[str, ...]]:
-    """The names of classes, by output, that the file gives; what is no list of texts is
-    left out."""
+    """Return the names of classes, by output, that the file gives; what is no list of
+    texts is left out.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for option in model.metadata.engine_options:
         if option.name.startswith(OPTION_LABELS):
@@ -91,7 +92,7 @@ def labels_of(model: Model) -> dict[str, tuple[str, ...]]:
 
 
 def describe(anchor: Anchor, *, has_data: bool = False) -> DataDesc:
-    """The descriptor of an anchor (Model Runtime: `DataDesc`)."""
+    """Return the descriptor of an anchor (Model Runtime: `DataDesc`)."""
     info = anchor.tensor_info
     return DataDesc(anchor.name, info.shape, info.data_type, has_data)
 

@@ -68,7 +68,7 @@ class BatchPlan:
     ragged: RaggedPlan | None = None
 
     def units(self, tensors: Mapping[str, Tensor]) -> int:
-        """The units of a request; InvalidInput if its tensors do not agree."""
+        """Return the units of a request; InvalidInput if its tensors do not agree."""
         if self.run_units:
             return self._whole_units(tensors)
         if not self.max_units:
@@ -110,7 +110,9 @@ class BatchPlan:
         return InvalidInput(f"inputs have different batch sizes: {given}")
 
     def _uneven(self, tensors: Mapping[str, Tensor], rows: int) -> InvalidInput:
-        """The first input has `rows` rows, and another has not."""
+        """Return the error for inputs of which the first has `rows` rows and another
+        has not.
+        """
         shapes = {name: list(t.shape) for name, t in tensors.items()}
         (one, first), *others = shapes.items()
         for name, shape in others:
@@ -133,7 +135,7 @@ class BatchPlan:
 
     @property
     def unit_extent(self) -> int:
-        """The largest extent of one unit in the batch dimension."""
+        """Return the largest extent of one unit in the batch dimension."""
         spans = (a.span for a in (*self.inputs, *self.outputs))
         return max(spans, default=1) if self.run_units else 1
 
@@ -153,7 +155,7 @@ class BatchPlan:
     def result_descs(
         self, descs: Iterable[DataDesc], units: int
     ) -> tuple[DataDesc, ...]:
-        """The outputs `descs` of a request that has so many units."""
+        """Return the outputs `descs` of a request that has so many units."""
         if not (self.run_units or self.max_units):
             return tuple(descs)
         extents = (anchor.span * units for anchor in self.outputs)
@@ -197,7 +199,7 @@ class BatchPlan:
 def plan_batches(
     model: Model, anchors: MainAnchors, config: ModelRunnerConfig
 ) -> BatchPlan:
-    """The plan for a model under a configuration.
+    """Return the plan for a model under a configuration.
 
     Raises InvalidConfig if the configuration asks for what the model cannot do,
     InvalidModel for metadata or programs that make no sense.
@@ -264,7 +266,7 @@ def _plan_of(
 def _by_rows(
     anchors: MainAnchors, transfers: Mapping[str, int], dim: int, most: int
 ) -> BatchPlan:
-    """Any number of rows along `dim`, regrouped to the compiled batch."""
+    """Return any number of rows along `dim`, regrouped to the compiled batch."""
     carried = (*anchors.inputs, *anchors.outputs)
     sizes = {a.name: _size(a, dim) for a in carried}
     counts = {transfers.get(a.handle, 1) for a in carried}
@@ -317,7 +319,9 @@ def _free(anchor: Anchor, transfers: Mapping[str, int]) -> AnchorRows:
 
 
 def _size(anchor: Anchor, dim: int) -> int:
-    """The size in `dim`; -1: free, 0: there is no such dimension. A scalar is 1 row."""
+    """Return the size in `dim`; -1: free, 0: there is no such dimension. A scalar is 1
+    row.
+    """
     shape = anchor.tensor_info.shape
     if shape is None:
         return 0

@@ -66,7 +66,9 @@ def _share(
 
 
 def _known_bytes(desc: DataDesc, rows: int) -> int | None:
-    """Bytes of the largest request if the shape is free in dimension 0 at most."""
+    """Return bytes of the largest request if the shape is free in dimension 0
+    at most.
+    """
     if desc.shape is None or not desc.data_type.item_size:
         return None
     if any(dim < 0 for dim in desc.shape[1:]):

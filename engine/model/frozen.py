@@ -11,7 +11,7 @@ from popef_io import Model, TensorType
 
 
 def frozen_tensors(model: Model, frozen: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The arrays as tensors of the inputs they are frozen over.
+    """Return the arrays as tensors of the inputs they are frozen over.
 
     InvalidInput if an array does not fit its input.
     """

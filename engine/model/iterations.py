@@ -12,7 +12,8 @@ from engine.tensor import Tensor
 def split_iterations(
     plan: BatchPlan, outputs: Mapping[str, Tensor]
 ) -> list[Mapping[str, Tensor]]:
-    """The outputs of a request, for each device iteration that made a part of them.
+    """Return the outputs of a request, for each device iteration that made a part of
+    them.
 
     What a run writes once is in every part. All in one part for models with one
     iteration, and if the outputs do not agree how many there are. Strings and other

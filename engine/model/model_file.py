@@ -24,7 +24,7 @@ ModelFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
 
 
 def open_model(source: ModelFiles, executable: str | None = None) -> Model:
-    """The model in these files; every fault of them is an InvalidModel.
+    """Return the model in these files; every fault of them is an InvalidModel.
 
     Nothing that becomes of the files later ends this process: only device processes
     look at mapped files.
@@ -78,7 +78,7 @@ def _unreadable(name: str, error: OSError) -> InvalidModel:
 def receive_model(
     names: Sequence[str], fds: Sequence[int], executable: str | None
 ) -> Model:
-    """The model that `handed_over` gave; `fds` stay open."""
+    """Return the model that `handed_over` gave; `fds` stay open."""
     try:
         with Reader() as reader:
             for name, fd in zip(names, fds, strict=False):

@@ -58,12 +58,12 @@ class Assembler:
         self._turns = [0]
 
     def programs(self) -> Mapping[int, Step]:
-        """A step for each program."""
+        """Return a step for each program."""
         self._called = {}  # sessions may have been made since
         return {n: self.step(p) for n, p in self._executable.programs.items()}
 
     def step(self, node: Node) -> Step:
-        """The step that does what `node` says."""
+        """Return the step that does what `node` says."""
         match node:
             case Steps():
                 return _in_order(self._flat(node))
@@ -98,7 +98,8 @@ class Assembler:
         return steps
 
     def _fused(self, nodes: list[Node], start: int) -> tuple[Step, int] | None:
-        """One step for the stream copies and the graph from `start`, and their end.
+        """Return one step for the stream copies and the graph from `start`, and their
+        end.
 
         Only if the variables between them are used by them alone: then the data
         goes from stream to graph to stream.
@@ -198,8 +199,9 @@ class Assembler:
         return repeat
 
     def _call(self, program: int) -> Step:
-        """One step for each program, however often it is called: programs that call
-        each other twice, and so on, are no larger for it, only longer to run."""
+        """Return one step for each program, however often it is called: programs that
+        call each other twice, and so on, are no larger for it, only longer to run.
+        """
         made = self._called.get(program)
         if made is None:
             made = self._called[program] = self.step(self._executable.programs[program])

@@ -108,7 +108,7 @@ class Executable:
     programs: Mapping[int, Node] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """The content of an executable blob; equal executables give equal bytes.
+        """Return the content of an executable blob; equal executables give equal bytes.
 
         Raises InvalidModel if the parts do not fit together.
         """

@@ -226,7 +226,7 @@ def _key_of(executable: Executable, node: Execute) -> _SessionKey:
 
 
 def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKey]:
-    """The sessions that the programs need, each checked to be possible."""
+    """Return the sessions that the programs need, each checked to be possible."""
     keys: dict[_SessionKey, None] = {}
     for program in executable.programs.values():
         for node in walk(program):
@@ -272,7 +272,7 @@ def _weights_loaded_by(
 
 
 def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
-    """The executor of a model, as a message of the owner's says."""
+    """Return the executor of a model, as a message of the owner's says."""
     return Executor(
         Executable.decode(
             model.executable.raw(),

@@ -60,7 +60,7 @@ class GraphCall:
         )
 
     def step(self) -> Step:
-        """The step that runs it."""
+        """Return the step that runs it."""
         bound = self._bound_run()
         if bound is None and not (self._stored or self._kept or self._texts):
             return self._ordinary_step()
@@ -69,7 +69,9 @@ class GraphCall:
         return self._general_step(bound)
 
     def _bound_run(self) -> BoundRun | None:
-        """The way to run with outputs bound; None if that can never be of use."""
+        """Return the way to run with outputs bound; None if that can never be
+        of use.
+        """
         if not self._session.is_onnx:
             return None
         types = {*self._input_types.values(), *self._output_types.values()}
@@ -112,7 +114,7 @@ class GraphCall:
         return ordinary
 
     def _gated_step(self, bound: BoundRun) -> Step:
-        """The ordinary step if nothing is large, which costs 0.2 µs to know."""
+        """Return the ordinary step if nothing is large, which costs 0.2 µs to know."""
         gate = gate_of(bound.offers)
         if gate is None:
             return self._general_step(bound)
@@ -176,7 +178,7 @@ class GraphCall:
 
 
 def value_of(values: Mapping[str, Array], variable: str) -> Array:
-    """The value of `variable`; ExecutionFailed if it has none yet."""
+    """Return the value of `variable`; ExecutionFailed if it has none yet."""
     try:
         return values[variable]
     except KeyError:
@@ -208,7 +210,7 @@ def _type_of(port: Port) -> DataType:
 
 
 def _texts(array: Array, name: str) -> Array:
-    """An array of `str`, which is all that ONNX Runtime takes."""
+    """Return an array of `str`, which is all that ONNX Runtime takes."""
     result = np.empty(array.size, dtype=object)
     try:
         result[:] = [

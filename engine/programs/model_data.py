@@ -33,7 +33,8 @@ class ModelData:
         self._sources: dict[str, Callable[[], Array]] = {}
 
     def read(self, handle: str) -> Array:
-        """The next data of this stream; valid for as long as this object is held.
+        """Return the next data of this stream; valid for as long as this object is
+        held.
 
         InvalidModel if neither the file nor `frozen` has any.
         """

@@ -91,7 +91,9 @@ _CPU = ort_state.OrtDevice(
 
 
 def onnx_number(data_type: DataType) -> int | None:
-    """The number of `data_type` in ONNX's TensorProto.DataType; None if it has none."""
+    """Return the number of `data_type` in ONNX's TensorProto.DataType; None if it has
+    none.
+    """
     return _ONNX_NUMBERS.get(data_type)
 
 
@@ -143,7 +145,7 @@ class OnnxSession:
         return run_error(error, options)
 
     def binding(self) -> Binding:
-        """A new binding of this session, for one thread."""
+        """Return a new binding of this session, for one thread."""
         return Binding(self._session)
 
 
@@ -211,7 +213,9 @@ _BOUND_MISMATCH = "but the computed output shape for this run is"
 
 
 def _take(value: Any, data_type: DataType, memory: Array | None) -> Array:
-    """The array of an output; ONNX Runtime passes inputs through without copying."""
+    """Return the array of an output; ONNX Runtime passes inputs through without
+    copying.
+    """
     if memory is None:
         if data_type is not DataType.BF16:
             array: Array = value.numpy()
@@ -227,7 +231,7 @@ def _take(value: Any, data_type: DataType, memory: Array | None) -> Array:
 
 
 def session_options(threads: int) -> Any:
-    """The options every session of ours has, before weights are added."""
+    """Return the options every session of ours has, before weights are added."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

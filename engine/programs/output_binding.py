@@ -53,7 +53,7 @@ class Offer:
         return self.known is not None and not _is_large(self.known, self.dtype)
 
     def ask(self, streams: Streams, feed: Mapping[str, Array]) -> Array | None:
-        """The memory for this run, if the output is large and there is some."""
+        """Return the memory for this run, if the output is large and there is some."""
         shape = self.known
         if shape is None:
             try:
@@ -75,7 +75,7 @@ def offers_for(
     handles: Mapping[str, str],
     types: Mapping[str, DataType],
 ) -> tuple[Offer, ...]:
-    """The outputs that may be bound, of those that leave through `handles`."""
+    """Return the outputs that may be bound, of those that leave through `handles`."""
     offers = []
     for name, handle in handles.items():
         dims = _dimensions(session, name)
@@ -89,8 +89,9 @@ def offers_for(
 
 
 def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
-    """The one dimension that all `offers` depend on, and from which size one of them
-    is large; None if it is not that simple."""
+    """Return the one dimension that all `offers` depend on, and from which size one of
+    them is large; None if it is not that simple.
+    """
     sources: set[InputAxis] = set()
     least = []
     for offer in offers:
@@ -140,7 +141,7 @@ class BoundRun:
     def __call__(
         self, streams: Streams, feed: dict[str, Array], options: RunOptions
     ) -> list[Array]:
-        """The outputs in order; those bound are the streams' own memory."""
+        """Return the outputs in order; those bound are the streams' own memory."""
         memory = {}
         for offer in self.offers:
             given = offer.ask(streams, feed)

@@ -149,7 +149,7 @@ class OwnMetrics:
         self._thread: threading.Thread | None = None
 
     def family(self, name: str, text: str, kind: str) -> MetricFamily:
-        """The metrics of a name: the same ones each time. Raises ValueError."""
+        """Return the metrics of a name: the same ones each time. Raises ValueError."""
         if not (_NAME.fullmatch(name) and len(name) <= MAX_NAME):
             raise ValueError(f"{name[:MAX_NAME]!r} cannot be the name of a metric")
         if name.startswith(TAKEN):
@@ -172,7 +172,9 @@ class OwnMetrics:
     def add(
         self, known: dict[Labels, MetricSeries], series: MetricSeries
     ) -> MetricSeries:
-        """The known one with the labels of `series`, else that. Raises ValueError."""
+        """Return the known one with the labels of `series`, else that. Raises
+        ValueError.
+        """
         with self._lock:
             found = known.get(series.labels)
             if found is not None:

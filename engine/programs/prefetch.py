@@ -18,7 +18,7 @@ from engine.programs.executable import (
 def upcoming_reads(
     executable: Executable, programs: Iterable[int], streams: Collection[str]
 ) -> Iterator[str]:
-    """The handles of `streams` that `programs` will read, one by one.
+    """Yield the handles of `streams` that `programs` will read, one by one.
 
     Ends at the first switch: which case it takes is known only then. Made as it goes: a
     repeat of a million steps takes no memory.

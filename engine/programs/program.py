@@ -122,7 +122,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def to_document(node: Node) -> dict[str, Any]:
-    """The map that stands for `node` in an executable."""
+    """Return the map that stands for `node` in an executable."""
     match node:
         case Steps(nodes):
             return {"do": "sequence", "nodes": [to_document(n) for n in nodes]}
@@ -159,7 +159,7 @@ class NodeReader:
         self._left = MAX_NODES
 
     def read(self, document: object, depth: int = 0) -> Node:
-        """The node that `document` stands for; BadProgram if it is none."""
+        """Return the node that `document` stands for; BadProgram if it is none."""
         self._left -= 1
         if self._left < 0:
             raise BadProgram(f"more than {MAX_NODES} nodes")

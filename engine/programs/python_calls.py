@@ -125,8 +125,9 @@ class Responses:
         feed: Mapping[str, Array],
         options: RunOptions,
     ) -> Any:
-        """The next response of a request, or NOTHING. `step` and `feed` as STEP of
-        engine/programs/python_interface.py has them. Raises what the author raises."""
+        """Return the next response of a request, or NOTHING. `step` and `feed` as STEP
+        of engine/programs/python_interface.py has them. Raises what the author raises.
+        """
         request, number, deadline = map(int, step)
         self._close_late(time.monotonic_ns())
         if number < 0:

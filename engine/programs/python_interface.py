@@ -120,7 +120,7 @@ class PythonInterface:
 
 
 def parse_tensor(name: object, text: object) -> PythonTensor:
-    """A tensor as authors write it: `FP32[-1,3]`. Raises InvalidModel."""
+    """Return a tensor as authors write it: `FP32[-1,3]`. Raises InvalidModel."""
     expected = 'expected a type and a shape, as in "FP32[-1,224]" or "BYTES[-1]"'
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise InvalidModel(f"the name of a tensor must be text, found {name!r}")
@@ -145,7 +145,7 @@ def parse_tensor(name: object, text: object) -> PythonTensor:
 def find_model(
     module: ModuleType, adapted: type[Any] | None = None
 ) -> tuple[Target, PythonInterface]:
-    """The model that a module defines, and what it takes and gives.
+    """Return the model that a module defines, and what it takes and gives.
 
     That is its only class with `inputs`, `outputs` and ``__call__``, or its function
     `predict`; or what was `adapted` from a class of another kind. Raises InvalidModel,
@@ -245,7 +245,9 @@ def _checked(
 def _called(
     call: Callable[..., Any], interface: PythonInterface, label: str
 ) -> PythonInterface:
-    """The interface as `call` is; InvalidModel where it does not take the inputs."""
+    """Return the interface as `call` is; InvalidModel where it does not take the
+    inputs.
+    """
     names = [tensor.name for tensor in interface.inputs]
     itself = [] if label == FUNCTION else [None]
     try:

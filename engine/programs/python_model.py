@@ -100,21 +100,25 @@ class Context:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The id of each request of the present call, in their order: the client's
-        ``x-request-id``, or the one that was made. Empty where there is no server. The
-        first look in a call asks the server, which takes as long as calling a model
-        that does nothing."""
+        """Return the id of each request of the present call, in their order: the
+        client's ``x-request-id``, or the one that was made. Empty where there is no
+        server. The first look in a call asks the server, which takes as long as calling
+        a model that does nothing.
+        """
         return tuple(request_id for request_id, _, _ in self.askers_now())
 
     @property
     def traceparents(self) -> tuple[str, ...]:
-        """The W3C header ``traceparent`` for what is called on behalf of each request
-        of the present call, in their order; empty text where nobody traces it."""
+        """Return the W3C header ``traceparent`` for what is called on behalf of each
+        request of the present call, in their order; empty text where nobody traces it.
+        """
         return tuple(traceparent for _, traceparent, _ in self.askers_now())
 
     @property
     def parameters(self) -> tuple[dict[str, Any], ...]:
-        """The ``parameters`` of each request of the present call, in their order."""
+        """Return the ``parameters`` of each request of the present call, in their
+        order.
+        """
         return tuple(one.get("parameters", {}) for one in self.said())
 
     def said(self) -> list[dict[str, Any]]:
@@ -125,12 +129,12 @@ class Context:
 
     @property
     def request_id(self) -> str:
-        """The first of `request_ids`; empty if there are none."""
+        """Return the first of `request_ids`; empty if there are none."""
         return next(iter(self.request_ids), "")
 
     @property
     def traceparent(self) -> str:
-        """The first of `traceparents` that is traced; empty if there is none."""
+        """Return the first of `traceparents` that is traced; empty if there is none."""
         return next(filter(None, self.traceparents), "")
 
     @property

@@ -69,7 +69,8 @@ class _GivenSource(SourceFileLoader):
 
 
 def import_model(file: Path, source: bytes) -> ModuleType:
-    """The module of a model, called ``model``; what lies beside it can be imported.
+    """Return the module of a model, called ``model``; what lies beside it can be
+    imported.
 
     Raises InvalidModel with the lines of the author's files that failed.
     """
@@ -166,7 +167,7 @@ class PythonSession:
         feed: Mapping[str, Array],
         options: RunOptions,
     ) -> list[Array]:
-        """One response, or none any more, which `MORE` tells apart."""
+        """Return one response, or none any more, which `MORE` tells apart."""
         own = {name: array for name, array in feed.items() if name != STEP}
         result = responses.step(feed[STEP], own, options)
         leave_if_forked(self._pid)
@@ -269,7 +270,7 @@ def _words(error: BaseException) -> str:
 
 
 def _frames(error: BaseException, file: Path) -> list[traceback.FrameSummary]:
-    """The calls that led to an error, those in the author's folder."""
+    """Return the calls that led to an error, those in the author's folder."""
     folder = str(file.parent) + "/"
     found = traceback.extract_tb(error.__traceback__)
     return [frame for frame in found if frame.filename.startswith(folder)]
@@ -308,7 +309,8 @@ def _nothing(tensor: PythonTensor) -> Array:
 
 
 def _array(tensor: PythonTensor, value: Any) -> Array:
-    """An output as it was declared. Raises ExecutionFailed where it is something else.
+    """Return an output as it was declared. Raises ExecutionFailed where it is something
+    else.
 
     Numbers of another type are converted where that keeps their kind, as from FP64 to
     FP32, never from FP32 to INT64.

@@ -87,7 +87,7 @@ class GraphSession(Protocol):
         ...
 
     def binding(self) -> GraphBinding:
-        """A new binding of this session, for one thread; for ONNX only."""
+        """Return a new binding of this session, for one thread; for ONNX only."""
         ...
 
 

@@ -15,7 +15,7 @@ class Streams(Protocol):
     """Streams that a program reads and writes, by handle."""
 
     def read(self, handle: str) -> Array:
-        """The next data of an INPUT anchor.
+        """Return the next data of an INPUT anchor.
 
         Valid and unchanged until the program has run; for a weight (a variable that
         only load programs write), until the executor is closed. Strings are an object

@@ -54,7 +54,8 @@ class Flusher:
         self._outputs = {desc.name: desc for desc in outputs}
 
     def __call__(self, channel: ReplicaChannel, name: str) -> CallbackFailed | None:
-        """A run of this channel's replica waits for the input `name`.
+        """Ask for the rows of input `name` for which a run of this channel's replica
+        waits.
 
         In the thread that polls, without a lock. What is returned is the end of those
         that wait. What is no error passes through: KeyboardInterrupt, after which the

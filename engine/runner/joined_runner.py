@@ -71,7 +71,7 @@ class JoinedRunner:
 
     @property
     def devices(self) -> tuple[LinkedDevice, ...]:
-        """The device of each replica, those that were joined."""
+        """Return the device of each replica, those that were joined."""
         return tuple(lines.default.device for lines in self._replicas)
 
     @property
@@ -117,7 +117,9 @@ class JoinedRunner:
         return request
 
     def _pick(self, priority: int, replica_id: int | None = None) -> ReplicaChannel:
-        """The channel to a replica, or the least busy one. Raises why there is none."""
+        """Return the channel to a replica, or the least busy one. Raises why there is
+        none.
+        """
         if self.failure is not None:
             raise self.failure.again()
         replicas = self._replicas

@@ -135,13 +135,13 @@ class ModelRunner:
 
     @property
     def batching_dim(self) -> int:
-        """The dimension in which the rows of requests lie."""
+        """Return the dimension in which the rows of requests lie."""
         return self._batches.dim
 
     def iterations_of(
         self, outputs: Mapping[str, Tensor]
     ) -> list[Mapping[str, Tensor]]:
-        """The outputs of a request, cut into those of each device iteration.
+        """Return the outputs of a request, cut into those of each device iteration.
 
         One part for a model with one iteration. A run gives all its results at once,
         so this tells them apart and brings none of them sooner.
@@ -155,7 +155,7 @@ class ModelRunner:
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
-        """The names of classes, by output, if the file has them."""
+        """Return the names of classes, by output, if the file has them."""
         return labels_of(self._model)
 
     @property
@@ -175,7 +175,7 @@ class ModelRunner:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The device of each replica."""
+        """Return the device of each replica."""
         return self._replicas.devices
 
     @property
@@ -201,7 +201,7 @@ class ModelRunner:
 
     @property
     def stats(self) -> RunnerStats:
-        """A snapshot of what is going on."""
+        """Return a snapshot of what is going on."""
         return self._replicas.stats()
 
     def tracepoints(self, replica_id: int = 0) -> Tracepoints:
@@ -326,7 +326,9 @@ class ModelRunner:
                 raise InvalidInput(f"the model has no output {name!r}; it has {names}")
 
     def _result_descs(self, units: int) -> tuple[DataDesc, ...]:
-        """The outputs of a request of so many units; most have as many as the last."""
+        """Return the outputs of a request of so many units; most have as many as the
+        last.
+        """
         of, descs = self._last_descs
         if of != units:
             descs = self._batches.result_descs(self.request_outputs, units)
@@ -363,7 +365,7 @@ class ModelRunner:
             tell(error)
 
     def request_of(self, number: int) -> Request | None:
-        """The request with this `Request.number`, while it is in flight."""
+        """Return the request with this `Request.number`, while it is in flight."""
         for channel in self._replicas.channels:
             request = channel.request_of(number)
             if request is not None:
@@ -484,9 +486,10 @@ class ModelRunner:
         return tensors
 
     def _tensor(self, name: str, array: Array) -> Tensor:
-        """The array as this input's data type if it is the way that type is held
-        in numpy (BF16 as uint16); InvalidInput for another. Types are compared with
-        and without `validate_io_params`: bytes of another type mean nothing."""
+        """Return the array as this input's data type if it is the way that type is held
+        in numpy (BF16 as uint16); InvalidInput for another. Types are compared with and
+        without `validate_io_params`: bytes of another type mean nothing.
+        """
         desc = self._desc_by_name.get(name)
         if desc is not None and desc.data_type.numpy_dtype == array.dtype:
             return Tensor.from_numpy(array, desc.data_type)

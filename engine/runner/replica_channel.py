@@ -181,12 +181,12 @@ class ReplicaChannel(RequestChannel):
         return len(self._in_flight)
 
     def request_of(self, number: int) -> Request | None:
-        """The request of this number, while it is in flight."""
+        """Return the request of this number, while it is in flight."""
         return self._in_flight.get(number)
 
     @property
     def awaiting(self) -> int:
-        """Requests in flight that no run has taken yet."""
+        """Return requests in flight that no run has taken yet."""
         with self._lock:
             if not self.usable:
                 return 0
@@ -196,13 +196,14 @@ class ReplicaChannel(RequestChannel):
 
     @property
     def rows(self) -> int:
-        """Rows in flight, of requests that are not abandoned; one without rows counts
-        as one."""
+        """Return rows in flight, of requests that are not abandoned; one without rows
+        counts as one.
+        """
         return self._rows
 
     @property
     def waiting(self) -> list[Request]:
-        """The requests in flight, oldest first."""
+        """Return the requests in flight, oldest first."""
         return list(self._in_flight.values())
 
     def submit(
@@ -325,8 +326,9 @@ class ReplicaChannel(RequestChannel):
                 )
 
     def _rows_ahead(self) -> int:
-        """Rows that run before a request of this line: those of higher levels and its
-        own, and as many of its neighbours as their weights let run meanwhile."""
+        """Return rows that run before a request of this line: those of higher levels
+        and its own, and as many of its neighbours as their weights let run meanwhile.
+        """
         higher = beside = 0
         mine = weights = self.weight or 1
         for line in self.lines:
@@ -686,7 +688,7 @@ class ReplicaChannel(RequestChannel):
         self.service_time.since = time.monotonic_ns()
 
     def _rows_of_lines(self) -> int:
-        """Rows in flight on the replica."""
+        """Return rows in flight on the replica."""
         if not self.lines:
             return self._rows
         return sum(line.rows for line in self.lines)
@@ -773,7 +775,7 @@ class ReplicaChannel(RequestChannel):
 
     @property
     def started(self) -> list[Request]:
-        """The requests that a run has taken, oldest first."""
+        """Return the requests that a run has taken, oldest first."""
         with self._lock:
             if not self.usable:
                 return []
@@ -782,7 +784,7 @@ class ReplicaChannel(RequestChannel):
             return [request for request in placed if id(request) not in waiting]
 
     def _placed(self) -> list[Request]:
-        """The requests that are in the rings, oldest first."""
+        """Return the requests that are in the rings, oldest first."""
         return [r for r in self._in_flight.values() if r.slot >= 0]
 
     def _untaken(self, placed: list[Request]) -> list[Request]:
@@ -800,8 +802,9 @@ class ReplicaChannel(RequestChannel):
         return placed[max(0, len(placed) - count) :] if count else []
 
     def _unstarted(self) -> list[tuple[Request, Mapping[str, Tensor]]]:
-        """The requests that no run has taken, oldest first, which another replica may
-        have."""
+        """Return the requests that no run has taken, oldest first, which another
+        replica may have.
+        """
         waiting = {id(request) for request in self._untaken(self._placed())}
         kept = self._kept
         return [

@@ -75,7 +75,9 @@ class ReplicaLines:
             line.lines = self.all
 
     def of(self, priority: int) -> ReplicaChannel:
-        """The channel of requests that state this priority (`ModelRunner.submit`)."""
+        """Return the channel of requests that state this priority
+        (`ModelRunner.submit`).
+        """
         if priority >= 0:
             known = 0 < priority <= len(self._levels)
             return self._levels[priority - 1] if known else self.default
@@ -112,7 +114,7 @@ class ReplicaLines:
 
     @property
     def in_flight(self) -> int:
-        """Requests on all of them."""
+        """Return requests on all of them."""
         return sum(line.in_flight for line in self.all)
 
     def __repr__(self) -> str:

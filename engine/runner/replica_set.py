@@ -111,7 +111,7 @@ class ReplicaSet:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The device of each replica."""
+        """Return the device of each replica."""
         return tuple(self._devices)
 
     @property
@@ -167,7 +167,7 @@ class ReplicaSet:
     # -- requests
 
     def pick(self, replica_id: int | None, priority: int = 0) -> ReplicaChannel:
-        """The channel to this replica, or to the least busy one.
+        """Return the channel to this replica, or to the least busy one.
 
         Where the model has priority levels it is that of `priority`, or of the default
         level if there is no such one; it may have a weight (`weighted`).
@@ -265,7 +265,7 @@ class ReplicaSet:
                 self._tracepoints.append(Tracepoints(size, device.lock))
 
     def _given(self) -> dict[int, Device]:
-        """The devices that the configuration gives to replicas."""
+        """Return the devices that the configuration gives to replicas."""
         given = {}
         for replica, device in self._config.replica_to_device.items():
             if not isinstance(device, Device):
@@ -482,7 +482,7 @@ class ReplicaSet:
 
 
 def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
-    """The preferred batch sizes that are possible, ascending."""
+    """Return the preferred batch sizes that are possible, ascending."""
     return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})
 
 

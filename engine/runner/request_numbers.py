@@ -28,10 +28,10 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def request_numbers() -> Iterator[int]:
-    """Numbers that no request has, of whatever process, for use in this one."""
+    """Yield numbers that no request has, of whatever process, for use in this one."""
     return _numbers
 
 
 def process_of(number: int) -> int:
-    """The process that has made a request of this number."""
+    """Return the process that has made a request of this number."""
     return number >> PROCESS_SHIFT

@@ -40,7 +40,7 @@ class ExecuteResult(Mapping[str, Array]):
         return True
 
     def arrays(self) -> dict[str, Array]:
-        """All of them, once the result is there; a new dictionary.
+        """Return all of them, once the result is there; a new dictionary.
 
         Raises how the request failed.
         """

@@ -129,8 +129,9 @@ class ServiceTime:
             self.safety = min(MOST_SAFETY * REMEMBERED, self.safety * MISSED)
 
     def completion_ns(self, rows: int, now: int) -> int:
-        """The predicted completion of the last of `rows` rows that wait or run, if
-        nothing overtakes it (CLOCK_MONOTONIC nanoseconds)."""
+        """Return the predicted completion of the last of `rows` rows that wait or run,
+        if nothing overtakes it (CLOCK_MONOTONIC nanoseconds).
+        """
         work, spread = self._work(rows, now)
         first = min(work, self._next())
         safety = min(MOST_SAFETY, self.safety)
@@ -167,8 +168,9 @@ class ServiceTime:
         return now + int(max(0.0, work - allowed))
 
     def _work(self, rows: int, now: int) -> tuple[float, float]:
-        """The time until so many rows are done, and twice its standard deviation
-        (nanoseconds)."""
+        """Return the time until so many rows are done, and twice its standard deviation
+        (nanoseconds).
+        """
         full, rest = divmod(rows, max(1, round(self._fill)))
         first = total = spread = 0.0
         if rest:
@@ -181,7 +183,7 @@ class ServiceTime:
         return max(0.0, total - self._ran(now, first)), 2 * math.sqrt(spread)
 
     def _next(self) -> float:
-        """The service time of two full batches."""
+        """Return the service time of two full batches."""
         return 2 * self._time_of(round(self._fill))[0]
 
     def batch_end_ns(self, now: int) -> int:

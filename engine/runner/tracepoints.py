@@ -115,7 +115,7 @@ class Tracepoints:
         return min(self.count, self._size) if self._size else self.count
 
     def trace(self, position: int = -1) -> PhaseValues:
-        """The times of one request: -1 is the last, 0 the oldest that is kept.
+        """Return the times of one request: -1 is the last, 0 the oldest that is kept.
 
         Zeros if nothing was recorded yet; InvalidInput if there are not so many.
         """
@@ -146,7 +146,7 @@ class Tracepoints:
         return self._over_phases(rank)
 
     def mean(self) -> PhaseValues:
-        """The mean of each phase over the requests kept; zeros without any."""
+        """Return the mean of each phase over the requests kept; zeros without any."""
         return self._over_phases(lambda times: sum(times) / len(times) / 1e3)
 
     def counts(self) -> PhaseValues:
@@ -162,7 +162,9 @@ class Tracepoints:
         return PhaseValues(*[of(list(phase)) for phase in zip(*rows, strict=True)])
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
-        """The whole and its phases, in nanoseconds, of each request, oldest first."""
+        """Return the whole and its phases, in nanoseconds, of each request, oldest
+        first.
+        """
         self._origin.check("Tracepoints")
         rows = []
         with self._lock:

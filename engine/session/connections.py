@@ -63,7 +63,7 @@ class Connections:
                     self._fixed[index] = Fixed.FILE
 
     def anchors(self, kind: TensorType) -> tuple[Anchor, ...]:
-        """All inputs or all outputs."""
+        """Return all inputs or all outputs."""
         return tuple(a for a in self._anchors if a.type is kind)
 
     def user_anchors(self, kind: TensorType) -> tuple[Anchor, ...]:
@@ -114,7 +114,9 @@ class Connections:
     def choose_for_queues(
         self, kind: TensorType, predicate: AnchorCallbackPredicate | None
     ) -> list[Anchor]:
-        """The anchors that get a queue; the predicate's dummies are connected."""
+        """Return the anchors that get a queue; the predicate's dummies
+        are connected.
+        """
         return [anchor for _, anchor in self._chosen(kind, predicate)]
 
     def set_queues(self, queues: QueueManager) -> None:
@@ -138,7 +140,9 @@ class Connections:
     # -- asking
 
     def not_connected(self, programs: Iterable[int]) -> dict[int, tuple[Anchor, ...]]:
-        """The anchors of each program that nothing is connected to, if it has any."""
+        """Return the anchors of each program that nothing is connected to, if it has
+        any.
+        """
         missing = {}
         for program in programs:
             anchors = tuple(
@@ -208,7 +212,9 @@ class Connections:
     def _chosen(
         self, kind: TensorType, predicate: AnchorCallbackPredicate | None
     ) -> Iterator[tuple[int, Anchor]]:
-        """The anchors for BIND_USER_CB; connects a dummy if it is BIND_EMPTY_CB."""
+        """Yield the anchors for BIND_USER_CB; connects a dummy if it
+        is BIND_EMPTY_CB.
+        """
         for index, anchor in list(self._users(kind)):
             policy = AnchorCallbackPolicy.BIND_USER_CB
             if predicate is not None:

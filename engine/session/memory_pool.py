@@ -39,7 +39,7 @@ class RingMemoryPool:
         return self._num_blobs
 
     def get_memory_blob(self) -> memoryview:
-        """The next blob; after the last comes the first again."""
+        """Return the next blob; after the last comes the first again."""
         start = self._next * self._blob_size
         self._next = (self._next + 1) % self._num_blobs
         return self._memory[start : start + self._blob_size]

@@ -86,7 +86,7 @@ def non_scalar(accept: PolicyT, reject: PolicyT) -> Predicate[PolicyT]:
 def program_policies(
     groups: Iterable[ProgramsWithPolicy[PolicyT]], reject: PolicyT
 ) -> Predicate[PolicyT]:
-    """The policy of the first group that has a program of the anchor."""
+    """Return the policy of the first group that has a program of the anchor."""
     table = [(_numbers(group.programs), group.policy) for group in groups]
 
     def predicate(anchor: Anchor) -> PolicyT:
@@ -101,7 +101,7 @@ def program_policies(
 def anchor_policies(
     anchors: Iterable[AnchorWithPolicy[PolicyT]], reject: PolicyT
 ) -> Predicate[PolicyT]:
-    """The policy of the first entry that names the anchor, by name or handle."""
+    """Return the policy of the first entry that names the anchor, by name or handle."""
     table: dict[str, PolicyT] = {}
     for entry in anchors:
         table.setdefault(entry.anchor, entry.policy)

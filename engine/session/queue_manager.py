@@ -58,12 +58,13 @@ class QueueManager:
         }
 
     def input_queue(self, name: str) -> InputQueue:
-        """The queue of an input, by the name of its tensor or the handle of its
-        stream; UnknownAnchor if there is none."""
+        """Return the queue of an input, by the name of its tensor or the handle of its
+        stream; UnknownAnchor if there is none.
+        """
         return _find("input", name, self.inputs)
 
     def output_queue(self, name: str) -> OutputQueue:
-        """The queue of an output, likewise."""
+        """Return the queue of an output, likewise."""
         return _find("output", name, self.outputs)
 
     def flush_all(self) -> None:

@@ -70,7 +70,7 @@ TimeoutCallback = Callable[[InputRingBuffer], None]
 
 
 def bytes_per_sample(info: TensorInfo) -> int:
-    """Bytes of one row; of the whole tensor if it has no dimensions."""
+    """Return bytes of one row; of the whole tensor if it has no dimensions."""
     if info.shape is None or any(dim < 0 for dim in info.shape[1:]):
         raise InvalidInput(f"queues need a fixed shape after the batch, got {info}")
     nbytes = info.data_type.item_size
@@ -82,7 +82,7 @@ def bytes_per_sample(info: TensorInfo) -> int:
 
 
 def batch_rows(info: TensorInfo) -> int:
-    """Rows of the compiled batch: 1 without dimensions, 0 if it is free."""
+    """Return rows of the compiled batch: 1 without dimensions, 0 if it is free."""
     return max(0, info.shape[0]) if info.shape else 1
 
 
@@ -138,11 +138,12 @@ class AnchorQueue(Generic[Slot]):
 
     @property
     def is_connected(self) -> bool:
-        """False after `disconnect`, until `reset`."""
+        """Return whether it is connected: False after `disconnect`, until `reset`."""
         return self._ring.is_valid()
 
     def enqueue_lock(self) -> Slot:
-        """A slot to fill; waits for a free one. Then `enqueue_complete`.
+        """Wait for a free slot and return it, to be filled. Then call
+        `enqueue_complete`.
 
         Raises QueueClosed if the queue is disconnected, and QueueFull if waiting
         would be for ever: in a callback, no other thread makes room.
@@ -196,7 +197,9 @@ class AnchorQueue(Generic[Slot]):
         self._enqueued = 0
 
     def _missing(self) -> int:
-        """Bytes that complete a partial batch; a whole batch if there is none."""
+        """Return bytes that complete a partial batch; a whole batch if there
+        is none.
+        """
         if not self.batch_bytes:
             return self.sample_bytes
         return -self._enqueued % self.batch_bytes or self.batch_bytes
@@ -259,7 +262,8 @@ class InputQueue(AnchorQueue[InputData]):
         self._cursor = self._at = self._done = 0
 
     def take_batch(self, alive: Alive) -> list[memoryview] | None:
-        """The parts of the next compiled batch, waiting for them; None: disconnected.
+        """Return the parts of the next compiled batch, waiting for them; None:
+        disconnected.
 
         For the side that runs the program. The parts are views of users' memory, which
         stays theirs until `batch_done`.

@@ -76,7 +76,7 @@ class Session:
 
     @property
     def device(self) -> Device | None:
-        """The device it is bound to, even if another session has taken that."""
+        """Return the device it is bound to, even if another session has taken that."""
         return self._loaded.device
 
     @property
@@ -91,23 +91,24 @@ class Session:
 
     @property
     def input_anchors(self) -> tuple[Anchor, ...]:
-        """All inputs, those fed by the file too."""
+        """Return all inputs, those fed by the file too."""
         return self._connections.anchors(TensorType.INPUT)
 
     @property
     def output_anchors(self) -> tuple[Anchor, ...]:
-        """All outputs, of every program."""
+        """Return all outputs, of every program."""
         return self._connections.anchors(TensorType.OUTPUT)
 
     @property
     def user_input_anchors(self) -> tuple[Anchor, ...]:
-        """The inputs that the user must serve: the file has no data of them, or
-        `pred_tensor_data` says not to use them."""
+        """Return the inputs that the user must serve: the file has no data of them, or
+        `pred_tensor_data` says not to use them.
+        """
         return self._connections.user_anchors(TensorType.INPUT)
 
     @property
     def user_output_anchors(self) -> tuple[Anchor, ...]:
-        """The outputs that the user must serve: all of them."""
+        """Return the outputs that the user must serve: all of them."""
         return self._connections.user_anchors(TensorType.OUTPUT)
 
     # -- the device
@@ -204,8 +205,9 @@ class Session:
     def anchors_not_connected_to_callbacks(
         self, programs: Sequence[int]
     ) -> dict[int, tuple[Anchor, ...]]:
-        """The anchors of each of these programs that nothing is connected to; programs
-        that have none are left out."""
+        """Return the anchors of each of these programs that nothing is connected to;
+        programs that have none are left out.
+        """
         return self._connections.not_connected(programs)
 
     def error_if_anchors_are_not_connected_to_callbacks(

@@ -155,7 +155,7 @@ class SessionLink:
         return bool(self._poller.poll(0))
 
     def receive(self) -> Message:
-        """The next message of the device; its new segments are mapped."""
+        """Receive the next message of the device; its new segments are mapped."""
         while True:
             if self._deadline is not None:
                 left = self._deadline - time.monotonic()

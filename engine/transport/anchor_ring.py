@@ -160,8 +160,8 @@ class AnchorRing(RingCounters):
     # -- consumer
 
     def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
-        """Shape and a copy of the data that belongs to `request`, which is released;
-        None if the next data belongs to a later one.
+        """Return shape and a copy of the data that belongs to `request`, which is
+        released; None if the next data belongs to a later one.
 
         Requests of a channel end in the order of their numbers. What belongs to an
         earlier one was published by a run that failed later on, and is dropped.
@@ -175,9 +175,10 @@ class AnchorRing(RingCounters):
         return shape, data
 
     def find(self, request: int, in_order: bool = True) -> int:
-        """The slot with the data of `request`, to be released with `skip`; -1 if the
-        next data belongs to a later one. If requests do not end `in_order`, there must
-        be data of `request`, and other data before it is dropped."""
+        """Return the slot with the data of `request`, to be released with `skip`; -1 if
+        the next data belongs to a later one. If requests do not end `in_order`, there
+        must be data of `request`, and other data before it is dropped.
+        """
         while True:
             if self._next == self._written_seen:
                 self._written_seen = self._control[0]

@@ -45,8 +45,9 @@ MOST_INLINE = 64
 def with_tensors(
     message: Message, tensors: Mapping[str, Tensor]
 ) -> tuple[Message, list[int]]:
-    """The message with the tensors in it or beside it; the descriptors are the
-    caller's to close."""
+    """Return the message with the tensors in it or beside it; the descriptors are the
+    caller's to close.
+    """
     size = sum(tensor.nbytes + len(name) for name, tensor in tensors.items())
     if size <= INLINE and len(tensors) <= MOST_INLINE:
         table = [
@@ -61,7 +62,7 @@ def with_tensors(
 
 
 def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
-    """The tensors of a message; `fds` stay open. Raises EngineBug."""
+    """Return the tensors of a message; `fds` stay open. Raises EngineBug."""
     if "place" in message:
         if not fds:
             raise EngineBug("the segment of a call is missing")
@@ -184,7 +185,7 @@ class CallSocket:
         return self._sock.fileno()
 
     def receive(self) -> Received:
-        """The next call, question, or word of a call, of a route or of metrics.
+        """Return the next call, question, or word of a call, of a route or of metrics.
 
         Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
         ValueError for what is no call.

@@ -108,7 +108,9 @@ def call(
 def connect(
     address: str, timeout: float | None = None, watch: Watch | None = None
 ) -> socket.socket:
-    """A connection to the device process at an abstract address, with this timeout."""
+    """Return a connection to the device process at an abstract address, with this
+    timeout.
+    """
     sock = HeldSocket()
     seconds = timeout if timeout is not None else watch.interval if watch else 0.0
     try:
@@ -150,7 +152,9 @@ def ask(
     fds: Sequence[int] = (),
     watch: Watch | None = None,
 ) -> tuple[Message, list[int]]:
-    """One question and its answer on an open connection. Raises as `call`."""
+    """Ask one question on an open connection and return the answer. Raises
+    as `call`.
+    """
     try:
         send(sock, message, fds)
         if watch is not None:
@@ -180,7 +184,9 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
 
 
 def from_error(error: BaseException) -> Message:
-    """An error as a message. Damage in a file shows where its content is used."""
+    """Return an error as a message. Damage in a file shows where its content
+    is used.
+    """
     if isinstance(error, PopefError):
         error = InvalidModel(str(error))
     is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -193,7 +199,7 @@ def from_error(error: BaseException) -> Message:
 
 
 def to_error(message: Message) -> EngineError:
-    """The error a message stands for."""
+    """Return the error a message stands for."""
     text = str(message.get("message", ""))
     kind = getattr(errors, str(message["error"]), None)
     if isinstance(kind, type) and issubclass(kind, EngineError):

@@ -19,7 +19,7 @@ class HeldSocket(socket.socket):
 
     @classmethod
     def pair(cls) -> tuple[HeldSocket, HeldSocket]:
-        """Two that are connected."""
+        """Return two that are connected."""
         with no_fork():
             one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             return cls(one.detach()), cls(other.detach())

@@ -110,8 +110,9 @@ class Submissions(RingCounters):
         return True
 
     def take(self) -> Sequence[int]:
-        """The channels that have one more request each, in their order: one as often as
-        it has."""
+        """Return the channels that have one more request each, in their order: one as
+        often as it has.
+        """
         written, read = self._control[0], self._next
         if written == read:
             return ()

@@ -74,11 +74,11 @@ class ResultMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks that are kept, free or not."""
+        """Return bytes of the blocks that are kept, free or not."""
         return sum(size * len(blocks) for size, blocks in self._blocks.items())
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """A new array of `nbytes` bytes; its values are not set.
+        """Return a new array of `nbytes` bytes; its values are not set.
 
         Where the pool has nothing to give it is numpy's own.
         """
@@ -142,8 +142,9 @@ class ResultMemory:
 
 
 def _size_of(nbytes: int) -> int:
-    """The size of a block for so many bytes: one of four for each power of two, so
-    that requests whose sizes differ a little use the same blocks."""
+    """Return the size of a block for so many bytes: one of four for each power of two,
+    so that requests whose sizes differ a little use the same blocks.
+    """
     step = max(mmap.PAGESIZE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step
 

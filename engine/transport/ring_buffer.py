@@ -136,7 +136,7 @@ class RingCounters:
     # -- producer
 
     def try_write_lock(self) -> int:
-        """The slot to fill next, or -1 if the ring is full."""
+        """Return the slot to fill next, or -1 if the ring is full."""
         if self.written - self._read_seen >= self.capacity:
             self._read_seen = self._control[READ_WORD]
             if self.written - self._read_seen >= self.capacity:
@@ -153,7 +153,7 @@ class RingCounters:
         self._control[0] = self.written
 
     def write_slot(self, ahead: int) -> int:
-        """The slot `ahead` places after the next one, not checked for room."""
+        """Return the slot `ahead` places after the next one, not checked for room."""
         return (self.written + ahead) % self.capacity
 
     @property
@@ -191,7 +191,7 @@ class RingCounters:
     # -- consumer
 
     def try_read_lock(self) -> int:
-        """The next slot that is published and not held yet, or -1."""
+        """Return the next slot that is published and not held yet, or -1."""
         if self._next == self._written_seen:
             self._written_seen = self._control[0]
             if self._next == self._written_seen:
@@ -342,7 +342,7 @@ class SpscRingBuffer(Generic[T]):
             self.write_complete()
 
     def try_write_lock(self) -> T | None:
-        """The buffer to fill, or None if the ring is full."""
+        """Return the buffer to fill, or None if the ring is full."""
         slot = self._lock_slot()
         return None if slot < 0 else self._buffers[slot]
 
@@ -372,7 +372,7 @@ class SpscRingBuffer(Generic[T]):
         self._notify()
 
     def try_read_lock(self) -> T | None:
-        """The next published buffer, or None if there is none."""
+        """Return the next published buffer, or None if there is none."""
         if self._origin.left:
             raise self._not_ours()
         slot = self._ring.try_read_lock()
@@ -438,7 +438,7 @@ class SpscRingBuffer(Generic[T]):
         self._write_locked = False
 
     def state(self, prefix: str = "") -> str:
-        """A line for a log (Model Runtime: `getState`)."""
+        """Return a line for a log (Model Runtime: `getState`)."""
         return f"{prefix}{self._label}: {self._ring!r}"
 
     def _not_ours(self) -> WrongProcess:

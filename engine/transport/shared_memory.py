@@ -55,7 +55,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, size: int) -> SharedMemory:
-        """A new segment of `size` bytes (rounded up to pages), all zero."""
+        """Return a new segment of `size` bytes (rounded up to pages), all zero."""
         size = page_aligned(size)
         fd = os.memfd_create(f"popgate-{name}"[:200], os.MFD_CLOEXEC)
         try:

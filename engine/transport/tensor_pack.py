@@ -41,7 +41,9 @@ def pack_tensors(
 
 
 def unpack_tensors(place: Any, fd: int) -> dict[str, Tensor]:
-    """The tensors in a segment, as views that keep it mapped; `fd` stays open."""
+    """Return the tensors in a segment, as views that keep it mapped; `fd`
+    stays open.
+    """
     offset, length = map(int, place)
     memory = map_descriptor(fd, os.fstat(fd).st_size)
     if not 0 <= offset <= offset + length <= len(memory):

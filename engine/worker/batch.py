@@ -147,7 +147,7 @@ class Batch:
 
     @property
     def used(self) -> int:
-        """The units of the entries that the runs take; the rest stays."""
+        """Return the units of the entries that the runs take; the rest stays."""
         left = self.rows - self.skip
         each = self._plan.run_units
         return min(left, self.runs * each) if each else left
@@ -248,7 +248,7 @@ class Batch:
         return self._run * rows.transfers + count
 
     def _slice(self, index: int, handle: str) -> Array:
-        """The data of the next transfer, completed with zeros."""
+        """Return the data of the next transfer, completed with zeros."""
         rows, dim = self._plan.inputs[index], self._plan.dim
         position = self._position(handle, rows)
         size = rows.size
@@ -289,7 +289,9 @@ class Batch:
         return array
 
     def _zeros(self, index: int, size: int) -> Array:
-        """One transfer of null data, also if the requests do not have this input."""
+        """Return one transfer of null data, also if the requests do not have this
+        input.
+        """
         info = self._inputs[index].tensor_info
         shape = info.shape or ()
         if any(e.slots[index] < 0 for e in self.entries):
@@ -329,7 +331,9 @@ class Batch:
         return np.concatenate(parts, self._plan.dim)
 
     def _clipped(self, index: int, parts: list[Array]) -> list[Array]:
-        """The rows that count: a request that fills up may have brought too many."""
+        """Return the rows that count: a request that fills up may have brought too
+        many.
+        """
         dim, span = self._plan.dim, self._plan.inputs[index].span
         return [
             part
@@ -339,7 +343,7 @@ class Batch:
         ]
 
     def _one(self, index: int, entry: Entry) -> Array:
-        """The data of one request, a view of its slot."""
+        """Return the data of one request, a view of its slot."""
         slot = entry.slots[index]
         anchor = self._inputs[index]
         if slot < 0:
@@ -359,7 +363,7 @@ class Batch:
         ).reshape(shape)
 
     def _touching(self, index: int) -> Array | None:
-        """All rows as one view, if they lie side by side in one ring."""
+        """Return all rows as one view, if they lie side by side in one ring."""
         entries = self.entries
         client = entries[0].client
         ring = client.channel.inputs[index]

@@ -58,9 +58,10 @@ def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
 def python_executor(
     model: Model, message: Mapping[str, Any], fds: Sequence[int], running: Running
 ) -> Executor:
-    """The executor of a Python model, as a load message says. The last descriptor
-    beside it is the socket for calls to other models, where it names some; `running`
-    says what runs now."""
+    """Return the executor of a Python model, as a load message says. The last
+    descriptor beside it is the socket for calls to other models, where it names some;
+    `running` says what runs now.
+    """
     executable = Executable.decode(model.executable.raw())
     given = message["python"]
     check_installed(map(str, given.get("requirements", ())))
@@ -97,8 +98,9 @@ def _rows(running: RunningBatch | None) -> tuple[int, ...]:
 
 
 def _face(source: bytes) -> ModuleType | None:
-    """The module for files of another kind, where `source` needs it: it is in place
-    before they import it."""
+    """Return the module for files of another kind, where `source` needs it: it is in
+    place before they import it.
+    """
     for name in FACES:
         if name.encode() not in source and FACES[name] not in source:
             continue
@@ -118,7 +120,9 @@ def _face(source: bytes) -> ModuleType | None:
 def _adapted(
     face: ModuleType | None, module: ModuleType, given: Mapping[str, Any]
 ) -> type[Any] | None:
-    """The model that a face makes of a module; None where it is none of its kind."""
+    """Return the model that a face makes of a module; None where it is none of its
+    kind.
+    """
     if face is None:
         return None
     pid = os.getpid()

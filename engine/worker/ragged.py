@@ -253,7 +253,9 @@ class RaggedReplica(Replica):
         return list(touched)
 
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
-        """The oldest request of the channel whose turn it is, and those that fit."""
+        """Return the oldest request of the channel whose turn it is, and those that
+        fit.
+        """
         order: Sequence[ClientChannel] = self._queue.channels
         if len(order) > 1:
             order = self._queue.next()
@@ -286,7 +288,9 @@ class RaggedReplica(Replica):
         return taken
 
     def _window(self, client: ClientChannel) -> Window:
-        """The requests of a channel that are looked at, with those that have come."""
+        """Return the requests of a channel that are looked at, with those that have
+        come.
+        """
         window = self._windows.get(client)
         if window is None:
             window = self._windows[client] = Window()

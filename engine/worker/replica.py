@@ -167,8 +167,9 @@ class Replica:
     def _waiting(
         self, order: Sequence[ClientChannel], now: int
     ) -> tuple[int, int, int]:
-        """Rows that wait, when the oldest of them was submitted, and how many of them
-        the preferred sizes want to run at once (0: as many as there are)."""
+        """Return rows that wait, when the oldest of them was submitted, and how many of
+        them the preferred sizes want to run at once (0: as many as there are).
+        """
         sizes = self.policy.preferred
         rows, oldest, best = 0, now, 0
         for client in order:
@@ -182,7 +183,7 @@ class Replica:
         return rows, oldest, best
 
     def _room(self, order: Sequence[ClientChannel], now: int) -> int:
-        """Rows of the next batch at most, where some sizes are preferred."""
+        """Return rows of the next batch at most, where some sizes are preferred."""
         policy = self.policy
         _, oldest, best = self._waiting(order, now)
         if best and not 0 < policy.delay_ns <= now - oldest:
@@ -459,5 +460,5 @@ def _wait_note(wait_ns: int) -> str:
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """All of a shape but the batch dimension."""
+    """Return all of a shape but the batch dimension."""
     return shape[1:] if not dim else (*shape[:dim], *shape[dim + 1 :])

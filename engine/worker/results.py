@@ -99,7 +99,9 @@ class Results:
         return parts
 
     def join(self, index: int, parts: Sequence[Array]) -> Array:
-        """The parts of one output of one request, which ran one after the other."""
+        """Return the parts of one output of one request, which ran one after
+        the other.
+        """
         if len(parts) == 1:
             return parts[0]
         if self._shape(index) == ():
@@ -164,7 +166,7 @@ class Results:
 
 
 def _scalar(value: Array) -> Array:
-    """A scalar output of one unit has no dimensions; of several, one."""
+    """Return a scalar output of one unit has no dimensions; of several, one."""
     return value.reshape(()) if value.size == 1 else value
 
 

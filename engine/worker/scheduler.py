@@ -129,7 +129,9 @@ class Scheduler:
 
     @property
     def running_replica(self) -> int:
-        """The number of the replica that runs now; 0: none does. For any thread."""
+        """Return the number of the replica that runs now; 0: none does. For
+        any thread.
+        """
         replica = self._replica
         return 0 if replica is None else replica.number
 

@@ -49,7 +49,9 @@ def _document(control: LogControl) -> LogDocument:
 
 
 def _parse(document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `LogSettings` that a document changes; raises `RequestError`."""
+    """Return the fields of `LogSettings` that a document changes; raises
+    `RequestError`.
+    """
     changes: dict[str, Any] = {}
     for key, value in document.items():
         if key == "log_file":

@@ -95,7 +95,7 @@ async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
 
 
 def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
-    """Requests to a version that no execution has taken yet.
+    """Return requests to a version that no execution has taken yet.
 
     An ensemble has none: its steps wait, each for its own model.
     """
@@ -217,7 +217,7 @@ def _workers(gateway: Gateway) -> Iterator[Family]:
 
 
 def _machine(gateway: Gateway) -> Iterator[Family]:
-    """The machine, under the names that dashboards for Triton have."""
+    """Yield the machine, under the names that dashboards for Triton have."""
     total, used = memory()
     for name, text, value in (
         ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]",
@@ -229,7 +229,7 @@ def _machine(gateway: Gateway) -> Iterator[Family]:
 
 
 def _process(gateway: Gateway) -> Iterator[Family]:
-    """The gateway's own process, under the names of Prometheus' clients."""
+    """Yield the gateway's own process, under the names of Prometheus' clients."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     for name, kind, text, value in (
         ("process_start_time_seconds", "gauge", "Start time since 1970",

@@ -135,7 +135,9 @@ async def _program(
 
 
 def _address(gateway: Gateway, request: Request) -> str:
-    """The server as `Client` takes it: its URL with the base path, or its socket."""
+    """Return the server as `Client` takes it: its URL with the base path, or its
+    socket.
+    """
     base = gateway.settings.base_path.rstrip("/")
     uds = gateway.settings.uds
     server = request.scope.get("server")
@@ -202,8 +204,8 @@ def statistics(
     version: str | None = None,
     viewer: Viewer | None = None,
 ) -> list[ModelStatistics]:
-    """The numbers of a version, of a model or of all, as far as they take requests,
-    and as far as `viewer` may see them.
+    """Return the numbers of a version, of a model or of all, as far as they take
+    requests, and as far as `viewer` may see them.
 
     Raises `UnknownModel` where what is named does not.
     """

@@ -217,7 +217,7 @@ async def named_repository(repository: str) -> Response:
 
 
 async def _parameters(request: Request) -> dict[str, Any]:
-    """The `parameters` of a management call; none if it has no body."""
+    """Return the `parameters` of a management call; none if it has no body."""
     document = await read_object(request)
     return as_object(document.get("parameters", {}), "'parameters'")
 

@@ -75,7 +75,7 @@ def _send(request: Request, file: str) -> Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """All of them, by name: a quarter of a megabyte at most."""
+    """Return all of them, by name: a quarter of a megabyte at most."""
     files = {}
     for item in (resources.files("app.api") / "static").iterdir():
         media_type = _TYPES.get(PurePath(item.name).suffix)

@@ -91,7 +91,7 @@ async def get_request(
 
 
 def _mates(journal: Journal, one: Answered) -> list[str]:
-    """The requests that were run in the same batch as this one.
+    """Return the requests that were run in the same batch as this one.
 
     How long a batch ran is measured once for all of it, in nanoseconds.
     """
@@ -107,7 +107,7 @@ def _mates(journal: Journal, one: Answered) -> list[str]:
 
 
 def _seconds(monotonic_ns: int) -> float:
-    """A time of the monotonic clock in seconds since 1970."""
+    """Return a time of the monotonic clock in seconds since 1970."""
     return round(time.time() - (time.monotonic_ns() - monotonic_ns) / 1e9, 4)
 
 

@@ -133,7 +133,9 @@ def _update(
 
 
 def _parse(document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `TraceSettings` that a document changes, None to take back."""
+    """Return the fields of `TraceSettings` that a document changes, None to
+    take back.
+    """
     changes: dict[str, Any] = {}
     for key, value in document.items():
         if key == "trace_file":
@@ -163,7 +165,7 @@ def _level(value: object) -> tuple[str, ...] | None:
 
 
 def _number(key: str, value: object, low: int) -> int | None:
-    """A number that may be written as a text, as stock clients do."""
+    """Return a number that may be written as a text, as stock clients do."""
     if value is None:
         return None
     is_text = isinstance(value, str) and _TEXT.fullmatch(value)

@@ -217,7 +217,7 @@ class FormReader:
         )
 
     def _elements(self, found: Input, parts: list[Part]) -> Tensor:
-        """The tensor of a BYTES input: each part is an element."""
+        """Return the tensor of a BYTES input: each part is an element."""
         values: list[Any] = []
         for part in parts:
             if part.media_type == _JSON and not part.is_file:

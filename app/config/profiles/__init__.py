@@ -36,7 +36,7 @@ class Profile:
     source: Path
 
     def repository(self, cache_dir: Path) -> Path:
-        """The folder with the models; made in `cache_dir` unless it is there.
+        """Return the folder with the models; made in `cache_dir` unless it is there.
 
         Two processes that make it at once do the work twice and end with the same
         folder: a finished one is renamed into its place. Raises OSError.

@@ -58,7 +58,7 @@ class Model:
     constants: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
     def onnx(self) -> onnx.ModelProto:
-        """The ONNX model; checked."""
+        """Return the ONNX model; checked."""
         import onnx
         from onnx import TensorProto, helper
 
@@ -156,7 +156,7 @@ ready = "READY"
 
 
 def _simple_sequence() -> Model:
-    """The input, and 1 more in the first request of a sequence."""
+    """Return the input, and 1 more in the first request of a sequence."""
     return Model(
         dict.fromkeys(("INPUT", "START", "READY"), ("INT32", ("N", 1))),
         {"OUTPUT": ("INT32", ("N", 1))},
@@ -191,7 +191,9 @@ def _simple_dyna_sequence() -> Model:
 
 
 def _simple_string_dyna_sequence() -> Model:
-    """The sum of all inputs of a sequence, and the identifier more in the last one."""
+    """Return the sum of all inputs of a sequence, and the identifier more in the last
+    one.
+    """
     names = ("INPUT", "END", "READY", "INPUT_STATE")
     return Model(
         {

@@ -30,19 +30,21 @@ class DeclaredTensor:
     label_filename: str = ""
 
     def shape(self, *, batched: bool) -> tuple[int, ...] | None:
-        """The shape that requests see; None where no dimensions are declared."""
+        """Return the shape that requests see; None where no dimensions are declared."""
         if not self.dims and self.reshape is None:
             return None
         return (-1, *self.dims) if batched else self.dims
 
     def inner_shape(self, *, batched: bool) -> tuple[int, ...] | None:
-        """The shape that the model sees; None where no dimensions are declared."""
+        """Return the shape that the model sees; None where no dimensions
+        are declared.
+        """
         if self.reshape is None:
             return self.shape(batched=batched)
         return (-1, *self.reshape) if batched else self.reshape
 
     def narrowed(self, tensor: TensorSpec, kind: str, *, batched: bool) -> TensorSpec:
-        """The tensor of the model with what is declared of it.
+        """Return the tensor of the model with what is declared of it.
 
         Raises ValueError where they differ.
         """
@@ -68,7 +70,7 @@ class DeclaredTensor:
 
 
 def declared_tensors(messages: Iterable[Any], label: str) -> tuple[DeclaredTensor, ...]:
-    """The ``input`` or ``output`` entries. Raises `TritonConfigError`."""
+    """Return the ``input`` or ``output`` entries. Raises `TritonConfigError`."""
     found = tuple(_declared(message, label) for message in messages)
     names = [tensor.name for tensor in found]
     for name in names:
@@ -104,7 +106,7 @@ def _declared(message: Any, label: str) -> DeclaredTensor:
 def declared_states(
     messages: Iterable[Any], field: str, label: str
 ) -> tuple[DeclaredTensor, ...]:
-    """The tensors that the ``state`` entries name in `field`."""
+    """Return the tensors that the ``state`` entries name in `field`."""
     found = []
     for message in messages:
         name, dims = getattr(message, field), tuple(message.dims)
@@ -121,13 +123,15 @@ def check_dims(name: str, dims: tuple[int, ...], label: str) -> None:
 
 
 def datatype_word(message: Any) -> str:
-    """The protocol's name of a message's ``data_type``; empty if there is none."""
+    """Return the protocol's name of a message's ``data_type``; empty if there
+    is none.
+    """
     kind = _word(message, "data_type").removeprefix("TYPE_")
     return {"INVALID": "", "STRING": "BYTES"}.get(kind, kind)
 
 
 def _word(message: Any, field: str) -> str:
-    """The word of an enumerator; empty where messages of this kind have none."""
+    """Return the word of an enumerator; empty where messages of this kind have none."""
     found = message.DESCRIPTOR.fields_by_name.get(field)
     if found is None:
         return ""
@@ -191,7 +195,7 @@ class DeclaredTensors:
         )
 
     def applied(self, spec: ModelSpec, rows: int = 0) -> ModelSpec:
-        """The spec of all tensors of a model, with what is declared about them.
+        """Return the spec of all tensors of a model, with what is declared about them.
 
         `rows` run together at most, if they are declared to; 0: as many as is declared.
         Raises ValueError where the model differs.

@@ -43,7 +43,7 @@ class GraphChanges:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> GraphChanges:
-        """The inverse of `to_message`."""
+        """Make the object from a message of `to_message`."""
         reshapes = message["reshapes"]
         return cls(
             Reshapes(
@@ -135,7 +135,7 @@ def input_defaults(
 
 
 def _names_used(graph: Any) -> Iterator[str]:
-    """The values that something in a graph reads, or in one within it."""
+    """Yield the values that something in a graph reads, or in one within it."""
     for value in graph.output:
         yield value.name
     for node in graph.node:

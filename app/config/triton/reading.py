@@ -25,7 +25,7 @@ class TritonConfigError(Exception):
 
 
 def read_pbtxt(path: Path) -> Any:
-    """The message of a ``config.pbtxt``. Raises `TritonConfigError`."""
+    """Return the message of a ``config.pbtxt``. Raises `TritonConfigError`."""
     from google.protobuf import text_format
 
     from app.config.triton.schema import config_class
@@ -43,7 +43,8 @@ def read_pbtxt(path: Path) -> Any:
 
 
 def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
-    """The message of a configuration in JSON, and the keys that are not Triton's.
+    """Return the message of a configuration in JSON, and the keys that are not
+    Triton's.
 
     Raises `TritonConfigError`.
     """
@@ -76,7 +77,9 @@ def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def document_of(message: Any) -> dict[str, Any]:
-    """A message as Triton writes it in JSON: what is set, with numbers as numbers."""
+    """Return a message as Triton writes it in JSON: what is set, with numbers as
+    numbers.
+    """
     return {field.name: _value_of(field, v) for field, v in message.ListFields()}
 
 

@@ -30,12 +30,12 @@ class Reshape:
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Reshape:
-        """The inverse of `dataclasses.asdict`, by way of JSON."""
+        """Make the object from JSON: the inverse of `dataclasses.asdict`."""
         dims, shape = tuple(message["dims"]), tuple(message["shape"])
         return cls(str(message["name"]), dims, shape, bool(message["batched"]))
 
     def target(self, dims: tuple[int, ...]) -> list[int]:
-        """The argument of the node that gives a tensor these dimensions."""
+        """Return the argument of the node that gives a tensor these dimensions."""
         return [0, *dims] if self.batched else list(dims)
 
     def check(self) -> str:

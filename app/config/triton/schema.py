@@ -125,7 +125,7 @@ _FIELD = re.compile(r"(\*|map64 |map )?(\w+) (\w+)(?:/(\w+))?")
 
 @cache
 def config_class() -> Any:
-    """The class of the message ``ModelConfig``."""
+    """Return the class of the message ``ModelConfig``."""
     file = descriptor_pb2.FileDescriptorProto(
         name="popgate/triton_model_config.proto", package=_PACKAGE, syntax="proto3"
     )

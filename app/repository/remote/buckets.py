@@ -56,7 +56,7 @@ class BucketSource:
 
     @classmethod
     def of(cls, scheme: str, path: str) -> BucketSource:
-        """The source of a URL. The library is there."""
+        """Return the source of a URL. The library is there."""
         with _explained(scheme, path):
             return cls(_file_system(scheme), path, scheme)
 
@@ -201,7 +201,7 @@ def _azure_checksums(fs: Any, file: RemoteFile) -> Checksums:
 
 
 def _md5_of(stated: object) -> Checksums:
-    """One in base64, or its bytes; none where it is something else."""
+    """Return one in base64, or its bytes; none where it is something else."""
     if isinstance(stated, str):
         stated = base64.b64decode(stated)
     if isinstance(stated, bytes | bytearray) and len(stated) == 16:

@@ -111,7 +111,7 @@ class Progress:
 
     @property
     def came(self) -> int:
-        """Bytes that have come over the network."""
+        """Return bytes that have come over the network."""
         return self._came
 
     def __str__(self) -> str:

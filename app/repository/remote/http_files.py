@@ -61,7 +61,7 @@ class HttpFiles:
         )
 
     def document(self, url: str, headers: Mapping[str, str] | None = None) -> Any:
-        """The body of an answer, in JSON. Raises `RemoteError`."""
+        """Return the body of an answer, in JSON. Raises `RemoteError`."""
         import orjson
 
         try:
@@ -72,7 +72,7 @@ class HttpFiles:
     def body(
         self, url: str, headers: Mapping[str, str] | None = None
     ) -> tuple[bytes, httpx.Headers]:
-        """A body of bounded size, and what came with it. Raises `RemoteError`."""
+        """Read a body of bounded size, with its headers. Raises `RemoteError`."""
         with self.answer("GET", url, headers) as answer:
             parts, size = [], 0
             for chunk in _chunks(answer):

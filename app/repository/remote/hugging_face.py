@@ -73,7 +73,7 @@ class HuggingFaceSource:
         self._http.close()
 
     def _wanted(self, siblings: dict[str, Any]) -> dict[str, str]:
-        """Paths in the repository by what they are called here."""
+        """Return paths in the repository by what they are called here."""
         if self._path in siblings:
             folder, _, name = self._path.rpartition("/")
             if not name.endswith(MODEL_SUFFIXES):

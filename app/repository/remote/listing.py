@@ -45,7 +45,7 @@ class RemoteFile:
 
     @property
     def sha256(self) -> str:
-        """The stated one, or nothing."""
+        """Return the stated one, or nothing."""
         return dict(self.checksums).get("sha256", "")
 
     @property
@@ -124,7 +124,7 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Bytes of all files, as far as they are stated."""
+        """Return bytes of all files, as far as they are stated."""
         return sum(file.size or 0 for file in self.files)
 
 

@@ -67,11 +67,11 @@ class ModelCache:
         self._lock = threading.Lock()
 
     def entry(self, url: str) -> CacheEntry:
-        """The place of one URL."""
+        """Return the place of one URL."""
         return CacheEntry(self, url)
 
     def make(self, *parts: str) -> Path:
-        """A folder of the cache, which only its user may look into.
+        """Return a folder of the cache, which only its user may look into.
 
         Raises `RemoteError` where there can be none.
         """
@@ -129,7 +129,7 @@ class ModelCache:
             os.close(fd)
 
     def held_below(self, folder: Path) -> list[Path]:
-        """The snapshots of one URL that are used here."""
+        """Return the snapshots of one URL that are used here."""
         with self._lock:
             return [path for path in self._held if path.parent == folder]
 

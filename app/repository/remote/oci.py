@@ -168,7 +168,9 @@ class RegistryAuth(httpx.Auth):
         return f"Basic {base64.b64encode(pair).decode()}"
 
     def _token_request(self, told: dict[str, str]) -> httpx.Request | None:
-        """None where a password would travel without TLS."""
+        """Return the request for a token; None if a password would travel
+        without TLS.
+        """
         realm = urllib.parse.urlsplit(told.get("realm", ""))
         if realm.scheme != "https" and not (
             realm.scheme == "http" and is_loopback(realm.hostname)

@@ -194,7 +194,7 @@ class RemoteModels:
         source: Source,
         listing: Listing,
     ) -> Snapshot | None:
-        """The snapshot of a listing; None if that is no longer what is there."""
+        """Return the snapshot of a listing; None if that is no longer what is there."""
         current = entry.current()  # another process may have taken it meanwhile
         if current is not None and current.digest == listing.digest:
             return current
@@ -270,7 +270,7 @@ class RemoteModels:
         return sha256
 
     def _known(self, current: Snapshot | None, listing: Listing) -> dict[str, str]:
-        """The SHA-256 of what the cache has, by name."""
+        """Return the SHA-256 of what the cache has, by name."""
         known = current.sha256 if current is not None else {}
         found: dict[str, str] = {}
         for file in listing.files:

@@ -32,7 +32,7 @@ def rows_within(model: Any, most: int, budget: int = MOST_BYTES) -> int:
 
 
 def _largest_node(model: Any) -> int:
-    """Bytes of all that the largest node reads and writes for one row."""
+    """Return bytes of all that the largest node reads and writes for one row."""
     import onnx
 
     try:
@@ -56,7 +56,7 @@ def _largest_node(model: Any) -> int:
 
 
 def _single_row(model: Any) -> Any:
-    """The model with one row, its outputs left to be worked out."""
+    """Return the model with one row, its outputs left to be worked out."""
     single = type(model)()
     single.CopyFrom(model)
     graph = single.graph

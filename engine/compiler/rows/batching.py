@@ -32,7 +32,7 @@ def decide(
     options: CompileOptions,
     limit: TimeLimit,
 ) -> BatchDecision:
-    """The decision on a loaded model, as `options.batch` asks.
+    """Return the decision on a loaded model, as `options.batch` asks.
 
     `model` lacks the data of `weights`; `run` runs it on arrays by name, which `limit`
     ends.

@@ -30,7 +30,7 @@ _NUMBERS = ("cats_int64s", "keys_int64s", "keys_floats")
 
 
 def column_values(model: Any) -> dict[Column, Values]:
-    """Values that mean something, by the column in which they do."""
+    """Return values that mean something, by the column in which they do."""
     graph = _Graph(model.graph)
     found: dict[Column, dict[float | str, None]] = {}
     for node in model.graph.node:
@@ -71,7 +71,7 @@ def _told(node: Any) -> Iterator[tuple[int, float | str]]:
 
 
 def _limits(given: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
-    """The columns and what the trees compare them with."""
+    """Yield the columns and what the trees compare them with."""
     features = given["nodes_featureids"].ints
     if "nodes_values" not in given:
         return  # of the newest kind: its limits are a tensor
@@ -95,7 +95,7 @@ class _Graph:
         }
 
     def source(self, name: str, column: int) -> Column | None:
-        """The column of an input that is `column` of the value `name`."""
+        """Return the column of an input that is `column` of the value `name`."""
         for _ in range(_MOST_STEPS):
             if name in self._inputs:
                 return name, column

@@ -24,7 +24,9 @@ def has_inside(model: Any) -> bool:
 
 
 def exposed(model: Any) -> Any:
-    """A copy of `model`: every value in it is a result of a node of the main graph."""
+    """Return a copy of `model`: every value in it is a result of a node of the main
+    graph.
+    """
     from onnx import inliner
 
     if len(model.functions):

@@ -15,7 +15,9 @@ MAX_ELEMENTS = 16
 
 
 def known_values(model: Any) -> list[float | str]:
-    """The numbers and texts in small constants of `model`, at most `MAX_VALUES`."""
+    """Return the numbers and texts in small constants of `model`, at
+    most `MAX_VALUES`.
+    """
     found: dict[float | str, None] = {}
     for tensor in _constants(model):
         for value in tensor.reshape(-1).tolist():

@@ -138,7 +138,7 @@ class _LengthCheck:
         )
 
     def _row(self, kind: str, length: int, size: int, seed: int) -> Feed:
-        """One row, whose first element is none of padding."""
+        """Return one row, whose first element is none of padding."""
         inputs = [
             replace(t, shape=_with_length(t.shape or (), length))
             if t.name in self._pads

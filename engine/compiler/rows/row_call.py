@@ -35,7 +35,7 @@ class OperatorCall:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """All inputs that are there."""
+        """Return all inputs that are there."""
         return tuple(value for value in self.given if value is not None)
 
     def attribute(self, name: str) -> Any:
@@ -46,7 +46,7 @@ class OperatorCall:
         return default if found is None else int(found.i)
 
     def axis(self, default: int, rank: int | None = None) -> int:
-        """The attribute `axis`, counted from the front."""
+        """Return the attribute `axis`, counted from the front."""
         rank = len(self.input().shape) if rank is None else rank
         return from_front(self.number("axis", default), rank)
 
@@ -61,7 +61,7 @@ class OperatorCall:
         return self.constants(index)
 
     def constants(self, index: int) -> tuple[int, ...]:
-        """The elements of an input, which must be known."""
+        """Return the elements of an input, which must be known."""
         items = self.input(index).items
         whole = None if items is None else [i for i in items if isinstance(i, int)]
         if items is None or whole is None or len(whole) < len(items):
@@ -69,15 +69,16 @@ class OperatorCall:
         return tuple(whole)
 
     def only(self, index: int = 0) -> Value:
-        """An input beside which no other may depend on rows."""
+        """Return an input beside which no other may depend on rows."""
         for other, value in enumerate(self.given):
             if other != index and value is not None and value.axis is not None:
                 raise Unproven(f"takes rows as its input {other}, too")
         return self.input(index)
 
     def leading(self, rank: int = 0) -> Value:
-        """The first input, of `rank` (0: any), whose rows must be along its first axis,
-        one place each, or nowhere; no other input may have any."""
+        """Return the first input, of `rank` (0: any), whose rows must be along its
+        first axis, one place each, or nowhere; no other input may have any.
+        """
         value = self.only()
         if value.axis is not None and value.shape[0] != _plain(value):
             raise Unproven("takes rows that are not along the first axis")

@@ -182,8 +182,9 @@ class RowCheck:
         return Sampler(inputs, size, self._seed, self._known, self._columns)
 
     def _find_kinds(self) -> list[str]:
-        """The gentle kinds on which the model runs; sets free dimensions so that it
-        does."""
+        """Return the gentle kinds on which the model runs; sets free dimensions so that
+        it does.
+        """
         inputs = self._interface.inputs
         sizes: Sequence[int] = SIZES[:1]
         if _has_free_tail(inputs):

@@ -25,7 +25,7 @@ _SCALES = ("imputed_value_floats", "imputed_value_int64s", "offset", "scale")
 
 
 def columns(call: OperatorCall) -> Iterable[Value]:
-    """Each column by a setting of its own."""
+    """Return each column by a setting of its own."""
     return [Value(call.leading(2).shape)]
 
 
@@ -37,7 +37,7 @@ def scaled(call: OperatorCall) -> Iterable[Value]:
 
 
 def classified(call: OperatorCall) -> Iterable[Value]:
-    """A label and the scores for each row of a matrix."""
+    """Return a label and the scores for each row of a matrix."""
     rows = call.leading(2).shape[0]
     return [Value((rows,)), Value((rows, _scores(call)))]
 
@@ -56,7 +56,7 @@ def _length(attribute: Any) -> int:
 
 
 def regressed(call: OperatorCall) -> Iterable[Value]:
-    """A few numbers for each row of a matrix."""
+    """Return a few numbers for each row of a matrix."""
     rows = call.leading(2).shape[0]
     targets = call.number("n_targets", 0) or call.number("targets", 0)
     return [Value((rows, targets or unknown()))]

@@ -60,7 +60,8 @@ def unproven(model: Any, interface: Interface) -> str | None:
 
 
 def wrongly_fixed(model: Any, interface: Interface) -> list[str]:
-    """The outputs that have a row for each row, but as the file has it a fixed number.
+    """Return the outputs that have a row for each row, but as the file has it a fixed
+    number.
 
     Some converters say that the labels of all rows are a single one.
     """
@@ -114,7 +115,9 @@ def _inlined(model: Any) -> Any:
 
 
 def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value]:
-    """Each input with rows of its own; those that share a name share their number."""
+    """Return each input with rows of its own; those that share a name share their
+    number.
+    """
     values: dict[str, Value] = {}
     groups: dict[str, int] = {}
     for number, tensor in enumerate(inputs):
@@ -128,7 +131,7 @@ def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value
 
 
 def _constant(tensor: Any) -> Value:
-    """A tensor, with its elements if they may be sizes or axes."""
+    """Return a tensor, with its elements if they may be sizes or axes."""
     from onnx import TensorProto, numpy_helper
 
     shape = tuple(int(d) for d in tensor.dims)
@@ -140,7 +143,9 @@ def _constant(tensor: Any) -> Value:
 
 
 def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
-    """The nodes that something comes of: others may never run, and prove nothing."""
+    """Return the nodes that something comes of: others may never run, and prove
+    nothing.
+    """
     wanted = set(outputs)
     nodes = []
     for node in reversed(graph.node):

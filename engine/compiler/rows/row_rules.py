@@ -46,7 +46,7 @@ def cast(call: OperatorCall) -> Iterable[Value]:
 
 
 def along(call: OperatorCall) -> Iterable[Value]:
-    """All that lies along one axis is taken together, and stays as long."""
+    """Return all that lies along one axis is taken together, and stays as long."""
     value, old = call.only(), call.opset < 13
     if call.node.op_type == "CumSum":
         (axis,) = call.constants(1)
@@ -61,7 +61,7 @@ def along(call: OperatorCall) -> Iterable[Value]:
 
 
 def layer(call: OperatorCall) -> Iterable[Value]:
-    """All axes from one on are taken together."""
+    """Return all axes from one on are taken together."""
     value = call.only()
     across(value, range(call.axis(-1), len(value.shape)))
     return [Value(value.shape)]
@@ -98,7 +98,7 @@ def matrix(call: OperatorCall) -> Iterable[Value]:
 
 
 def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
-    """The shape of a matrix product."""
+    """Return the shape of a matrix product."""
     if not one or not other:
         raise Unproven("multiplies a scalar")
     if isinstance(one[-1], Rows) or isinstance(other[max(-2, -len(other))], Rows):
@@ -120,7 +120,9 @@ def gemm(call: OperatorCall) -> Iterable[Value]:
 
 
 def neighbourhood(call: OperatorCall) -> Iterable[Value]:
-    """Rows along the first axis, channels along the second, places behind them."""
+    """Return rows along the first axis, channels along the second, places
+    behind them.
+    """
     value, kind = call.leading(), call.node.op_type
     rank = len(value.shape)
     if rank < 2:

@@ -131,7 +131,9 @@ def reshape(call: OperatorCall) -> Iterable[Value]:
 
 
 def _two(front: Shape, back: Shape) -> Shape:
-    """The target of a flattening: what is on the other side of rows is what is left."""
+    """Return the target of a flattening: what is on the other side of rows is what is
+    left.
+    """
     if front == () or all(size == 1 for size in front):
         return (1, -1)
     if len(front) == 1 and isinstance(front[0], Rows):

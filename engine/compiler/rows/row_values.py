@@ -100,12 +100,12 @@ _NAMES: Iterator[int] = count()
 
 
 def unknown() -> str:
-    """A size of which nothing is known: a name of its own."""
+    """Return a size of which nothing is known: a name of its own."""
     return f"?{next(_NAMES)}"
 
 
 def broadcast(shapes: Sequence[Shape], counts: RowCounts) -> Shape:
-    """The shape of what several values give element by element."""
+    """Return the shape of what several values give element by element."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(_together(sizes, counts) for sizes in zip(*padded, strict=True))
@@ -124,7 +124,7 @@ def _together(sizes: tuple[Size, ...], counts: RowCounts) -> Size:
 
 
 def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
-    """The one size that all of these must be, or the graph fails."""
+    """Return the one size that all of these must be, or the graph fails."""
     rows = [size for size in sizes if isinstance(size, Rows)]
     if not rows:
         return next((size for size in sizes if isinstance(size, int)), sizes[0])

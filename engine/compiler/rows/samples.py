@@ -78,7 +78,7 @@ class Sampler:
                 target[:] = [usable[pick] for pick in picks]
 
     def permutation(self, count: int) -> Array:
-        """A random order of `count` rows."""
+        """Return a random order of `count` rows."""
         return self._random.permutation(count)
 
     def _make(self, kind: str, data_type: DataType, shape: tuple[int, ...]) -> Array:
@@ -181,17 +181,17 @@ def _whole(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def row_bytes(inputs: Iterable[GraphTensor], size: int) -> int:
-    """Bytes of one row of all inputs, free dimensions being `size`."""
+    """Return bytes of one row of all inputs, free dimensions being `size`."""
     return sum(prod(_tail(t, size)) * max(t.data_type.item_size, 8) for t in inputs)
 
 
 def take(feed: Mapping[str, Array], rows: Any) -> Feed:
-    """Some rows of every array: a slice or an array of indices."""
+    """Return some rows of every array: a slice or an array of indices."""
     return {name: np.ascontiguousarray(array[rows]) for name, array in feed.items()}
 
 
 def joined(*feeds: Mapping[str, Array]) -> Feed:
-    """The rows of several feeds, one after the other."""
+    """Return the rows of several feeds, one after the other."""
     return {name: np.concatenate([f[name] for f in feeds]) for name in feeds[0]}
 
 

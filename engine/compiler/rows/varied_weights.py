@@ -23,8 +23,9 @@ def varied(weights: Sequence[Weight], seed: int) -> list[Weight]:
 
 
 def _varied(weight: Weight, random: np.random.Generator) -> Array:
-    """Each number between half and one and a half times what it was, so that the model
-    goes on working; zeros become small. Integers stay within their range."""
+    """Return each number between half and one and a half times what it was, so that the
+    model goes on working; zeros become small. Integers stay within their range.
+    """
     data = weight.data
     if not data.size or data.dtype.hasobject:
         return data

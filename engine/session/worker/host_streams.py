@@ -298,7 +298,7 @@ class HostStreams:
         return place, len(data)
 
     def _room_for(self, stream: OutputStream, nbytes: int) -> Place:
-        """A place for an output, waiting if the host has too many to take."""
+        """Return a place for an output, waiting if the host has too many to take."""
         while stream.waiting >= _WRITES_AHEAD:
             self._receive()
         return stream.places.take(nbytes)

@@ -52,7 +52,9 @@ class Place:
         return not self.busy and (self._held is None or self._held() is None)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """The bytes as an array; the place is taken while anything refers to it."""
+        """Return the bytes as an array; the place is taken while anything refers
+        to it.
+        """
         nbytes = dtype.itemsize * prod(shape)
         if not nbytes:
             return np.empty(shape, dtype)
@@ -85,19 +87,19 @@ class Places:
         return len(self._places)
 
     def find(self, nbytes: int = 0) -> Place | None:
-        """A free place for `nbytes`, or None."""
+        """Return a free place for `nbytes`, or None."""
         for place in self._places:
             if place.is_free and place.room >= nbytes:
                 return place
         return None
 
     def take(self, nbytes: int = 0) -> Place:
-        """A free place for `nbytes`, new if there is none."""
+        """Return a free place for `nbytes`, new if there is none."""
         place = self.find(nbytes)
         return self._grow(nbytes) if place is None else place
 
     def take_expected(self) -> Place:
-        """A free place for what is expected."""
+        """Return a free place for what is expected."""
         return self.take(self.room)
 
     def expect(self, nbytes: int) -> None:
@@ -121,7 +123,7 @@ class Places:
             place.busy = False
 
     def at(self, number: int, offset: int) -> Place | None:
-        """The place that a message of the host means."""
+        """Return the place that a message of the host means."""
         for place in self._places:
             if place.number == number and place.offset == offset:
                 return place
@@ -177,7 +179,7 @@ class OutputStream:
 
 
 def fixed_size(anchor: Anchor) -> int:
-    """Bytes of one transfer, or -1 if the shape does not tell."""
+    """Return bytes of one transfer, or -1 if the shape does not tell."""
     info = anchor.tensor_info
     if not info.is_static or info.data_type is DataType.STRING:
         return -1

@@ -106,7 +106,9 @@ class AsyncClient:
         return AsyncModel(self, model)
 
     def model(self, model: str, version: str = "") -> AsyncModel:
-        """A model as a function; ``client["m"]`` is the same without a version."""
+        """Return a model as a function; ``client["m"]`` is the same without
+        a version.
+        """
         return AsyncModel(self, model, version)
 
     async def stream(
@@ -124,7 +126,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> AsyncIterator[Outputs]:
-        """The responses of a model that gives several, as `Client.stream`."""
+        """Yield the responses of a model that gives several, as `Client.stream`."""
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
         )
@@ -144,8 +146,9 @@ class AsyncClient:
         stream: bool = False,
         **inputs: Any,
     ) -> bytes:
-        """A request of `infer`, or of `stream`, as the bytes of HTTP that it would
-        send: for load generators, which send them to `address` again and again."""
+        """Return a request of `infer`, or of `stream`, as the bytes of HTTP that it
+        would send: for load generators, which send them to `address` again and again.
+        """
         given = inputs_of(value, inputs)
         options = call_options(None, parameters, 0, "", None, None)
         return await self.run(
@@ -166,7 +169,7 @@ class AsyncClient:
         timeout: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """The generate extension, as `Client.generate`."""
+        """Call the generate extension, as `Client.generate` does."""
         return await self.run(self._core.generate(model, version, fields, timeout))
 
     async def generate_stream(
@@ -191,7 +194,7 @@ class AsyncClient:
         sequence_id: int | str | None = None,
         close: bool = True,
     ) -> AsyncSequence:
-        """Requests to a model with a state, as `Client.sequence`."""
+        """Return requests to a model with a state, as `Client.sequence`."""
         return AsyncSequence(AsyncModel(self, model, version), sequence_id, close=close)
 
     # The server
@@ -211,11 +214,13 @@ class AsyncClient:
         await self.run(self._core.wait_until(path, timeout, model or self._options.url))
 
     async def metadata(self, model: str = "", *, version: str = "") -> Any:
-        """Name, version and extensions of the server; inputs and outputs of a model."""
+        """Return name, version and extensions of the server; inputs and outputs of a
+        model.
+        """
         return await self.ask("GET", model_path(model, version))
 
     async def config(self, model: str, *, version: str = "") -> Any:
-        """The model's configuration, in Triton's form."""
+        """Return the model's configuration, in Triton's form."""
         return await self.ask("GET", f"{model_path(model, version)}/config")
 
     async def statistics(self, model: str = "", *, version: str = "") -> Any:
@@ -226,7 +231,7 @@ class AsyncClient:
         return await self.ask("GET", f"{path}/stats")
 
     async def models(self) -> list[dict[str, Any]]:
-        """The models of the repository: name, version, state, reason."""
+        """Return the models of the repository: name, version, state, reason."""
         return await self.run(self._core.models())
 
     async def load(
@@ -249,7 +254,7 @@ class AsyncClient:
     # How it is done
 
     async def run(self, steps: Steps[T]) -> T:
-        """The result of steps that send, wait and receive."""
+        """Run the steps, which send, wait and receive, and return their result."""
         try:
             ask = next(steps)
             while True:
@@ -349,7 +354,7 @@ class AsyncModel:
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> AsyncSequence:
-        """Requests that follow each other, as `Client.sequence`."""
+        """Return requests that follow each other, as `Client.sequence`."""
         return AsyncSequence(self, sequence_id)
 
     async def metadata(self) -> Any:
@@ -387,7 +392,7 @@ class AsyncSequence:
         timeout: float | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """The next request; with `end` the last one."""
+        """Send the next request; with `end` the last one."""
         if self.ended:
             raise ClientError(f"sequence {self.id} has ended")
         given = inputs_of(value, inputs)

@@ -119,7 +119,7 @@ class AsyncPool:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def exchange(self, ask: Exchange) -> Answer:
-        """One exchange on a free connection. Raises `ClientError`."""
+        """Perform one exchange on a free connection. Raises `ClientError`."""
         if self._closed:
             raise ClientError("the client is closed")
         loop = asyncio.get_running_loop()

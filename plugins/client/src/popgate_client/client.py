@@ -137,7 +137,9 @@ class Client:
         return Model(self, model)
 
     def model(self, model: str, version: str = "") -> Model:
-        """A model as a function; ``client["m"]`` is the same without a version."""
+        """Return a model as a function; ``client["m"]`` is the same without
+        a version.
+        """
         return Model(self, model, version)
 
     def stream(
@@ -155,7 +157,8 @@ class Client:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Iterator[Outputs]:
-        """The responses of a model that gives several, each as it comes (PopGate).
+        """Yield the responses of a model that gives several, each as it comes
+        (PopGate).
 
             for outputs in client.stream("steps", n=[5]):
                 print(outputs["y"])
@@ -180,8 +183,9 @@ class Client:
         stream: bool = False,
         **inputs: Any,
     ) -> bytes:
-        """A request of `infer`, or of `stream`, as the bytes of HTTP that it would
-        send: for load generators, which send them to `address` again and again."""
+        """Return a request of `infer`, or of `stream`, as the bytes of HTTP that it
+        would send: for load generators, which send them to `address` again and again.
+        """
         given = inputs_of(value, inputs)
         options = call_options(None, parameters, 0, "", None, None)
         return self.run(
@@ -202,7 +206,7 @@ class Client:
         timeout: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """The generate extension: a flat object in, a flat object out.
+        """Call the generate extension: a flat object in, a flat object out.
 
         client.generate("llm", PROMPT="hello", temperature=0.7)["TEXT"]
         """
@@ -229,7 +233,7 @@ class Client:
         sequence_id: int | str | None = None,
         close: bool = True,
     ) -> Sequence:
-        """Requests to a model with a state, one after the other.
+        """Return requests to a model with a state, one after the other.
 
             with client.sequence("accumulator") as run:
                 run(x=[1.0])
@@ -258,11 +262,13 @@ class Client:
         self.run(self._core.wait_until(path, timeout, model or self._options.url))
 
     def metadata(self, model: str = "", *, version: str = "") -> Any:
-        """Name, version and extensions of the server; inputs and outputs of a model."""
+        """Return name, version and extensions of the server; inputs and outputs of a
+        model.
+        """
         return self.ask("GET", model_path(model, version))
 
     def config(self, model: str, *, version: str = "") -> Any:
-        """The model's configuration, in Triton's form."""
+        """Return the model's configuration, in Triton's form."""
         return self.ask("GET", f"{model_path(model, version)}/config")
 
     def statistics(self, model: str = "", *, version: str = "") -> Any:
@@ -273,7 +279,7 @@ class Client:
         return self.ask("GET", f"{path}/stats")
 
     def models(self) -> list[dict[str, Any]]:
-        """The models of the repository: name, version, state, reason."""
+        """Return the models of the repository: name, version, state, reason."""
         return self.run(self._core.models())
 
     def load(
@@ -296,7 +302,7 @@ class Client:
     # How it is done
 
     def run(self, steps: Steps[T]) -> T:
-        """The result of steps that send, wait and receive."""
+        """Run the steps, which send, wait and receive, and return their result."""
         try:
             ask = next(steps)
             while True:
@@ -393,7 +399,7 @@ class Model:
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> Sequence:
-        """Requests that follow each other, as `Client.sequence`."""
+        """Return requests that follow each other, as `Client.sequence`."""
         return Sequence(self, sequence_id)
 
     def metadata(self) -> Any:
@@ -431,7 +437,7 @@ class Sequence:
         timeout: float | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """The next request; with `end` the last one."""
+        """Send the next request; with `end` the last one."""
         if self.ended:
             raise ClientError(f"sequence {self.id} has ended")
         given = inputs_of(value, inputs)

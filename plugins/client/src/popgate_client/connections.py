@@ -24,7 +24,7 @@ _SAME = 0.9
 
 
 def late(sent: bool, what: str) -> DeadlineExceeded:
-    """The error where the time is over on this side."""
+    """Return the error if the time is over on this side."""
     return DeadlineExceeded(f"no {what} in time", sent=sent)
 
 
@@ -136,7 +136,7 @@ class Pool:
         self._changed = threading.Condition(threading.Lock())
 
     def exchange(self, ask: Exchange) -> Answer:
-        """One exchange on a free connection. Raises `ClientError`."""
+        """Perform one exchange on a free connection. Raises `ClientError`."""
         if self._process != os.getpid():
             for inherited in self._idle:  # the parent keeps its own
                 inherited.close()
@@ -153,7 +153,7 @@ class Pool:
         return answer
 
     def _take(self, deadline: float) -> Connection | None:
-        """A connection that is open, or None for the right to open one."""
+        """Return a connection that is open, or None for the right to open one."""
         with self._changed:
             while True:
                 if self._closed:
@@ -210,5 +210,5 @@ def _connect(options: Options, timeout: float) -> socket.socket:
 
 
 def no_connection(options: Options, why: Exception) -> ConnectionFailed:
-    """The error where a server cannot be reached."""
+    """Return the error if a server cannot be reached."""
     return ConnectionFailed(f"no connection to {options.url}: {why or 'too slow'}")

@@ -62,7 +62,7 @@ class Core:
     def infer(
         self, model: str, version: str, value: Any, options: CallOptions
     ) -> Steps[Outputs]:
-        """One response to one request."""
+        """Send one request and return its response."""
         known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
         deadline = _deadline(limit)
@@ -93,7 +93,7 @@ class Core:
         *,
         stream: bool,
     ) -> Steps[bytes]:
-        """A request as the bytes that are sent, head and all."""
+        """Return a request as the bytes that are sent, head and all."""
         known, inputs = yield from self._asked(model, version, value)
         make = known.stream if stream else known.request
         request, parts = make(inputs, options, self.options.timeout)
@@ -103,7 +103,7 @@ class Core:
     def events(
         self, model: str, version: str, value: Any, options: CallOptions
     ) -> Steps[Exchange]:
-        """The request whose answer is a stream of responses."""
+        """Return the request whose answer is a stream of responses."""
         known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
         request, parts = known.stream(inputs, options, limit)
@@ -112,14 +112,16 @@ class Core:
     def _asked(
         self, model: str, version: str, value: Any
     ) -> Steps[tuple[KnownModel, Mapping[str, Any]]]:
-        """The model, asked about itself the first time, and its inputs by name."""
+        """Return the model, asked about itself the first time, and its inputs
+        by name.
+        """
         known = self._models.get((model, version))
         if known is None:
             known = yield from self._learn(model, version)
         return known, known.named(model, value)
 
     def _limit(self, timeout: float | None) -> float | None:
-        """Seconds that a call may take: its own word, or the client's."""
+        """Return seconds that a call may take: its own word, or the client's."""
         return timeout if timeout is not None else self.options.timeout
 
     def generation(
@@ -131,7 +133,7 @@ class Core:
         *,
         stream: bool,
     ) -> Exchange:
-        """A request of the generate extension: a flat object."""
+        """Return a request of the generate extension: a flat object."""
         limit = self._limit(timeout)
         plain = {
             name: item.tolist() if isinstance(item, np.ndarray | np.generic) else item
@@ -153,7 +155,7 @@ class Core:
     def generate(
         self, model: str, version: str, fields: Mapping[str, Any], timeout: float | None
     ) -> Steps[dict[str, Any]]:
-        """One answer of the generate extension."""
+        """Return the answer of the generate extension."""
         ask = self.generation(model, version, fields, timeout, stream=False)
         answer = yield from self._send(ask, safe=True)
         return _object(answer)
@@ -187,7 +189,7 @@ class Core:
         return known
 
     def _ask_softly(self, path: str) -> Steps[dict[str, Any] | None]:
-        """A document, or None where the server does not give one."""
+        """Return a document, or None where the server does not give one."""
         try:
             document = yield from self._document(path)
         except (ConnectionFailed, DeadlineExceeded):
@@ -282,7 +284,8 @@ class Core:
     def _pause(
         self, error: ClientError, attempt: int, deadline: float, *, safe: bool
     ) -> float:
-        """Seconds until the next attempt. Raises the error where there is to be none.
+        """Return seconds until the next attempt. Raises the error where there is to be
+        none.
 
         Again goes what no server has seen, and what one has refused. `safe`: also what
         may have begun and says so (a lost device); what ended without an answer only
@@ -336,7 +339,7 @@ def _model_path(model: str, version: str) -> str:
 
 
 def model_path(model: str = "", version: str = "") -> str:
-    """The path of a model, or of the server."""
+    """Return the path of a model, or of the server."""
     return _model_path(model, version) if model else "/v2"
 
 

@@ -61,7 +61,7 @@ class Outputs(dict[str, Array]):
     datatypes: Mapping[str, str] = {}
 
     def text(self, name: str) -> Any:
-        """An output of texts as `str`, in lists as its shape says."""
+        """Return an output of texts as `str`, in lists as its shape says."""
         array = np.vectorize(bytes.decode, otypes="O")(self[name])
         return array.tolist()
 
@@ -81,8 +81,9 @@ def head_of_binary(
     *,
     binary_outputs: bool = True,
 ) -> bytes:
-    """The document in front of binary tensors, each with name, datatype, shape and
-    size in bytes."""
+    """Return the document in front of binary tensors, each with name, datatype, shape
+    and size in bytes.
+    """
     inputs = [
         {
             "name": name,
@@ -108,7 +109,7 @@ def encode(
     *,
     events: bool = False,
 ) -> tuple[dict[str, str], Parts]:
-    """Headers and body of a request; `events`: answered by a stream of JSON."""
+    """Return headers and body of a request; `events`: answered by a stream of JSON."""
     media = CONTENT_TYPES[encoding]
     headers = {"Content-Type": media}
     if events:
@@ -145,7 +146,7 @@ def encode(
 
 
 def decode(answer: Answer, first_output: str = "output") -> Outputs:
-    """The outputs of an answer, which says its encoding. Raises `ServerError`.
+    """Return the outputs of an answer, which says its encoding. Raises `ServerError`.
 
     `first_output`: the name for an array that comes without one (`.npy`).
     """
@@ -187,7 +188,7 @@ def _decode_binary(answer: Answer) -> Outputs:
 
 
 def outputs_of(document: Mapping[str, Any]) -> Outputs:
-    """The outputs of a document that is whole in itself."""
+    """Return the outputs of a document that is whole in itself."""
     outputs = Outputs()
     datatypes = {}
     for output in document["outputs"]:
@@ -207,7 +208,9 @@ def outputs_of(document: Mapping[str, Any]) -> Outputs:
 
 
 def _data_of(output: Mapping[str, Any]) -> Any:
-    """The values of an output. One without elements may be binary without a byte."""
+    """Return the values of an output. One without elements may be binary without a
+    byte.
+    """
     if (output.get("parameters") or {}).get("binary_data_size") == 0:
         return output.get("data", [])
     return output["data"]

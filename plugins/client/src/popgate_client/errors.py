@@ -92,7 +92,7 @@ _UNKNOWN_MODEL = "Request for unknown model"
 def error_of(
     status: int, text: str, code: str, request_id: str, retry_after: float | None
 ) -> ClientError:
-    """The error that an answer other than 200 means."""
+    """Return the error that an answer other than 200 means."""
     kind = _BY_STATUS.get(status)
     if kind is None:
         kind = InvalidRequest if 400 <= status < 500 else ServerError

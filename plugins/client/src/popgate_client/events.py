@@ -17,7 +17,7 @@ class EventReader:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that this piece completes."""
+        """Yield the data of the events that this piece completes."""
         *lines, self._pending = (self._pending + piece).split(b"\n")
         if len(self._pending) > _LONGEST:
             raise ServerError("an event of the stream does not end")

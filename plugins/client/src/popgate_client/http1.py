@@ -39,7 +39,7 @@ class Answer:
         self.keep = keep
 
     def header(self, name: str) -> str:
-        """A header by its name in lower case; empty where it is not there."""
+        """Return a header by its name in lower case; empty where it is not there."""
         if isinstance(self._headers, bytes):
             return _value(self._headers, self._headers.lower(), name.encode()).decode(
                 "latin-1"
@@ -82,7 +82,7 @@ class AnswerReader:
         return self._view if self._answer is not None else self._view[self._filled :]
 
     def received(self, count: int) -> Answer | None:
-        """The answer, once the `count` bytes that have come complete it."""
+        """Return the answer, once the `count` bytes that have come complete it."""
         if self._body is not None:
             self._filled += count
             return self._answer if self._filled == len(self._body) else None
@@ -94,8 +94,9 @@ class AnswerReader:
         return self._read_head(begin)
 
     def ended(self) -> Answer:
-        """The answer that the end of the connection completes. Raises
-        `ConnectionFailed` where it ends in the middle, or before it."""
+        """Return the answer that the end of the connection completes. Raises
+        `ConnectionFailed` where it ends in the middle, or before it.
+        """
         if self._chunked is not None and self._chunked.until_end:
             assert self._answer is not None
             self._answer.body = bytes(self._chunked.data)
@@ -238,7 +239,7 @@ def _value(head: bytes, lower: bytes, name: bytes) -> bytes:
 
 
 def _number(head: bytes, lower: bytes, name: bytes) -> int:
-    """A header that is a number; -1 where it is not there."""
+    """Return a header that is a number; -1 where it is not there."""
     text = _value(head, lower, name)
     if not text:
         return -1
@@ -250,7 +251,7 @@ def _number(head: bytes, lower: bytes, name: bytes) -> int:
 def request_head(
     method: str, target: str, host: str, headers: Iterable[tuple[str, str]], size: int
 ) -> bytes:
-    """The head of a request with a body of `size` bytes (GET: without one)."""
+    """Return the head of a request with a body of `size` bytes (GET: without one)."""
     lines = [f"{method} {target} HTTP/1.1"]
     if not any(name.lower() == "host" for name, _ in headers):
         lines.append(f"Host: {host}")

@@ -56,7 +56,7 @@ class KnownModel:
         self._prepared: dict[Any, Prepared] = {}
 
     def named(self, model: str, value: Any) -> Mapping[str, Any]:
-        """Values by name, given all of them or that of the only input."""
+        """Return values by name, given all of them or that of the only input."""
         if isinstance(value, Mapping):
             return value
         try:
@@ -79,8 +79,9 @@ class KnownModel:
         options: CallOptions,
         limit: float | None,
     ) -> tuple[Prepared, Parts]:
-        """The request as it is sent; what stands in front of the tensors is prepared
-        once for each combination of shapes."""
+        """Return the request as it is sent; what stands in front of the tensors is
+        prepared once for each combination of shapes.
+        """
         if not self.binary:
             encoding = self._options.encoding or Encoding.json
             return self._encoded(encoding, inputs, options, limit)
@@ -141,7 +142,7 @@ class KnownModel:
     def stream(
         self, inputs: Mapping[str, Any], options: CallOptions, limit: float | None
     ) -> tuple[Prepared, Parts]:
-        """The request whose answer is a stream of responses."""
+        """Return the request whose answer is a stream of responses."""
         found = Encoding.binary if self.binary else Encoding.json
         encoding = self._options.encoding or found
         return self._encoded(encoding, inputs, options, limit, events=True)
@@ -188,8 +189,9 @@ def prepared(
     size: int,
     document: bytes = b"",
 ) -> Prepared:
-    """A request to `target` with `more` headers and a body of `size` bytes, which
-    begins with `document`."""
+    """Prepare a request to `target` with `more` headers and a body of `size` bytes,
+    which begins with `document`.
+    """
     headers = (*options.headers, *more.items())
     check_headers(headers)
     head = request_head(method, target, options.host, headers, size)

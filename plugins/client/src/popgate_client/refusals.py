@@ -18,7 +18,7 @@ from popgate_client.http1 import Answer
 
 
 def stream_error(document: Mapping[str, Any]) -> ClientError:
-    """The error that an event of a stream says."""
+    """Return the error that an event of a stream says."""
     code = str(document.get("code", ""))
     kind: Callable[..., ClientError] = ServerError
     if code in ("deadline_exceeded", "timed_out"):
@@ -31,7 +31,7 @@ def stream_error(document: Mapping[str, Any]) -> ClientError:
 
 
 def answer_error(answer: Answer, request_id: str = "") -> ClientError:
-    """The error that an answer other than 200 means."""
+    """Return the error that an answer other than 200 means."""
     document: Any = None
     try:
         document = loads(answer.body)

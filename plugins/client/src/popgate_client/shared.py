@@ -34,7 +34,7 @@ def client_options(
     cert: Any,
     proxy: str | None,
 ) -> tuple[Options, dict[str, Any], bool]:
-    """Options, arguments for httpx, and whether plain connections do."""
+    """Return options, arguments for httpx, and whether plain connections do."""
     try:
         found = None if encoding is None else Encoding(encoding)
     except ValueError:
@@ -78,7 +78,7 @@ def call_options(
 
 
 def inputs_of(value: Any, inputs: Mapping[str, Any]) -> Any:
-    """Values by name, or that of the only input."""
+    """Return values by name, or that of the only input."""
     if not inputs:
         return {} if value is None else value
     if value is None:
@@ -89,7 +89,7 @@ def inputs_of(value: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def new_sequence_id() -> int:
-    """One that nobody else has."""
+    """Return one that nobody else has."""
     return secrets.randbits(62) + 1
 
 
@@ -106,7 +106,7 @@ def ending(given: Any) -> Any:
 def load_parameters(
     parameters: Mapping[str, Any] | None, config: Mapping[str, Any] | str | None
 ) -> dict[str, Any]:
-    """The document of a load."""
+    """Return the document of a load."""
     more = dict(parameters or {})
     if config is not None:
         more["config"] = config if isinstance(config, str) else json.dumps(config)
@@ -114,7 +114,7 @@ def load_parameters(
 
 
 def event_documents(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The documents of a stream. Raises what it says went wrong."""
+    """Yield the documents of a stream. Raises what it says went wrong."""
     reader = EventReader()
     for piece in pieces:
         yield from documents_in(reader, piece)
@@ -136,7 +136,7 @@ def documents_in(reader: EventReader, piece: bytes) -> Iterator[dict[str, Any]]:
 
 
 def responses_of(documents: Iterable[Mapping[str, Any]]) -> Iterator[Outputs]:
-    """The documents as outputs."""
+    """Yield the documents as outputs."""
     return map(response_of, documents)
 
 

@@ -66,7 +66,7 @@ class Tensor:
 def tensor_of(
     name: str, value: Any, datatype: str = "", shape: Sequence[int] | None = None
 ) -> Tensor:
-    """The tensor that a value means: an array, numbers, texts, or lists of them.
+    """Return the tensor that a value means: an array, numbers, texts, or lists of them.
 
     `datatype` and `shape` are the model's; without a datatype it is the value's own.
     Numbers are converted where that loses nothing but precision. Leading dimensions
@@ -171,7 +171,8 @@ def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -
 
 
 def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """The array of a tensor's bytes: a view of them, where they lie as NumPy likes it.
+    """Return the array of a tensor's bytes: a view of them, where they lie as NumPy
+    likes it.
 
     Raises ValueError or KeyError for what cannot be one.
     """
@@ -207,7 +208,9 @@ def _strings(data: Any) -> Array:
 
 
 def to_bf16(array: Array) -> Array:
-    """The upper halves of the float32 values, rounded to nearest, ties to even."""
+    """Return the upper halves of the float32 values, rounded to nearest, ties
+    to even.
+    """
     bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     halves: Array = np.where(np.isnan(array), (bits >> 16) | 0x40, rounded)

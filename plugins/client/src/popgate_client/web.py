@@ -114,21 +114,21 @@ def http_options(
 
 
 def new_client(options: Options, given: Mapping[str, Any]) -> httpx.Client:
-    """A blocking client of httpx."""
+    """Return a blocking client of httpx."""
     arguments, uds = http_options(options, given)
     transport = httpx.HTTPTransport(uds=uds) if uds else None
     return httpx.Client(transport=transport, **arguments)
 
 
 def new_async_client(options: Options, given: Mapping[str, Any]) -> httpx.AsyncClient:
-    """One for an event loop."""
+    """Return one for an event loop."""
     arguments, uds = http_options(options, given)
     transport = httpx.AsyncHTTPTransport(uds=uds) if uds else None
     return httpx.AsyncClient(transport=transport, **arguments)
 
 
 def exchange(client: httpx.Client, options: Options, ask: Exchange) -> Answer:
-    """One exchange. Raises `ClientError`."""
+    """Perform one exchange. Raises `ClientError`."""
     body = _Body(options, ask.deadline)
     with _errors(options):
         response = client.send(_request(client, options, ask), stream=True)
@@ -143,7 +143,7 @@ def exchange(client: httpx.Client, options: Options, ask: Exchange) -> Answer:
 async def exchange_async(
     client: httpx.AsyncClient, options: Options, ask: Exchange
 ) -> Answer:
-    """One exchange. Raises `ClientError`."""
+    """Perform one exchange. Raises `ClientError`."""
     body = _Body(options, ask.deadline)
     with _errors(options):
         response = await client.send(_request(client, options, ask), stream=True)

@@ -75,7 +75,7 @@ _SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(?=.)", re.MULTILINE)
 def replica_settings(
     args: Mapping[str, Any], *, cpus: float = 1, gpus: int = 0
 ) -> Settings:
-    """The settings of a replica that Ray gives so many processors and GPUs.
+    """Return the settings of a replica that Ray gives so many processors and GPUs.
 
     `args` win over the environment (``POPGATE_*``), as everywhere. Where neither says
     so, models come from the polled folder, a replica with GPUs has a device for each,
@@ -274,7 +274,7 @@ class ScaleByUtilization:
         self.target = target
 
     def __call__(self, ctx: Any) -> tuple[float, dict[str, Any]]:
-        """The number of replicas wanted, as a fraction, and no state."""
+        """Return the number of replicas wanted, as a fraction, and no state."""
         shares = ctx.aggregated_metrics.get("utilization", {}).values()
         if not shares:
             return ctx.target_num_replicas, {}
@@ -296,7 +296,7 @@ deployment = serve.deployment(
 
 
 def application(args: dict[str, Any]) -> Any:
-    """The application of a Serve config: `args` are settings of the gateway.
+    """Return the application of a Serve config: `args` are settings of the gateway.
 
     ``serve.run(application({"model_repository": "/models"}))`` runs it as well.
     Raises ValueError for settings that cannot be, before anything is deployed.

@@ -26,7 +26,9 @@ MAX_ELEMENTS = 1 << 30
 
 
 def datatype_name(desc: DataDesc) -> str:
-    """The name that the command line has for a data type; FP8 travels as bytes."""
+    """Return the name that the command line has for a data type; FP8 travels
+    as bytes.
+    """
     try:
         return datatype_of(desc.data_type).name
     except ValueError:
@@ -44,7 +46,8 @@ def make_inputs(
     seed: int,
     fill: bool,
 ) -> dict[str, Tensor]:
-    """The inputs of a request: what is `given`, the rest synthetic (with `fill`).
+    """Return the inputs of a request: what is `given`, the rest synthetic (with
+    `fill`).
 
     `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
     in it. Without `batch`, as many synthetic rows as a run of `iterations` takes.
@@ -165,7 +168,7 @@ def _shape(
 def named(
     outputs: Mapping[str, Tensor], descs: Sequence[DataDesc]
 ) -> list[NamedTensor]:
-    """The outputs in the model's order."""
+    """Return the outputs in the model's order."""
     return [
         NamedTensor(
             desc.name,
@@ -210,6 +213,6 @@ def save(outputs: Sequence[NamedTensor], target: Path) -> None:
 
 
 def shown(output: NamedTensor) -> str:
-    """Name, type, shape and values, for a person."""
+    """Return name, type, shape and values, for a person."""
     kind = notation(output.datatype, output.shape)
     return f"{output.name}  {kind}\n{text_of(output)}"

@@ -129,7 +129,7 @@ class _Writer:
     # -- pooling
 
     def _mask(self) -> str:
-        """The attention mask as float32 [rows, tokens, 1]."""
+        """Return the attention mask as float32 [rows, tokens, 1]."""
         return self._unsqueeze(self._float("attention_mask"), 2)
 
     def _pool(self, mode: str, hidden: str) -> str:
@@ -235,7 +235,7 @@ class _Writer:
 
 
 def _rows(graph: Any) -> str:
-    """The name of the first dimension of the token ids."""
+    """Return the name of the first dimension of the token ids."""
     value = next(v for v in graph.input if v.name == "input_ids")
     dims = value.type.tensor_type.shape.dim
     return str(dims[0].dim_param or "rows") if dims else "rows"

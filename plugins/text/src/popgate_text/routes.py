@@ -181,7 +181,9 @@ def _tokens(router: APIRouter, named: str) -> None:
     async def tokenize(
         gateway: GatewayOf, request: Request, name: ModelName
     ) -> JSONResponse:
-        """The tokens of texts: id, text, whether special, first and last character."""
+        """Return the tokens of texts: id, text, whether special, first and last
+        character.
+        """
         document = await read_object(request)
         scheduler = _found(gateway, name)
         given = document.get("inputs")
@@ -196,7 +198,7 @@ def _tokens(router: APIRouter, named: str) -> None:
     async def decode(
         gateway: GatewayOf, request: Request, name: ModelName
     ) -> JSONResponse:
-        """The texts of token ids."""
+        """Return the texts of token ids."""
         document = await read_object(request)
         scheduler = _found(gateway, name)
         given = document.get("ids")

@@ -115,7 +115,7 @@ def _responses(
     tensors: Mapping[str, Any],
     request: RequestOptions,
 ) -> Iterator[Outputs]:
-    """The response of a request, or all of them as they come."""
+    """Yield the response of a request, or all of them as they come."""
     options: dict[str, Any] = {
         "version": request.version, "parameters": request.all_parameters(),
     }  # fmt: skip

@@ -42,7 +42,7 @@ class Measured:
         return tuple(1e3 * quantile(sorted(self.latencies), q) for q in QUANTILES)
 
     def lines(self) -> list[str]:
-        """A summary for a person."""
+        """Return a summary for a person."""
         rate = f"{_number(self.requests_per_second)} requests/s"
         if self.rows:
             rate += f", {_number(self.rows_per_second)} rows/s"
@@ -55,7 +55,7 @@ class Measured:
 
 
 def quantile(ordered: Sequence[float], fraction: float) -> float:
-    """The nearest-rank quantile of ordered values; 0 if there are none."""
+    """Return the nearest-rank quantile of ordered values; 0 if there are none."""
     if not ordered:
         return 0.0
     rank = -int(-fraction * len(ordered) // 1)  # rounded up

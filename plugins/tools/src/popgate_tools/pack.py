@@ -55,7 +55,7 @@ class Packed:
     notes: tuple[str, ...] = field(default=())
 
     def source(self, kind: str, file: str) -> str:
-        """The text of `model.py`."""
+        """Return the text of `model.py`."""
         trust = ""
         if self.is_code:
             trust = "        # Loading runs what it says: trust it like this one.\n"
@@ -293,7 +293,7 @@ def _of_rows(found: Any, kind: str) -> str:
 
 
 def _of_mlflow(spec: Any) -> str:
-    """The type of a column, or of a tensor, of a signature."""
+    """Return the type of a column, or of a tensor, of a signature."""
     shape = getattr(spec, "shape", (-1,))
     name = getattr(spec.type, "name", str(spec.type))
     kind = (_NUMBERS if hasattr(spec, "shape") else _COLUMNS).get(name)

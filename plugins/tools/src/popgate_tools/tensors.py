@@ -22,7 +22,7 @@ def read_value(text: str, name: str, datatype: str, shape: list[int]) -> Tensor:
 
 
 def read_archive(path: str) -> dict[str, Array]:
-    """The arrays of a ``.npz`` file by their names. Raises `InvalidRequest`."""
+    """Return the arrays of a ``.npz`` file by their names. Raises `InvalidRequest`."""
     try:
         with (
             Path(path).open("rb") as file,
@@ -39,7 +39,7 @@ def read_archive(path: str) -> dict[str, Array]:
 
 
 def pick(arrays: dict[str, Array], name: str, path: str) -> Array:
-    """The array for input `name`: that of its name, or the only one there is."""
+    """Return the array for input `name`: that of its name, or the only one there is."""
     if name not in arrays and len(arrays) != 1:
         raise InvalidRequest(f"--input {name}={path}: it holds {', '.join(arrays)}")
     return arrays.get(name, next(iter(arrays.values())))
@@ -69,7 +69,7 @@ def _read(text: str, name: str, datatype: str) -> Any:
 
 
 def _read_file(path: str, name: str, datatype: str) -> Any:
-    """The bytes of a file, or the array that it holds."""
+    """Return the bytes of a file, or the array that it holds."""
     if path.endswith((".npy", ".npz")) and datatype != "BYTES":
         return _read(path, name, datatype)
     if datatype != "BYTES":
@@ -85,7 +85,7 @@ def _read_file(path: str, name: str, datatype: str) -> Any:
 
 
 def text_of(tensor: Tensor) -> str:
-    """The values, for a person; large ones in extracts."""
+    """Return the values, for a person; large ones in extracts."""
     array = tensor.array
     if tensor.datatype == "BYTES":
         texts = [item.decode(errors="backslashreplace") for item in array.reshape(-1)]

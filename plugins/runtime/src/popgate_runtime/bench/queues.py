@@ -87,8 +87,9 @@ def measure_queues(
 
 
 def _used(session: Session, data: Mapping[str, Array]) -> Collection[str]:
-    """The handles that the main programs read and write on this data: of models that
-    are fused into one, those of the model that it chooses."""
+    """Return the handles that the main programs read and write on this data: of models
+    that are fused into one, those of the model that it chooses.
+    """
     used: set[str] = set()
     connect(session, data, used.add)
     session.run_load_programs()

@@ -176,8 +176,9 @@ class _Run:
         return asked_model(name, metadata, config)
 
     def _parameters(self, row: Row) -> dict[str, Any]:
-        """The parameters of a row's request. Rows of one sequence follow each other;
-        each row is a sequence of its own if its requests start and end one."""
+        """Return the parameters of a row's request. Rows of one sequence follow each
+        other; each row is a sequence of its own if its requests start and end one.
+        """
         request = self._request
         if not request.is_sequence:
             return request.parameters()

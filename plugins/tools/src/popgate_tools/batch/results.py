@@ -121,7 +121,7 @@ def _values(outputs: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _plain(array: Array) -> Any:
-    """Values of one row: without the dimension of the batch."""
+    """Return values of one row: without the dimension of the batch."""
     if array.ndim and array.shape[0] == 1:
         array = array.reshape(array.shape[1:])
     if array.dtype == object:

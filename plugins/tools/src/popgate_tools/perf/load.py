@@ -283,7 +283,7 @@ class _AloneConnection:
     def keep_busy(
         self, requests: Sequence[bytes], seconds: float, stopped: Callable[[], int]
     ) -> Run:
-        """A closed loop, until the connection is lost, if it is."""
+        """Return a closed loop, until the connection is lost, if it is."""
         run = Run()
         buffer, is_there = self._buffer, self._buffer.startswith
         send, receive = self._socket.sendall, self._socket.recv_into
@@ -317,7 +317,7 @@ class _AloneConnection:
         return run
 
     def _wait(self, end: float, stopped: Callable[[], int]) -> int:
-        """The size of what comes next. Raises TimeoutError at the end."""
+        """Return the size of what comes next. Raises TimeoutError at the end."""
         while _clock() < end and not stopped():
             try:
                 return self._socket.recv_into(self._buffer)

@@ -75,7 +75,7 @@ class Measurement:
 
 
 def gaps(rate: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
-    """Seconds between requests."""
+    """Yield seconds between requests."""
     if arrivals == "constant":
         return repeat(1 / rate)
     source = random.Random(seed)
@@ -89,7 +89,7 @@ async def run_window(
     seconds: float,
     seed: int = 0,
 ) -> Run:
-    """One window under a load."""
+    """Return one window under a load."""
     address, tls, count = target.client.address, target.tls, load.connections
     if not load.rate:
         return await closed_loop(address, requests, count, seconds, tls)
@@ -157,7 +157,7 @@ def is_stable(runs: Sequence[Run], within: float) -> bool:
 def measured(
     load: Load, runs: Sequence[Run], stable: bool, server: Mapping[str, float]
 ) -> Measurement:
-    """The last windows as one."""
+    """Return the last windows as one."""
     last = runs[-AGREEING:]
     seconds = sum(run.seconds for run in last)
     ordered = sorted(value for run in last for value in run.latencies)
@@ -181,8 +181,9 @@ def measured(
 
 
 def phases(before: Any, after: Any) -> dict[str, float]:
-    """Milliseconds a request of each phase, and the `count` of requests that the server
-    answered, by difference of a model's statistics; empty where it has none."""
+    """Return milliseconds a request of each phase, and the `count` of requests that the
+    server answered, by difference of a model's statistics; empty where it has none.
+    """
 
     def total(document: Any, name: str, key: str) -> int:
         return sum(

@@ -22,13 +22,13 @@ svg text { font-size: 11px; fill: currentColor }
 
 
 def head() -> str:
-    """The names of the columns of `row`."""
+    """Return the names of the columns of `row`."""
     names = [f"{name + ' ms':>9}" for name in ("p50", "p90", "p99", "p99.9")]
     return f"{'load':<22}{'requests/s':>11}{''.join(names)}{'server ms':>10}"
 
 
 def row(one: Measurement) -> str:
-    """One step as a line; milliseconds."""
+    """Return one step as a line; milliseconds."""
     values = [one.quantiles[name] for name in ("p50", "p90", "p99", "p99.9")]
     server = one.server.get("request")
     said = f"{server:10.3f}" if server is not None else f"{'-':>10}"
@@ -42,7 +42,7 @@ def row(one: Measurement) -> str:
 
 
 def page(title: str, about: Mapping[str, Any], steps: Sequence[Measurement]) -> str:
-    """The report: nothing in it comes from elsewhere."""
+    """Return the report: nothing in it comes from elsewhere."""
     marks = [str(step.load) for step in steps]
     plots = [
         ("Requests a second", marks, {"answered": [step.rate for step in steps]}),

@@ -111,7 +111,7 @@ class Looks:
 
 
 def _figures(stats: Any) -> dict[str, float]:
-    """The counters of a version that rates are made of."""
+    """Return the counters of a version that rates are made of."""
     inference = stats["inference_stats"]
     return {
         "count": inference["success"]["count"],
@@ -221,7 +221,7 @@ def _legend() -> list[tuple[str, str]]:
 
 
 def _bar(phases: dict[str, float]) -> Text:
-    """The phases of a request, each as wide as its share."""
+    """Return the phases of a request, each as wide as its share."""
     from rich.text import Text
 
     text = Text()

@@ -140,7 +140,7 @@ def search(
     devices: Sequence[int],
     bound: float,
 ) -> Found:
-    """The best of what was tried.
+    """Return the best of what was tried.
 
     Within a group it goes on until `FRUITLESS` values in turn have been no better.
     Raises `OutOfTime` where that comes before the start has been tried.

@@ -77,7 +77,7 @@ class Trials:
         shapes: Sequence[str] | None,
         rows: int,
     ) -> Setting:
-        """The setting that the model has."""
+        """Return the setting that the model has."""
         self._status.show(f"{self._name}: starting …")
         client = self._server.client(1)
         self._requests = prepared_requests(client, self._name, inputs, shapes, rows)
@@ -92,7 +92,7 @@ class Trials:
         return Setting(1, int(group["count"]), most, delay)
 
     def search(self, start: Setting, devices: Sequence[int]) -> Found:
-        """The best of what can be tried in time, with so many devices."""
+        """Return the best of what can be tried in time, with so many devices."""
         return search(
             start,
             self.reach,
@@ -113,7 +113,7 @@ class Trials:
         return {key: value for key, value in after.items() if value != before[key]}
 
     def reach(self, setting: Setting, in_flight: int) -> Reached | None:
-        """A `search.Trial`. Prints what came of it."""
+        """Return a `search.Trial`. Prints what came of it."""
         self.count += 1
         client = self._loaded(setting)
         if client is None:
@@ -157,7 +157,7 @@ class Trials:
         return client
 
     def _left(self) -> float:
-        """Seconds. The start is tried however long that takes."""
+        """Return seconds. The start is tried however long that takes."""
         left = self._deadline - time.monotonic()
         if left <= 0 and self.count > 1:
             raise OutOfTime
@@ -179,7 +179,7 @@ class Trials:
 
 
 def row(reached: Reached) -> str:
-    """A setting and what it reached, as a line below `HEAD`."""
+    """Return a setting and what it reached, as a line below `HEAD`."""
     best = reached.best
     much = "" if reached.fits else "  too slow"
     return (
