@@ -52,7 +52,7 @@ class DaemonPool:
         return job
 
     async def run(self, call: Callable[[], T]) -> T:
-        """`submit` for coroutines."""
+        """Submit from a coroutine and wait."""
         return await asyncio.wrap_future(self.submit(call))
 
     def close(self) -> None:

@@ -186,8 +186,9 @@ class UnknownModel(RequestError):
         known: Iterable[str] = (),
         why: str = "",
     ) -> None:
-        """`known` are the names of models, one of which may be meant; `why` is what
-        there is to say of the one that is."""
+        """Make the error; `known` are the names of models, for a suggestion, and `why`
+        is the reason if the model exists.
+        """
         which = f"'{name:.255}'"
         if version:
             which += f" version {version:.40}"
@@ -501,9 +502,10 @@ def error_body(message: str, code: str, request_id: str = "") -> bytes:
 
 
 def retry_after(error: BaseException) -> tuple[Header, ...]:
-    """Retry-After where trying again makes sense: in whole seconds, rounded up, as the
-    standard has it, and where the queue was looked at in milliseconds as well, under
-    the name that some clients know."""
+    """Return the Retry-After headers if trying again makes sense: in whole seconds,
+    rounded up, as the standard has it, and for a queue in milliseconds too, under the
+    name that some clients know.
+    """
     if isinstance(error, Overloaded):
         seconds = max(1, math.ceil(error.retry_after))
         milliseconds = max(1, math.ceil(error.retry_after * 1000))

@@ -396,8 +396,9 @@ class Gateway:
         return self.journal.with_those(told, self.metrics.model)
 
     def readiness(self) -> Readiness:
-        """Asked by load balancers; cheap. Names models only on a server without keys:
-        this needs none."""
+        """Return the readiness, for load balancers; cheap. Names models only on a
+        server without keys, because it needs none.
+        """
         is_open = self.keys.path is None
         reasons = []
         loading = self.repository.names_in(State.LOADING)
@@ -435,7 +436,7 @@ class Gateway:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """Has it loaded; raises what `OnDemandLoader.ensure` raises."""
+        """Load the model; raises as `OnDemandLoader.ensure` does."""
         await self.on_demand.ensure(name, version, policy)
 
     async def _watch_keys(self) -> None:

@@ -62,12 +62,12 @@ class OtherProcesses:
         """Tell those processes that the table has changed for a model."""
 
     def device_is_back(self) -> None:
-        """One that was lost has come back, with its models."""
+        """Report that a lost device has come back, with its models."""
 
     def log_changed(self, settings: LogSettings) -> None: ...
 
     def access_changed(self, text: str) -> None:
-        """The share of requests that are logged (`Journal.set_access`)."""
+        """Report a new share of logged requests (`Journal.set_access`)."""
 
     async def askers(
         self, numbers: Iterable[int]
@@ -81,4 +81,4 @@ class OtherProcesses:
         """Record that a call for a request of those processes has ended."""
 
     def drain(self) -> None:
-        """The gateway is not ready from now on."""
+        """Report that the gateway is not ready from now on."""

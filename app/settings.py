@@ -83,7 +83,7 @@ def parse_names(value: object) -> object:
 
 
 def default_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/popgate``, usually ``~/.cache/popgate``."""
+    """Return ``$XDG_CACHE_HOME/popgate``, usually ``~/.cache/popgate``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "popgate"
 

@@ -40,5 +40,5 @@ def size_text(size: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 row``, ``2 rows``."""
+    """Return ``1 row``, ``2 rows``."""
     return f"{number} {noun}" + "s" * (number != 1)

@@ -10,14 +10,14 @@ from engine.tensor import Array
 
 
 def part_of(array: Array, dim: int, start: int, end: int) -> Array:
-    """`array` from `start` to `end` in dimension `dim`, contiguous."""
+    """Return `array` from `start` to `end` in dimension `dim`, contiguous."""
     if not dim:
         return array[start:end]
     return np.ascontiguousarray(array[(slice(None),) * dim + (slice(start, end),)])
 
 
 def padded(array: Array, dim: int, size: int) -> Array:
-    """`array` with zeros up to `size` in `dim` (the guide's null data)."""
+    """Return `array` with zeros up to `size` in `dim` (the guide's null data)."""
     missing = size - array.shape[dim]
     if missing <= 0:
         return array
@@ -26,5 +26,5 @@ def padded(array: Array, dim: int, size: int) -> Array:
 
 
 def null_data(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros, or empty strings."""
+    """Return zeros, or empty strings."""
     return np.full(shape, b"", dtype) if dtype.hasobject else np.zeros(shape, dtype)

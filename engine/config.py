@@ -210,7 +210,7 @@ class ModelRunnerConfig:
         return self.default_priority or middle
 
     def _take_plain_numbers(self) -> None:
-        """Numbers and truth values of numpy are good as well, but not to send."""
+        """Accept numbers and booleans of numpy, which cannot be sent."""
         for option in fields(self):
             value = getattr(self, option.name)
             if option.type == "bool":

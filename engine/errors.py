@@ -57,7 +57,7 @@ class EngineError(RuntimeError):
         return error
 
     def named(self, label: str) -> EngineError:
-        """`again`, saying where."""
+        """Return a copy of the error that names the place."""
         error = self.again()
         error.args = (f"{label}: {self}", *self.args[1:])
         return error
@@ -245,5 +245,5 @@ class EngineBug(EngineError):
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 row``, ``2 rows``: for messages."""
+    """Return ``1 row``, ``2 rows``: for messages."""
     return f"{number} {noun}" + "s" * (number != 1)

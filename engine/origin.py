@@ -44,7 +44,7 @@ class Origin:
         )
 
     def check(self, what: str) -> None:
-        """WrongProcess unless this is the process."""
+        """Raise WrongProcess unless this is the process."""
         if self.left:
             raise self.error(what)
 
@@ -64,7 +64,7 @@ def here() -> Origin:
 
 
 def no_fork() -> threading.RLock:
-    """Within this lock no other thread forks by `os.fork` and its like."""
+    """Return the lock in which no other thread forks by `os.fork` and the like."""
     return _fork_lock
 
 

@@ -39,9 +39,10 @@ def die_with(owner_fd: int, *, group: bool = False) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Ours for a process that is started with `-P`, which keeps the user's own folders
-    (who may have an `engine.py` there) from being searched: the place of this package
-    comes first."""
+    """Return our environment for a process that is started with `-P`: the place of this
+    package comes first. The option keeps the user's own folders from being searched,
+    which may have an `engine.py`.
+    """
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -22,7 +22,7 @@ DIRECT_CALLS = "-fvisibility=hidden"
 
 
 def translate(folder: str, level: str, sources: list[str]) -> list[dict[str, Any]]:
-    """Arguments of `setuptools.Extension` for each of the extensions.
+    """Return arguments of `setuptools.Extension` for each of the extensions.
 
     `level` is that of the C compiler's optimisation.
     """

@@ -46,7 +46,7 @@ class Location:
 
 
 def shorten(text: str, length: int = 80) -> str:
-    """`text` in quotes, escaped, and not longer than fits into a message."""
+    """Return `text` in quotes, escaped, and short enough for a message."""
     cut = text if len(text) <= length else text[: length - 3] + "..."
     return repr(cut)
 

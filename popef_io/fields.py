@@ -24,7 +24,7 @@ class Kind(Protocol):
     """Kind of a field: the values that it may hold."""
 
     def pack(self, value: Any) -> Any:
-        """`value` as msgpack can hold it."""
+        """Return `value` as msgpack can hold it."""
 
     def unpack(self, plain: Any) -> Any:
         """Return the value that `plain`, decoded from a file, stands for."""
@@ -227,7 +227,7 @@ class Record:
         self._kinds = tuple(fields.items())
 
     def pack(self, value: Any) -> dict[str, Any]:
-        """`value` as a map; its rule is checked as well."""
+        """Return `value` as a map; checks its rule as well."""
         if not isinstance(value, self.cls):
             raise Refused(f"{self.cls.__name__} expected, not {_kind_of(value)}")
         plain = {}

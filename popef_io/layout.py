@@ -137,7 +137,7 @@ _TYPES = {member.value: member for member in BlobType}
 
 
 def align(offset: int) -> int:
-    """`offset`, or the next multiple of 64 above it."""
+    """Return `offset`, or the next multiple of 64 above it."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
@@ -281,7 +281,9 @@ def _check_sizes(
 
 
 def find_nonzero(view: memoryview, begin: int, end: int) -> int | None:
-    """Position of the first byte from `begin` to `end` that is not zero, or None."""
+    """Return the position of the first byte from `begin` to `end` that is not zero, or
+    None.
+    """
     padding = bytes(view[begin:end])
     rest = padding.lstrip(b"\0")
     return begin + len(padding) - len(rest) if rest else None

@@ -41,7 +41,9 @@ class TensorInfo:
 
     @property
     def element_count(self) -> int:
-        """Product of the dimensions; raises InvalidValueError if not static."""
+        """Return the product of the dimensions; raises InvalidValueError if
+        not static.
+        """
         if self.shape is None or -1 in self.shape:
             raise InvalidValueError(f"{self} is known only at run time", field="shape")
         return prod(self.shape)

@@ -61,12 +61,12 @@ class Model:
 
     @property
     def inputs(self) -> tuple[Anchor, ...]:
-        """INPUT anchors of the main programs: what a request brings."""
+        """Return the INPUT anchors of the main programs, which a request brings."""
         return self._main(TensorType.INPUT)
 
     @property
     def outputs(self) -> tuple[Anchor, ...]:
-        """OUTPUT anchors of the main programs: what an answer brings."""
+        """Return the OUTPUT anchors of the main programs, which an answer brings."""
         return self._main(TensorType.OUTPUT)
 
     def _main(self, kind: TensorType) -> tuple[Anchor, ...]:

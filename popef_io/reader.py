@@ -115,7 +115,9 @@ class Reader:
 
     @property
     def unknown_blobs(self) -> tuple[UnknownBlob, ...]:
-        """Blobs of types that this version does not know; `Writer.copy` keeps them."""
+        """Return the blobs of types that this version does not know; `Writer.copy`
+        keeps them.
+        """
         return self._all(UnknownBlob)
 
     def parse_file(self, path: str | os.PathLike[str]) -> None:

@@ -33,7 +33,9 @@ def bytes_text(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped that a terminal would act on and not show."""
+    """Return `text` with everything escaped that a terminal would act on and
+    not show.
+    """
     if text.isprintable():
         return text
     return "".join(

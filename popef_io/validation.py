@@ -38,7 +38,7 @@ def check_tensor_info(info: TensorInfo) -> None:
 
 
 def check_tensor_data(info: TensorDataInfo) -> None:
-    """Data have a shape: it must be known in full."""
+    """Check that data have a known shape."""
     if not info.tensor_info.is_static:
         raise Refused(f"data of unknown size: {info.tensor_info}")
 
@@ -58,7 +58,9 @@ def check_feed_data(info: FeedDataInfo) -> None:
 
 
 def check_metadata(metadata: Metadata) -> None:
-    """Anchors and options must be tellable apart, and anchors connectable."""
+    """Check that anchors and options have different names, and anchors
+    are connectable.
+    """
     anchors = metadata.anchors
     for index, anchor in enumerate(anchors):
         if not anchor.handle and anchor.type is not TensorType.UNKNOWN:

@@ -6,7 +6,7 @@ from popgate.own import prefer_own
 
 
 def main() -> None:
-    """The entry point of `popgate`."""
+    """Run the command `popgate`."""
     prefer_own()
     from app.cli import main as command
 
@@ -14,7 +14,7 @@ def main() -> None:
 
 
 def popef_dump() -> None:
-    """The entry point of `popef_dump`, which is `popgate dump` by its old name."""
+    """Run `popgate dump` under its old name `popef_dump`."""
     prefer_own()
     from app.cli import popef_dump as command
 

@@ -22,7 +22,7 @@ COMMAND = (*LIBRARY, "app")
 
 
 def check_packages() -> None:
-    """ImportError where another package of the same name stands in front of ours."""
+    """Raise ImportError if another package of the same name stands in front of ours."""
     for name in LIBRARY:
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded is not None else find_spec(name)

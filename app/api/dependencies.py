@@ -185,7 +185,7 @@ def _parse_object(body: bytearray) -> dict[str, Any]:
 
 
 def as_object(value: Any, what: str) -> dict[str, Any]:
-    """`value`, which must be a JSON object; `what` names it in the error."""
+    """Return `value`, which must be a JSON object; `what` names it in the error."""
     if not isinstance(value, dict):
         msg = f"{what} must be a JSON object, got {type(value).__name__}"
         raise InvalidRequest(f"expected a JSON object: {msg}")

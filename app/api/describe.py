@@ -165,7 +165,7 @@ def gives_several(loaded: LoadedModel) -> bool:
 
 
 def model_config(loaded: LoadedModel) -> dict[str, Any]:
-    """Triton's model configuration document, as far as it applies."""
+    """Return Triton's model configuration document, as far as it applies."""
     spec, config, files = loaded.spec, loaded.config, loaded.source.files
     document: dict[str, Any] = {
         "name": spec.name,
@@ -360,7 +360,7 @@ def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
 
 
 def memory_kind(loaded: LoadedModel) -> str:
-    """Triton's word for the memory that a model is in."""
+    """Return Triton's word for the memory of a model."""
     on_gpu = any("cuda" in device.id for device in loaded.runner.devices)
     return "GPU" if on_gpu else "CPU"
 

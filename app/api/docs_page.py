@@ -75,7 +75,7 @@ async def docs() -> HTMLResponse:
 @router.get("/docs/", response_class=RedirectResponse)
 @router.get("/redoc", response_class=RedirectResponse)
 async def docs_elsewhere(request: Request) -> RedirectResponse:
-    """The page's own links are relative to `/docs`."""
+    """Redirect to `/docs`, because the page's own links are relative to it."""
     return RedirectResponse("../docs" if request.url.path.endswith("/") else "docs")
 
 

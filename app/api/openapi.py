@@ -156,7 +156,7 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
 def document_with_models(
     base: Mapping[str, Any], models: Iterable[LoadedModel]
 ) -> dict[str, Any]:
-    """`base` and an operation for each of `models`, first in the page."""
+    """Return `base` with an operation for each of `models`, first in the page."""
     models = list(models)
     if not models:
         return dict(base)
@@ -335,7 +335,9 @@ def _yaml_key(key: str) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """JSON, less the characters that YAML takes for line breaks or not at all."""
+    """Return a value as JSON, without the characters that YAML takes for line breaks or
+    not at all.
+    """
     return _NOT_IN_YAML.sub(
         lambda match: f"\\u{ord(match[0]):04x}", orjson.dumps(value).decode()
     )

@@ -62,7 +62,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Handle the options before the command."""
 
 
 popef_dump_app = typer.Typer(
@@ -72,12 +72,12 @@ popef_dump_app.command()(dump.dump)
 
 
 def main() -> None:
-    """The entry point of the command."""
+    """Run the command."""
     _run(app, "popgate")
 
 
 def popef_dump() -> None:
-    """The entry point of `popef_dump`, which is `popgate dump` by its old name."""
+    """Run `popgate dump` under its old name `popef_dump`."""
     _run(popef_dump_app, "popef_dump")
 
 
@@ -118,7 +118,7 @@ def _run(command: typer.Typer, name: str) -> None:
 
 
 def _explain(error: Any, name: str) -> NoReturn:
-    """A command that was used wrongly; without any, the help."""
+    """Explain a command that was used wrongly; without a command, show the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:

@@ -17,7 +17,7 @@ class Command(TyperCommand):
     """Shows each option under the heading that is its `rich_help_panel`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """``FILE...`` where Typer has ``{FILE}...``, and ``NAME`` for ``{name}``."""
+        """Return ``FILE...`` for Typer's ``{FILE}...``, and ``NAME`` for ``{name}``."""
         pieces = super().collect_usage_pieces(ctx)
         return [_REQUIRED.sub(lambda m: _upper(m[1]), piece) for piece in pieces]
 

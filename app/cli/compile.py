@@ -298,7 +298,7 @@ def _fuser(models: list[Path], selector: str, compilations: Compilations) -> Com
 
 
 def _check_kept(models: list[Path], target: Path) -> None:
-    """A model must not be replaced by what is made of it."""
+    """Refuse to replace a model by its own result."""
     if target.exists() and any(target.samefile(model) for model in models):
         raise CommandError(f"{target} would be overwritten; name another --output")
 

@@ -78,7 +78,7 @@ def serve(
 
 @contextmanager
 def _ended_by_interrupts() -> Iterator[None]:
-    """Control-C ends the process until the server takes it, as SIGTERM does.
+    """Let Control-C end the process until the server handles it, as SIGTERM does.
 
     Python's exception is lost where it comes up in a callback of an import.
     """
@@ -160,7 +160,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
-    """Variables that look like settings and are none."""
+    """Yield the variables that look like settings and are none."""
     known = {f"POPGATE_{name.upper()}" for name in settings} | OTHER_VARIABLES
     for name in sorted(set(os.environ) - known):
         # Kubernetes describes a service that is called popgate in such variables.

@@ -74,7 +74,7 @@ def declared_options() -> Iterator[SettingsOption]:
 
 
 def _texts() -> dict[str, str]:
-    """Field to the text below it.
+    """Return for each field the text below it.
 
     Pydantic would read them too (`use_attribute_docstrings`), at a tenth of the time
     that a gateway takes to start: it looks for the file of each module there is.

@@ -27,7 +27,7 @@ class Chunks:
         self.left = left
 
     def take(self, count: int) -> Sequence[memoryview]:
-        """Views of the next `count` bytes, none of them empty."""
+        """Take the next `count` bytes as views, none of them empty."""
         self.left -= count
         start, end = self._offset, self._offset + count
         chunk: Buffer = self._chunks[self._index] if count else b""

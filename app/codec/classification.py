@@ -102,7 +102,7 @@ def _is_finite(bits: int) -> bool:
 
 
 def _odd(value: Any) -> str:
-    """NaN and the infinities of BF16, in numpy's words."""
+    """Return NaN or an infinity of BF16 in numpy's words."""
     bits = int(value)
     if bits & 0x7F:
         return "nan"
@@ -110,7 +110,9 @@ def _odd(value: Any) -> str:
 
 
 def classified(spec: ModelSpec, names: frozenset[str]) -> ModelSpec:
-    """`spec` with the outputs `names` as the strings that `classify` makes of them."""
+    """Return `spec` with the outputs `names` as the strings that `classify` makes of
+    them.
+    """
     return replace(
         spec,
         outputs=tuple(

@@ -384,7 +384,9 @@ def new_request(reply: Reply) -> InferRequest:
 
 
 def count_rows(request: InferRequest, spec: ModelSpec) -> None:
-    """The batch of a request, on which the inputs of a batched model must agree."""
+    """Count the rows of a request, on which the inputs of a batched model
+    must agree.
+    """
     rows = -1
     for name, tensor in request.inputs.items():
         got = tensor.shape[0] if tensor.shape else 1

@@ -96,7 +96,7 @@ class Elements:
         null_is_nan: bool,
         first: int,
     ) -> bytes:
-        """Once more, with NaN and the infinities in the spellings that JSON has."""
+        """Pack the values again, accepting NaN and infinities in JSON's spellings."""
         if self.datatype.kind == "f" and len(values) == count:
             words: dict[str | None, float] = {**_SPECIAL}
             if null_is_nan:
@@ -244,7 +244,7 @@ def _bf16(*values: Any) -> bytes:
 
 
 def encode_text(value: str, where: str) -> bytes:
-    """UTF-8 of a text; InvalidTensor for half of a surrogate pair."""
+    """Encode a string as UTF-8. Raises InvalidTensor for half of a surrogate pair."""
     try:
         return value.encode()
     except UnicodeEncodeError as error:

@@ -95,7 +95,7 @@ def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
 
 
 def pack_bf16(values: Sequence[Any]) -> bytes:
-    """BF16 bytes of numbers. OverflowError where a finite one is too large.
+    """Pack numbers as BF16 bytes. Raises OverflowError if a finite one is too large.
 
     Raises what `struct` raises for anything that is not a number.
     """

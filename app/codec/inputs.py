@@ -251,7 +251,9 @@ class Input:
             raise InvalidTensor(msg)
 
     def _check_bools(self, parts: Sequence[Buffer]) -> None:
-        """Any other byte than 0 and 1 is no boolean to the compiled kernels."""
+        """Refuse bytes other than 0 and 1, which are no booleans to the compiled
+        kernels.
+        """
         for part in parts:
             array = np.frombuffer(part, np.uint8)
             if array.size and int(array.max()) > 1:

@@ -63,7 +63,7 @@ KNOWN_WAYS: dict[tuple[bytes | None, bytes | None], tuple[Encoding, Reply]] = {}
 def way_of(
     content_type: bytes | None, accept: bytes | None, body: Body
 ) -> tuple[Encoding, Reply]:
-    """`encoding_of` a body, and `reply_to` it."""
+    """Return `encoding_of` a body, and `reply_to` it."""
     encoding = encoding_of(content_type, body)
     way = encoding, reply_to(accept, encoding)
     if content_type and _content_types.get(content_type) is not None:

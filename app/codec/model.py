@@ -189,7 +189,9 @@ class ModelCodec:
         return request
 
     def _check_npy(self, request: InferRequest, reply: Reply) -> None:
-        """One array goes back as .npy. More go back as JSON, unless Accept insists."""
+        """Check the number of outputs: one goes back as .npy, more as JSON unless
+        Accept insists.
+        """
         names = request.outputs or tuple(self._outputs)
         if request.places is not None:
             msg = ".npy cannot say that an output is in shared memory; ask for JSON"

@@ -207,7 +207,7 @@ def _dtype(descr: str) -> np.dtype[np.generic]:
 def _check_dtype(
     spec: ModelSpec, model_input: Input, dtype: np.dtype[np.generic], descr: str
 ) -> None:
-    """An array fits a tensor whose numpy type it has, in either byte order.
+    """Check that the numpy type of an array is the tensor's, in either byte order.
 
     BF16, which numpy does not have, is two bytes without a type (``V2``), as the
     package ml_dtypes saves it.

@@ -139,7 +139,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def boolean(name: str, value: object) -> bool:
-    """`value`, which must be a boolean; raises InvalidRequest."""
+    """Return `value`, which must be a boolean; raises InvalidRequest."""
     if type(value) is not bool:
         msg = f"'{name}' must be true or false, got {value!r:.80}"
         raise InvalidRequest(msg)

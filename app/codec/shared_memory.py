@@ -212,7 +212,7 @@ class HeldPlaces:
         }
 
     def release(self) -> None:
-        """Does nothing the second time."""
+        """Release the region. Does nothing the second time."""
         regions, self._regions, self._places = self._regions, (), {}
         for region in regions:
             region.release()
@@ -287,7 +287,9 @@ class RegionTable:
 
     @contextlib.contextmanager
     def _opened(self, status: RegionStatus) -> Iterator[tuple[int, bool]]:
-        """The open segment and whether it can be written; closed on an error."""
+        """Open the segment; yields it and whether it can be written. Closed on an
+        error.
+        """
         key = self._check_key(status)
         path = self._folder / key
         # Not to be caught by a link, a device or a pipe that waits for its other end.

@@ -19,7 +19,7 @@ SHARED_MEMORY = "system_shared_memory"
 
 
 def check_extensions(chosen: str) -> str:
-    """A choice of extensions, separated by commas.
+    """Check a choice of extensions, separated by commas.
 
     Raises ValueError for one that never works: listing it would help no client.
     """

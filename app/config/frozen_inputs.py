@@ -49,7 +49,7 @@ def check_frozen(value: Any) -> Mapping[str, Any]:
 
 
 def with_frozen_files(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`values`, with the files that they name in `folder`. Raises ValueError."""
+    """Return `values` with the files that they name in `folder`. Raises ValueError."""
     return {
         name: _file(folder, value) if isinstance(value, str) else value
         for name, value in values.items()

@@ -123,7 +123,7 @@ def _parameters(value: Any) -> Mapping[str, Any]:
 
 
 def _sections(value: Any) -> Mapping[str, Any]:
-    """Sections of plugins, as their own classes. Raises `KeyProblem`."""
+    """Return the sections of plugins as their own classes. Raises `KeyProblem`."""
     formats = plugins(MODEL_FORMATS)
     if not isinstance(value, dict) or not value.keys() <= formats.keys():
         raise ValueError("a table of sections that plugins read")
@@ -361,7 +361,7 @@ def read_document(path: Path) -> dict[str, Any]:
 def with_files(
     config: ModelConfig, folder: Path, name: str, saves: Path | None = None
 ) -> ModelConfig:
-    """`config` with the files of the model's folder that it names; `name` is for
+    """Return `config` with the files of the model's folder that it names; `name` is for
     errors, `saves` is where `save_outputs` begins, if not there.
 
     Raises `ModelConfigError`.

@@ -67,7 +67,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """`read_bytes`, as UTF-8 with or without a mark at its beginning."""
+    """Read a file like `read_bytes`, as UTF-8 with or without a mark at
+    its beginning.
+    """
     data = read_bytes(path, most)
     try:
         return data.decode("utf-8-sig")
@@ -123,7 +125,7 @@ def count_strings(data: bytes) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a regular file. Raises ValueError."""
+    """Open a regular file; yields its descriptor. Raises ValueError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
         descriptor = os.open(path, flags)

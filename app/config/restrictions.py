@@ -47,7 +47,7 @@ class Restrictions:
     """Groups that need a header, with the header's value."""
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
-        """`rules` as in ``model-repository,logging:admin-key=secret``.
+        """Parse `rules` as in ``model-repository,logging:admin-key=secret``.
 
         Raises ValueError for a rule that cannot be read, or that restricts a group
         once more.

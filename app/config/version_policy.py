@@ -36,7 +36,7 @@ ALL_VERSIONS = VersionPolicy()
 
 
 def check_versions(value: Any) -> VersionPolicy:
-    """``"all"``, ``"latest"``, ``{latest = n}`` or a list. Raises ValueError."""
+    """Check ``"all"``, ``"latest"``, ``{latest = n}`` or a list. Raises ValueError."""
     if value == "all":
         return ALL_VERSIONS
     if value == "latest":

@@ -70,7 +70,7 @@ class BusyShares(Generic[K]):
 
 
 def _ticks() -> tuple[int, int]:
-    """Busy time and all time of all processors since the machine started."""
+    """Return busy time and all time of all processors since the machine started."""
     with open(_STAT, encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     total = sum(ticks)

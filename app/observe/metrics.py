@@ -126,17 +126,19 @@ class ModelMetrics:
 
     @property
     def exec_count(self) -> int:
-        """Executions of the model: a batch of several requests counts once."""
+        """Return the executions of the model: a batch of several requests
+        counts once.
+        """
         return int(sum(batch.share for batch in self.batches.values()) + 0.5)
 
     @property
     def compute_input_ns(self) -> int:
-        """Decoding and validating, of all requests."""
+        """Return the time of decoding and validating all requests."""
         return sum(batch.input_ns for batch in self.batches.values())
 
     @property
     def compute_output_ns(self) -> int:
-        """Encoding, of all requests."""
+        """Return the time of encoding all answers."""
         return sum(batch.output_ns for batch in self.batches.values())
 
     @property
@@ -177,7 +179,7 @@ class ModelMetrics:
             sum_of.output_ns += batch.output_ns
 
     def begin(self) -> None:
-        """One more request is on its way; ``success`` or ``failure`` ends it."""
+        """Count one more request in flight; ``success`` or ``failure`` ends it."""
         self.pending += 1
 
     def success(

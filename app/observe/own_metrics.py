@@ -102,7 +102,7 @@ class OwnMetrics:
         return ""
 
     def gone(self, process: object) -> None:
-        """A process has ended."""
+        """Remove the gauges of a process that has ended."""
         for name, labels in self._of.pop(process, ()):
             family = self._families[name]
             series = family.series[labels]
@@ -116,7 +116,7 @@ class OwnMetrics:
                     del self._families[name]
 
     def render(self, *, openmetrics: bool = False) -> Iterator[str]:
-        """Their text, one family at a time."""
+        """Yield the text of the metrics, one family at a time."""
         for name, family in sorted(self._families.items()):
             text = family.text.replace("\\", r"\\").replace("\n", r"\n")
             if openmetrics:

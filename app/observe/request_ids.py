@@ -67,7 +67,7 @@ class SpanIds(NamedTuple):
 
     @classmethod
     def below(cls, traceparent: bytes, *, is_sampled: bool) -> SpanIds:
-        """New ones, of the trace of this header if it has one."""
+        """Make new ids, of the trace of this header if it has one."""
         context = trace_context(traceparent)
         # Never 0, which is no id.
         trace = _random.getrandbits(128) | 1 if context is None else int(context[0], 16)

@@ -80,8 +80,8 @@ class GatewayDevices:
         on_back: Callable[[], None] = lambda: None,
         in_flight_elsewhere: Callable[[Device], int] = lambda device: 0,
     ) -> None:
-        """`event_loops` cores are left to those who feed the devices. `on_back` is
-        called when one that was lost has come back, with its models;
+        """Make the pool; `event_loops` cores are left to those who feed the devices.
+        `on_back` is called when a lost device has come back, with its models;
         `in_flight_elsewhere` says how many requests other processes have in flight on
         one.
 
@@ -200,7 +200,7 @@ class GatewayDevices:
             watch.close()
 
     def _in_loop(self, call: Callable[[], None]) -> None:
-        """Has the event loop's thread do it, and waits for that."""
+        """Run it in the event loop's thread, and wait."""
         loop = self._loop
         if loop is None or loop.is_closed():
             raise DeviceClosed("the gateway has ended")
@@ -367,11 +367,13 @@ class DeviceWatch:
             self._watch_life()
 
     def _lost(self, device: Device) -> None:
-        """Called by the device, in whichever thread has noticed."""
+        """Handle the loss of a device. Called by the device, in any thread."""
         self._loop.call_soon_threadsafe(self._begin_recovery)
 
     def _want(self) -> None:
-        """Called by the device, in the thread of a request that is refused."""
+        """Handle a request that a lost device refuses. Called by the device, in the
+        request's thread.
+        """
         if not self._wanted.is_set():
             self._loop.call_soon_threadsafe(self._wanted.set)
 
@@ -396,8 +398,9 @@ class DeviceWatch:
             self._on_back()
 
     async def _pause(self, seconds: float) -> None:
-        """Before the next try; a short one where a request has needed the device since
-        the pause before."""
+        """Pause before the next try; shortly if a request has needed the device since
+        the last pause.
+        """
         await asyncio.sleep(min(seconds, WANTED_PAUSE))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds - WANTED_PAUSE)):
@@ -405,6 +408,6 @@ class DeviceWatch:
         self._wanted.clear()
 
     def _give_up_half_loaded(self) -> None:
-        """A process that lives, but without all its models, is replaced too."""
+        """Replace a process that lives without all its models."""
         if self.device.state is DeviceState.READY and self.device.check():
             self.device.kill("its models could not be loaded again")

@@ -100,7 +100,7 @@ class ModelControl:
         uploads: Uploads,
         fetch_pool: DaemonPool | None = None,
     ) -> None:
-        """`fetch_pool` runs what takes models from elsewhere."""
+        """Make the control; `fetch_pool` runs the downloads of remote models."""
         self._fetch_pool = fetch_pool or pool
         self._fetch_seconds = poll_seconds
         self._watching: dict[str, tuple[RemoteUrl, asyncio.Task[None]]] = {}
@@ -310,8 +310,9 @@ class ModelControl:
             return False
 
     async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
-        """After a load: keep in the cache what serves, or serve what served before if
-        nothing does."""
+        """Keep in the cache the files that serve after a load, or serve the former ones
+        if nothing does.
+        """
         remote = self._repository.places.remote
         assert remote is not None
         if not record.problem and record.serving:

@@ -71,8 +71,8 @@ class ModelPlaces:
         models: Iterable[str],
         remote: RemoteModels | None = None,
     ) -> Self:
-        """`models` are ``NAME=PATH``, or ``PATH`` alone; a URL in the place of a path
-        is one of `remote`.
+        """Make the places of `models`: ``NAME=PATH``, or ``PATH`` alone; a URL instead
+        of a path is one of `remote`.
 
         Raises `engine.InvalidConfig` where something is not there, is no model, or two
         have one name.

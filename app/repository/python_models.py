@@ -23,8 +23,9 @@ NOT_ALLOWED = (
 
 
 def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> None:
-    """ValueError for code where none is run, and for options of another kind of
-    model."""
+    """Raise ValueError for code that may not run, and for options of another kind of
+    model.
+    """
     if not source.is_python:
         wrong = python_keys_set(config)
         if source.declared.document.get("backend") == "python":

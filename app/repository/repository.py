@@ -67,9 +67,10 @@ class ModelRepository:
         settled: Callable[[Sequence[object]], Awaitable[None]],
         newcomer: str,
     ) -> None:
-        """`newcomer`: what becomes of a model that came after the start. `settled`
-        returns when all processes of the server have taken over what was
-        published, and none has anything in flight on these runners any more."""
+        """Make the repository. `newcomer` is the message about a model that came after
+        the start. `settled` returns when all processes of the server have taken over
+        the published table, and none has anything in flight on these runners any more.
+        """
         self._compile_pool = compile_pool
         self._unload_pool = unload_pool
         self.places = places
@@ -337,8 +338,7 @@ class ModelRepository:
     def _blame(
         self, record: ModelRecord, loaded: LoadedModel, error: EngineError
     ) -> None:
-        """A version that serves was found at fault: it is not served any more, until
-        it is loaded again."""
+        """Stop serving a version that was found at fault, until it is loaded again."""
         for entry in record.versions.values():
             if entry.loaded is loaded:
                 logger.error("model %s/%s: %s", record.name, entry.version, error)

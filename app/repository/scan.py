@@ -121,7 +121,7 @@ def scan_names(root: Path) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _tell_skipped(root: Path, name: str) -> None:
-    """Logged once, not each time the folder is read."""
+    """Log skipped files once, not each time the folder is read."""
     logger.warning(
         "%r is skipped: a model's name is letters, digits and any of '_.,+-', and "
         "begins with none of the last four",
@@ -447,7 +447,9 @@ def _read_version(
 
 
 def _inside(root: Path, path: Path) -> Path:
-    """`path` with links followed; raises `ScanError` if that leaves the repository."""
+    """Return `path` with links followed; raises `ScanError` if that leaves the
+    repository.
+    """
     resolved = _resolved(path)
     if not resolved.is_relative_to(root):
         msg = f"{path.name} is a link out of the model repository"

@@ -130,7 +130,7 @@ class Call(ABC):
         """Write the answer; None if the client is gone, or it cannot be made."""
 
     def watch(self) -> None:  # noqa: B027 - most need not
-        """The request takes long: see whether its client is still there."""
+        """Watch whether the client of a long request is still there."""
 
     def client(self) -> str:
         """Return the client's address; empty if it is unknown."""
@@ -141,12 +141,12 @@ class Call(ABC):
         return "http", "1.1"
 
     def count_body(self, size: int) -> None:  # noqa: B027
-        """The body takes so many bytes more. Raises `TransferMemoryFull`."""
+        """Count more bytes of the body. Raises `TransferMemoryFull`."""
 
     # -- from the body to the queue
 
     def begin(self) -> None:
-        """The body is complete: decode it and queue the request."""
+        """Decode the complete body and queue the request."""
         key = self.key
         if key is not None:
             if key.is_free:  # `Key.enter` without its calls
@@ -194,8 +194,9 @@ class Call(ABC):
         return True
 
     async def _prepare(self) -> None:
-        """`begin` where something has to be waited for first: a thread that inflates or
-        decodes the body, or a model that has left memory."""
+        """Begin after something has been waited for: a thread that inflates or decodes
+        the body, or a model that has left memory.
+        """
         service, headers = self.service, self.headers
         body, self.body = self.body, []
         try:
@@ -314,11 +315,15 @@ class Call(ABC):
     # -- giving it up
 
     def expire(self) -> None:
-        """The deadline has passed (`app/serving/deadlines.py`)."""
+        """Fail the request because its deadline has passed
+        (`app/serving/deadlines.py`).
+        """
         self.abandon(DeadlineExceeded())
 
     def disconnect(self, why: str = "the client has disconnected") -> None:
-        """The client has gone: give up what it asked for, and all that it sent."""
+        """Cancel the request of a client that has gone, and discard all that
+        it sent.
+        """
         self.disconnected = True
         self.body = []
         if self._preparing is not None:
@@ -335,7 +340,7 @@ class Call(ABC):
     # -- the end
 
     def done(self, submitted: Submitted) -> None:
-        """Called when the request is done, however it ended."""
+        """Answer the request, which is done, however it ended."""
         if self.response_complete:
             return
         if self.disconnected:
@@ -575,7 +580,7 @@ class Call(ABC):
         return parts
 
     def _forget(self) -> None:
-        """The client is gone."""
+        """Forget the client, which is gone."""
         if self.response_complete:
             return
         submitted, rows = self.submitted, self._rows()
@@ -607,8 +612,8 @@ class Call(ABC):
             entry.stats.failure(failure, monotonic_ns() - self._began)
 
     def sent(self) -> None:
-        """The answer has been handed to the connection: trace it and log it, if it is
-        in the sample. Does nothing the second time.
+        """Trace and log an answer that was handed to the connection, if it is in the
+        sample. Does nothing the second time.
         """
         stamps, self._stamps = self._stamps, None
         entry = self.entry

@@ -164,7 +164,7 @@ class CallRoutes:
                 self._send(partial(self._sock.tell, {"leave": number}))
 
     def left(self, number: int) -> None:
-        """The process says so; 0: it has something to be counted."""
+        """Record that the process has left a route; 0: there is something to count."""
         self.count()
         self._leaving.discard(number)
         self._routes.pop(number, None)
@@ -194,7 +194,7 @@ class CallRoutes:
         return self._sock.fileno() < 0
 
     def close(self) -> None:
-        """The process has gone: what it had in flight has ended with it."""
+        """End all that the process had in flight, because it has gone."""
         if self._offering is not None:
             self._offering.cancel()
         self.count()

@@ -103,7 +103,7 @@ class CalledRequest:
         return *asker[:2], text
 
     def add_part(self, part: Part) -> None:
-        """The model that is called has called another one."""
+        """Record that the called model has called another one."""
         self._parts.append(part)
 
     def _keep(self, submitted: Submitted | None, code: str = "") -> None:
@@ -174,7 +174,7 @@ class CalledRequest:
         raise self._table.missing(path) or UnknownModel(path)
 
     async def _fetch(self, path: str) -> None:
-        """`begin` once the model is loaded on demand."""
+        """Begin once the model is loaded on demand."""
         try:
             left = max(0.0, min(self._deadline - time.monotonic(), MAX_TIMEOUT))
             entry = await self._table.fetch(path, TimeoutPolicy(left, asked=left))
@@ -231,7 +231,7 @@ class CalledRequest:
         return {n: t for n, t in outputs.items() if n in wanted}
 
     def proceed(self) -> None:
-        """A response was taken: the next may come."""
+        """Make the next response: the one before was taken."""
         if isinstance(self._submitted, StepRun):
             self._submitted.proceed()
 

@@ -26,7 +26,7 @@ class Expiring(Protocol):
     is_exact: bool
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the request because its deadline has passed."""
 
     def watch(self) -> None:
         """Start to watch whether the client stays connected."""

@@ -198,7 +198,7 @@ class EnsembleRunner:
         return entry
 
     async def fetch(self, number: int, deadline: float | None) -> None:
-        """Has the member of a step loaded."""
+        """Load the member of a step."""
         left = MAX_TIMEOUT if deadline is None else deadline - time.monotonic()
         left = max(0.0, left)
         await self.table.fetch(self._paths[number], TimeoutPolicy(left, asked=left))
@@ -348,7 +348,7 @@ class EnsembleRequest(Pending):
     def _ended(
         self, number: int, entry: ModelEntry, rows: int, submitted: Submitted
     ) -> None:
-        """A step is done, however it ended."""
+        """Record that a step is done, however it ended."""
         self._running.pop(number, None)
         took = time.monotonic_ns() - self._began[number]
         error = submitted.error
@@ -395,7 +395,7 @@ class EnsembleRequest(Pending):
         self.parts.append(part)
 
     def _go_on(self, number: int, submitted: Submitted) -> None:
-        """A step has given its outputs: start those that wait for them."""
+        """Start the steps that wait for the outputs of a step."""
         self.queue_ns += submitted.queue_ns
         self.compute_ns += submitted.compute_ns
         step = self._runner.steps[number]
@@ -413,7 +413,7 @@ class EnsembleRequest(Pending):
                 self._start(follower)
 
     def _end(self) -> None:
-        """All steps are done: the outputs, as the ensemble gives them."""
+        """Return the outputs as the ensemble gives them, when all steps are done."""
         spec = self._runner.spec
         outputs: dict[str, Tensor] = {}
         try:

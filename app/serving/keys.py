@@ -214,8 +214,9 @@ class Keys:
     def __init__(
         self, path: Path | None, api_key: str | None = None, *, shared: bool = False
     ) -> None:
-        """`shared`: other processes serve the same keys. Raises `KeyProblem`, and
-        OSError, for a file that cannot be read."""
+        """Make the table; `shared`: other processes serve the same keys. Raises
+        `KeyProblem`, and OSError for a file that cannot be read.
+        """
         self.path = path
         self._shared = shared
         self._more: tuple[KeyConfig, ...] = ()

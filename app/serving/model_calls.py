@@ -71,8 +71,9 @@ class ModelCalls:
         self._loop = asyncio.get_running_loop()
 
     def attach(self, name: str, sock: CallSocket) -> None:
-        """A process of model `name` calls on `sock`, until its other end is closed. For
-        any thread."""
+        """Serve the calls of a process of model `name` on `sock`, until its other end
+        is closed. For any thread.
+        """
         if self._loop is None:
             sock.close()
             return
@@ -89,7 +90,7 @@ class ModelCalls:
     # -- routes
 
     def changed(self, name: str | None = None) -> None:
-        """A model has, or any of them: what leads to what it was is taken back."""
+        """Withdraw the routes to a changed model, or to all models."""
         for process in self._processes:
             process.routes.refresh(name)
 

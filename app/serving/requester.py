@@ -66,7 +66,7 @@ class OtherRequesters(Protocol):
         """Return the clients of the requests with these numbers that still exist."""
 
     def add_part(self, number: int, part: Part) -> None:
-        """`Requester.add_part` of a request."""
+        """Record a call, as `Requester.add_part` of a request."""
 
 
 class RemoteRequester:

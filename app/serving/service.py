@@ -129,7 +129,7 @@ class Service:
 
 
 async def _until(deadline: float, result: Awaitable[T]) -> T:
-    """`result`, given up at `deadline`; what a thread has begun goes on to its end."""
+    """Wait for `result` until `deadline`; a thread finishes its work all the same."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await result

@@ -57,7 +57,7 @@ class StepRun(Pending):
         self.on_response = on_response
 
     def proceed(self) -> None:
-        """The response has been taken: the next may come."""
+        """Make the next response: the one before was taken."""
         go_on, self.go_on = self.go_on, None
         if go_on is not None and not self.done:
             go_on()

@@ -319,5 +319,5 @@ class ModelTable:
 
 
 def _order(version: str) -> tuple[int, str]:
-    """Versions are numbers; what is none comes before all numbers."""
+    """Return the order of a version: numbers, and before them all that are none."""
     return (int(version), "") if version.isdecimal() else (-1, version)

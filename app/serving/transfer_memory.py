@@ -28,7 +28,7 @@ _GROUP_LIMITS = (
 
 
 def half_of_memory() -> int:
-    """Half the bytes of memory that this process may use."""
+    """Return half the bytes of memory that this process may use."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _GROUP_LIMITS:
         try:
@@ -49,8 +49,9 @@ class TransferMemory:
     __slots__ = ("_most", "_total", "held", "limit")
 
     def __init__(self, limit: int = 0, total: Total | None = None) -> None:
-        """`limit` bytes; 0 is half of the memory that this process may use. `total` is
-        of all processes for which that holds."""
+        """Make the limit of `limit` bytes; 0 is half of the memory that this process
+        may use. `total` is of all processes for which the limit holds.
+        """
         self.limit = self._most = limit or half_of_memory()
         self._total = total
         self.held = 0
@@ -117,7 +118,7 @@ class Share:
             raise self._memory.refusal()
 
     def give_back(self) -> None:
-        """All of it is over."""
+        """Give everything back."""
         self._memory.add(-self.size)
         self.size = 0
 

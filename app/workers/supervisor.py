@@ -63,7 +63,9 @@ class Workers(OtherProcesses):
         *,
         keeps_listeners: bool = False,
     ) -> None:
-        """`keeps_listeners`: they belong to another process, and outlive this one."""
+        """Make the supervisor's side; `keeps_listeners`: they belong to another
+        process, and outlive this one.
+        """
         self._table = table
         self._metrics = metrics
         self.start_message: Message = {
@@ -338,7 +340,7 @@ class Workers(OtherProcesses):
                 yield worker.counters.answers
 
     def keep_counts(self, counters: CounterSegment) -> None:
-        """A worker has ended: what it has counted is ours from now on."""
+        """Keep the counts of a worker that has ended."""
         for (name, version), block in self._blocks.items():
             found = counters.read(block, name, version)
             found.pending = found.awaiting = 0

@@ -220,7 +220,7 @@ class Worker:
             logger.debug("device %s: %s", key, error)
 
     async def _take_over(self, message: Message) -> None:
-        """A model has changed: run these versions of it, and no others."""
+        """Run these versions of a changed model, and no others."""
         name, entries = message["name"], message["entries"]
         async with self._locks.setdefault(name, asyncio.Lock()):
             before = self._models.get(name, {})
@@ -319,7 +319,7 @@ class Worker:
         return left
 
     def _publish_users(self, name: str) -> None:
-        """A model has changed: look which ensembles of it can run now."""
+        """Publish the ensembles of a changed model that can run now."""
         for user, published in list(self._models.items()):
             steps = (s for _, r in published.values() for s in getattr(r, "steps", ()))
             if any(step.model == name for step in steps):
@@ -352,13 +352,17 @@ class Worker:
         )
 
     def _renew_short(self) -> None:
-        """Requests go the short way unless keys must be counted for all workers."""
+        """Choose the short way for requests, unless keys must be counted for all
+        workers.
+        """
         self.short.clear()
         if not any(key.is_limited for key in self.keys.table.keys):
             self.short.update(self.paths)
 
     def _lost(self, key: str) -> None:
-        """A device has died; what has no other goes to the supervisor."""
+        """Leave the models of a dead device to the supervisor, if they have
+        no other.
+        """
         joined = self._devices.pop(key, None)
         for name in list(self._models):
             self._begin(self._linger(self._publish(name)))

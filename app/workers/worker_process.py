@@ -295,7 +295,7 @@ class WorkerProcess:
                 send(self._sock, message)
 
     async def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """`tell`, and wait while it has no room for it. Raises `TooLong`."""
+        """Send a message, and wait while it has no room for it. Raises `TooLong`."""
         while self._sock is not None:
             try:
                 send(self._sock, message, fds)
@@ -307,7 +307,7 @@ class WorkerProcess:
             return
 
     def mark(self, name: str) -> None:
-        """A model has changed."""
+        """Mark a model as changed."""
         if self._sock is not None:
             self._due[name] = None
             self._wanted.set()
@@ -363,7 +363,9 @@ class WorkerProcess:
             await self._send(message)
 
     def _expect(self, message: Message) -> set[int]:
-        """Before it is sent, as it is answered at once; the keys that are new."""
+        """Expect an answer before the message is sent, because it comes at once;
+        returns the new keys.
+        """
         new = {entry["key"] for entry in message["entries"]} - self.held
         self.held |= new
         self._unacknowledged.add(message["seq"])

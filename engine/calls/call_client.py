@@ -126,7 +126,7 @@ class CallClient:
         self._send(call, message, fds)
 
     def go_on(self, call: PendingStream) -> None:
-        """A response was taken: the next may come."""
+        """Record that a response was taken: the next may come."""
         self.tell({"next": call.number})
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:

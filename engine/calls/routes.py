@@ -161,7 +161,7 @@ class Routes:
     # -- what the owner says
 
     def take(self, message: Message, fds: list[int]) -> None:
-        """A route is offered; the descriptors are this object's from now on."""
+        """Take an offered route; the descriptors are this object's from now on."""
         doors = [socket.socket(fileno=fd) for fd in fds[: len(message["devices"])]]
         if self._log is None:
             self._log = CallLog.attach(fds[len(doors)])
@@ -179,7 +179,7 @@ class Routes:
         )
 
     def leave(self, number: int) -> None:
-        """The model has changed, or is unloaded."""
+        """Leave the routes of a model that has changed or is unloaded."""
         with self._lock:
             route = self._by_number.get(number)
             if route is not None and not route.is_leaving:
@@ -242,7 +242,7 @@ class Routes:
         return RoutedCall(self, route, request, into, wanted)
 
     def end(self, route: Route, record: CallRecord) -> None:
-        """A call is over."""
+        """Record that a call is over."""
         assert self._log is not None
         is_time = self._log.write(record)
         self._release(route)

@@ -24,8 +24,9 @@ class ServedModels:
         self._allowed = None if allowed is None else frozenset(allowed)
 
     def __getitem__(self, name: str) -> ServedModel:
-        """KeyError for one that may not be called; whether it is there shows in the
-        call."""
+        """Return the model. Raises KeyError for one that may not be called; a missing
+        model shows in the call.
+        """
         return ServedModel(self._client, *self._target(name))
 
     def is_ready(self, name: str) -> bool:
@@ -117,7 +118,7 @@ class ServedModel:
     async def begin_async(
         self, inputs: Mapping[str, Any], **options: Any
     ) -> dict[str, Array]:
-        """`call` for coroutines."""
+        """Call from a coroutine, like `call`."""
         import asyncio  # not needed by most, and slow to import
 
         loop = asyncio.get_running_loop()

@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> bool:
-    """Does what one message asks for; False if none comes any more."""
+    """Do what one message asks for; returns False if none comes any more."""
     message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _DESCRIPTORS)
     if not message:
         return False

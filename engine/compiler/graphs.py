@@ -32,7 +32,7 @@ def all_nodes(graph: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def all_graphs(graph: Any) -> Iterator[Any]:
-    """`graph` and every graph inside it."""
+    """Yield `graph` and every graph inside it."""
     yield graph
     for node in all_nodes(graph):
         yield from graphs_of(node)

@@ -53,7 +53,7 @@ def _try(
 def _explained(
     model: Any, weights: Sequence[Weight], error: InvalidModel
 ) -> InvalidModel:
-    """`error` with the node that it is about, where ONNX Runtime leaves that out."""
+    """Return `error` with its node, if ONNX Runtime leaves that out."""
     text = str(error)
     if found := _NEW_OPSET.search(text):
         domains = [o.domain for o in model.opset_import if str(o.version) == found[1]]

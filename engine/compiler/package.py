@@ -64,7 +64,9 @@ class Part:
 
     @property
     def main(self) -> Steps:
-        """Streams the inputs in, executes, streams the outputs out."""
+        """Return the steps that stream the inputs in, execute, and stream the outputs
+        out.
+        """
         return Steps(
             (
                 *(

@@ -84,7 +84,8 @@ class Compilations:
         *arguments: Any,
         progress: Progress | None = None,
     ) -> Any:
-        """`call(*arguments, progress)` in a process of its own, and what it returns.
+        """Run `call(*arguments, progress)` in a process of its own and return its
+        result.
 
         The function is one of a module; JSON must be able to hold the rest. Blocks.
         Raises the engine's errors that it raises, OSError, and InvalidModel if it
@@ -267,9 +268,10 @@ def compile_in_process(
     progress: Progress | None = None,
     compilations: Compilations | None = None,
 ) -> CompileReport:
-    """`compile_model` in a process of its own. Raises what `Compilations.run` does.
+    """Run `compile_model` in a process of its own. Raises as `Compilations.run` does.
 
-    Several start sooner if they are given the same `compilations`."""
+    Several start sooner if they are given the same `compilations`.
+    """
     job = str(source), str(target), options.to_message()
     return _reported(compilations, compile_job, job, progress)
 
@@ -303,7 +305,7 @@ def _reported(
 def compile_job(
     source: str, target: str, options: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
-    """`compile_model` on messages."""
+    """Run `compile_model` on messages."""
     from engine.compiler.compile import compile_model
 
     given = CompileOptions.from_message(options)
@@ -317,7 +319,7 @@ def fuse_job(
     options: dict[str, Any],
     progress: Progress,
 ) -> dict[str, Any]:
-    """`compile_fused` on messages."""
+    """Run `compile_fused` on messages."""
     from engine.compiler.compile import compile_fused
 
     named = [(name, Path(path)) for name, path in sources]
@@ -330,7 +332,7 @@ def fuse_job(
 
 
 def _work(stdin: int, stdout: int, owner: int) -> None:
-    """Does the job that comes in."""
+    """Do the job that comes in."""
     die_with(owner)
     with os.fdopen(stdin, "rb") as given_in:
         seconds, memory, module, name, given = json.load(given_in)

@@ -85,7 +85,7 @@ def _check(proto: Any) -> None:
 
 
 def _initializers_are_no_inputs(proto: Any) -> None:
-    """Weights are constants, also if an old model lists them as inputs."""
+    """Remove weights from the inputs, where an old model lists them."""
     graph = proto.graph
     names = {tensor.name for tensor in graph.initializer}
     names |= {sparse.values.name for sparse in graph.sparse_initializer}

@@ -25,7 +25,7 @@ class BackOff:
         return float(min(LAST, FIRST * 2 ** (self._failures - 1)))
 
     def begin(self) -> None:
-        """A try begins, which counts as failed until it has succeeded."""
+        """Begin a try, which counts as failed until it has succeeded."""
         self._failures += 1
 
     def succeed(self) -> None:

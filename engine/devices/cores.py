@@ -37,7 +37,7 @@ def cpu_budget(proc: Path = _PROC) -> CpuBudget:
 
 
 def usable_cores() -> int:
-    """`CpuBudget.cores`, rounded up."""
+    """Return `CpuBudget.cores`, rounded up."""
     return max(1, math.ceil(cpu_budget().cores))
 
 
@@ -109,7 +109,9 @@ def _own_groups(proc: Path) -> dict[str, str]:
 
 
 def _mounts(proc: Path) -> Iterator[tuple[str, str, list[str] | None]]:
-    """(root, mount point, controllers or None for version 2) of cgroup file systems."""
+    """Yield (root, mount point, controllers or None for version 2) of cgroup file
+    systems.
+    """
     for line in _lines(proc / "mountinfo"):
         fields, _, tail = line.partition(" - ")
         kind, *options = tail.split()

@@ -72,7 +72,7 @@ class DeviceUser(Protocol):
         """
 
     def fail_started(self, device: Device, error: EngineError) -> None:
-        """Requests that a run on this device has taken fail now."""
+        """Fail the requests that a run on this device has taken."""
 
     def fail(self, error: EngineError) -> None:
         """Fail the model at fault: its requests fail, now and from now on."""
@@ -268,7 +268,9 @@ class Device(LinkedDevice):
             raise DeviceLost(f"device {self.id} does not answer") from error
 
     def _ask_state(self, timeout: float) -> Message:
-        """`ping`, but TimeoutError if the process does not answer in time."""
+        """Ping like `ping`, but raise TimeoutError if the process does not answer in
+        time.
+        """
         self._refuse_if_closed()
         answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
         control.close_all(fds)
@@ -285,8 +287,9 @@ class Device(LinkedDevice):
         self._lose()
 
     def end_process(self, why: str) -> None:
-        """`kill` for any thread: if an event loop drives, it notices the death, as
-        what follows belongs to its thread."""
+        """Kill the process from any thread. If an event loop drives, it notices the
+        death, because the consequences belong to its thread.
+        """
         self._killed_for = why
         self._launcher.end(kill=True)
         if not self._blocking.adopted:
@@ -300,7 +303,7 @@ class Device(LinkedDevice):
         return self.in_flight > 0 or self._is_shared or bool(self._cancelled_runs)
 
     def cancel_run(self, replica: int) -> None:
-        """All requests of this replica are cancelled: its run is to end."""
+        """Cancel all requests of this replica, so that its run ends."""
         self._cancelled_runs.add(replica)
 
     def judge_run(self, status: Message) -> Callable[[], None] | None:
@@ -624,7 +627,7 @@ class Device(LinkedDevice):
                 self._fail_all(error)
 
     def _give_up(self, death: Death) -> None:
-        """A model that fails again and again is not loaded any more."""
+        """Stop loading a model that fails again and again."""
         if not death.is_once_too_often:
             return
         self._failures.forget(death.culprit)

@@ -188,8 +188,9 @@ class DeviceManager:
         return tuple(_info(u, u in claimed) for u in self.units if u in shown)
 
     def ipu_hardware_version(self) -> int:
-        """-1: devices of an architecture that the original does not know (0 would say
-        that there are none, 2 and 21 that they are IPUs)."""
+        """Return -1: devices of an architecture that the original does not know (0
+        would mean that there are none, 2 and 21 that they are IPUs).
+        """
         return UNKNOWN_VERSION
 
     def get_device(
@@ -230,7 +231,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Mapping[str, str] | None = None,
     ) -> Device | None:
-        """`get_device`, but None if it cannot be had."""
+        """Return a device as `get_device` does, but None if there is none."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
             return self.get_device(wanted, wait_config, options)
         return None
@@ -260,7 +261,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Model | Mapping[str, str] | None = None,
     ) -> Device | None:
-        """`get_specific_device`, but None if it cannot be had."""
+        """Return a device as `get_specific_device` does, but None if it is not free."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
             return self.get_specific_device(device_id, wait_config, options)
         return None
@@ -326,7 +327,9 @@ class DeviceManager:
     def create_small_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2
     ) -> Device:
-        """`create_ipu_model_device` with four tiles, so with one thread."""
+        """Create a device as `create_ipu_model_device` does, with four tiles and so
+        with one thread.
+        """
         return self.create_ipu_model_device(wanted, ipu_version, SMALL_TILES)
 
     def _attach(
@@ -336,7 +339,7 @@ class DeviceManager:
         wait: DeviceWaitConfig | None,
         held: frozenset[str] = frozenset(),
     ) -> Sequence[Device]:
-        """`count` devices for one spec, while `held` are the caller's for good."""
+        """Attach `count` devices for one spec; `held` are the caller's for good."""
         size = spec.num_ipus
         units = [unit for unit in self.graph_units if unit not in held]
         if size < 1 or count > _most(units, size):

@@ -84,7 +84,7 @@ class LinkedDevice(ABC):
 
     @abstractmethod
     def _lose(self) -> None:
-        """The process is gone: end what is in flight. Once for each process."""
+        """End what is in flight, because the process is gone. Once for each process."""
 
     # -- driving
 
@@ -127,16 +127,18 @@ class LinkedDevice(ABC):
             return self._busy_ns
 
     def fileno(self) -> int:
-        """Readable when results wait: call `poll`."""
+        """Return a descriptor that is readable when results wait: call `poll` then."""
         return self._result_fd
 
     def lost_fileno(self) -> int:
-        """Readable when the process is gone: call `check`. Changes on `recover`."""
+        """Return a descriptor that is readable when the process is gone: call `check`
+        then. Changes on `recover`.
+        """
         connection = self._connection
         return connection.sock.fileno() if connection is not None else -1
 
     def adopt(self) -> None:
-        """An event loop drives from now on: blocking waits only wait for it."""
+        """Let an event loop drive from now on: blocking waits only wait for it."""
         self._blocking.adopted = True
         self.look(False)
 
@@ -184,7 +186,9 @@ class LinkedDevice(ABC):
             raise
 
     def collect(self) -> int:
-        """`poll` for who has not been woken: what `fileno` announces is left to it."""
+        """Resolve finished requests like `poll`, but do not drain the eventfd. For
+        callers that were not woken by it.
+        """
         taken = self._taken
         with self.lock:
             connection = self._connection
@@ -262,7 +266,7 @@ class LinkedDevice(ABC):
         return self._blocking.wait(request, timeout)
 
     def notify(self, channel: int) -> None:
-        """A request was published: tell the device. Lock held by the caller."""
+        """Tell the device that a request was published. Lock held by the caller."""
         connection = self._connection
         if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")
@@ -279,7 +283,9 @@ class LinkedDevice(ABC):
         os.eventfd_write(self._result_fd, 1)
 
     def tell_cancelled(self) -> None:
-        """Requests were marked as cancelled: a run of nothing else ends now."""
+        """Tell the device that requests were marked as cancelled: a run of nothing else
+        ends now.
+        """
         with self.lock:
             if self._connection is not None:
                 self._connection.tell_cancelled()

@@ -84,7 +84,7 @@ class Request:
         self.abandon(Cancelled("the request was cancelled"))
 
     def abandon(self, error: EngineError) -> None:
-        """`cancel`, with another reason (a deadline that passed)."""
+        """Cancel with another reason (a deadline that passed)."""
         self.channel.abandon(self, error)
 
     def resolve(self, error: EngineError | None = None) -> None:
@@ -166,7 +166,7 @@ class RequestChannel(ABC):
         rows: int,
         text: str,
     ) -> None:
-        """A completion of request `number` has come."""
+        """Finish request `number`, whose completion has come."""
 
     @abstractmethod
     def abandon(self, request: Request, error: EngineError) -> None:
@@ -182,7 +182,9 @@ class RequestChannel(ABC):
         """Resolve all requests with `error`."""
 
     def lose(self, error: EngineError) -> Callable[[], None] | None:
-        """`fail_all`, as the device was lost; what is to be done without its lock."""
+        """Fail all requests because the device was lost; returns the work to do without
+        its lock.
+        """
         self.fail_all(error)
         return None
 

@@ -31,7 +31,7 @@ class ThreadPlan:
     limit: int = 0
 
     def threads(self, units: int = 1) -> int:
-        """Threads of a device that takes `units` of the devices."""
+        """Return the threads of a device that takes `units` of the devices."""
         free = self.limit or max(1, int(self.budget.cores - self.reserved))
         return max(1, free * units // max(self.devices, units))
 

@@ -130,7 +130,9 @@ class BatchPlan:
 
     @property
     def depth(self) -> int:
-        """Units that keep a device busy: those of a run, or that run together."""
+        """Return the units that keep a device busy: those of a run, or that run
+        together.
+        """
         return max(1, self.run_units, self.max_units)
 
     @property
@@ -294,8 +296,9 @@ def _by_rows(
 def _by_batches(
     anchors: MainAnchors, transfers: Mapping[str, int], mixed: bool
 ) -> BatchPlan:
-    """Whole compiled batches; whole runs if a run needs more of one anchor than of
-    another."""
+    """Return a plan of whole compiled batches, or of whole runs if a run needs more of
+    one anchor than of another.
+    """
     carried = (*anchors.inputs, *anchors.outputs)
     counts = {transfers.get(a.handle, 1) for a in carried}
     run = counts.pop() if len(counts) == 1 else 1

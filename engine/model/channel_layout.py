@@ -21,7 +21,8 @@ def plan_layout(
     rows: int,
     memory: int,
 ) -> ChannelLayout:
-    """Sizes of a channel: `memory` bytes per direction, shared out by need.
+    """Return the sizes of a channel: `memory` bytes for each direction, divided by
+    need.
 
     What is usual is known where the size of an anchor is: `slots` requests of up to
     `rows` rows, as far as `memory` goes. A request may be larger than that: it may take

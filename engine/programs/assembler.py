@@ -234,7 +234,7 @@ class Assembler:
 
 
 def take_turn(turns: list[int], options: RunOptions) -> None:
-    """Before every turn of a loop, and every call: ends a run that is to end.
+    """End a run that should end. Called before every turn of a loop, and every call.
 
     Raises Cancelled. Lets other threads have the interpreter now and then: compiled
     code does not do so by itself, and a loop over nothing but copies would keep the

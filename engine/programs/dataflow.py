@@ -62,7 +62,7 @@ class Dataflow:
 
 
 def reads_of(node: Node) -> tuple[str, ...]:
-    """Variables whose value `node` itself uses (not the nodes inside it)."""
+    """Return the variables whose value `node` itself uses (not the nodes inside it)."""
     match node:
         case Execute(_, inputs, _):
             return tuple(inputs.values())
@@ -77,7 +77,7 @@ def reads_of(node: Node) -> tuple[str, ...]:
 
 
 def writes_of(node: Node) -> tuple[str, ...]:
-    """Variables that `node` itself sets (not the nodes inside it)."""
+    """Return the variables that `node` itself sets (not the nodes inside it)."""
     match node:
         case StreamIn(_, variable):
             return (variable,)

@@ -196,7 +196,7 @@ def _dimensions(session: GraphSession, output: str) -> tuple[Dimension, ...] | N
 
 
 def _bindable(array: Array, data_type: DataType, name: str) -> Array:
-    """`array` as binding needs it, which trusts its type and layout blindly."""
+    """Return `array` as binding needs it, which does not check its type and layout."""
     if array.dtype != data_type.numpy_dtype:
         raise ExecutionFailed(
             f"input {name!r} must be {data_type.numpy_dtype}, found {array.dtype}",

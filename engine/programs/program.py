@@ -107,7 +107,7 @@ class BadProgram(Exception):
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """`node` and all nodes inside it, outermost first."""
+    """Yield `node` and all nodes inside it, outermost first."""
     yield node
     if isinstance(node, Steps):
         for child in node.nodes:
@@ -229,14 +229,14 @@ class NodeReader:
 
 
 def checked_list(value: object, what: str) -> list[Any]:
-    """`value` if it is a list."""
+    """Return `value` if it is a list."""
     if not isinstance(value, list):
         raise BadProgram(f"{what} must be a list, found {_kind(value)}")
     return value
 
 
 def checked_int(value: object, low: int, high: int, what: str) -> int:
-    """`value` if it is an integer from `low` to `high`."""
+    """Return `value` if it is an integer from `low` to `high`."""
     if type(value) is not int:
         raise BadProgram(f"{what} must be an integer, found {_kind(value)}")
     if not low <= value <= high:
@@ -245,7 +245,7 @@ def checked_int(value: object, low: int, high: int, what: str) -> int:
 
 
 def checked_name(value: object, what: str = "a name") -> str:
-    """`value` if it is a text of acceptable length."""
+    """Return `value` if it is a string of acceptable length."""
     if not isinstance(value, str):
         raise BadProgram(f"{what} must be a string, found {_kind(value)}")
     if len(value) > MAX_NAME:

@@ -48,8 +48,9 @@ class AuthorsLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any, options: RunOptions = None) -> Any:
-        """`result`, or what it gives where it is awaitable. Raises what that raises,
-        Cancelled where the run is to end."""
+        """Return `result`, awaited if it is awaitable. Raises its error, or Cancelled
+        if the run should end.
+        """
         if not inspect.isawaitable(result):
             return result
         import asyncio  # not needed by most, and slow to import
@@ -173,7 +174,7 @@ class Responses:
             _log.error("%s", traceback_of(error))
 
     def close(self) -> None:
-        """`end` of all."""
+        """End all of them."""
         for request in list(self._open):
             self.end(request)
 

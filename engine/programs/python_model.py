@@ -171,7 +171,11 @@ class Model:
     __call__: Callable[..., Any]
 
     def load(self, context: Context) -> None:
-        """Once, before the first call. What it raises keeps the model from serving."""
+        """Prepare the model. Called once, before the first call; an exception keeps the
+        model from serving.
+        """
 
     def close(self) -> None:
-        """Once, when the model is unloaded; not where its process is ended."""
+        """Close the model. Called once when it is unloaded, but not if its process is
+        killed.
+        """

@@ -14,12 +14,16 @@ _VERSION = re.compile(r"(?P<sign>>=|<=|==|!=|<|>)\s*(?P<number>\d+(\.\d+)*)")
 
 
 def check_requirement(requirement: str) -> None:
-    """ValueError where it is not written as ``numpy`` or ``numpy>=2,<3``."""
+    """Raise ValueError if a requirement is not written as ``numpy``
+    or ``numpy>=2,<3``.
+    """
     _parsed(requirement)
 
 
 def check_installed(requirements: Iterable[str]) -> None:
-    """InvalidModel where one is missing or of another version, naming all of them."""
+    """Raise InvalidModel if a package is missing or of another version, naming all of
+    them.
+    """
     problems = []
     for requirement in requirements:
         try:

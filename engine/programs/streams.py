@@ -26,7 +26,7 @@ class Streams(Protocol):
     def output_memory(
         self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array | None:
-        """C-contiguous memory for the data that `write` will bring, or None.
+        """Return C-contiguous memory for the data that `write` will bring, or None.
 
         Asked only for large outputs (`engine.programs.output_binding.BIND_FROM`) of a
         shape that can be told, just before the graph runs. It may happen that nothing
@@ -36,7 +36,7 @@ class Streams(Protocol):
         ...
 
     def write(self, handle: str, value: Array) -> None:
-        """Data of an OUTPUT anchor; valid until the program has run.
+        """Write data of an OUTPUT anchor; they are valid until the program has run.
 
         Where `value` is the very array that `output_memory` gave, the data is already
         where it should be. Strings are an object array of `str`.

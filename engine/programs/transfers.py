@@ -23,7 +23,7 @@ MAX_TRANSFERS = 1 << 20
 
 
 def stream_transfers(executable: Executable, programs: Iterable[int]) -> dict[str, int]:
-    """Stream handle to how often one run of `programs` transfers it at most.
+    """Return how often one run of `programs` transfers each stream at most, by handle.
 
     Raises InvalidModel above `MAX_TRANSFERS`.
     """

@@ -125,7 +125,7 @@ def _check_arrays(kind: str, given: Mapping[str, Any]) -> None:
 
 
 def _deliver(request: Request, outputs: Mapping[str, Array]) -> None:
-    """Results of the rows that were taken, as far as they were asked for and fit."""
+    """Deliver the results of the rows that were taken, if they are wanted and fit."""
     if request.error is not None:
         logger.warning("rows of flush_callback could not run: %s", request.error)
         return

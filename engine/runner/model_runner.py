@@ -160,7 +160,7 @@ class ModelRunner:
 
     @property
     def model_inputs(self) -> tuple[DataDesc, ...]:
-        """`execute_inputs` and all that is needed to load the model."""
+        """Return `execute_inputs` and all that is needed to load the model."""
         frozen = self.config.frozen_inputs
         return tuple(
             desc
@@ -170,7 +170,7 @@ class ModelRunner:
 
     @property
     def model_outputs(self) -> tuple[DataDesc, ...]:
-        """`execute_outputs` and the outputs of other phases."""
+        """Return `execute_outputs` and the outputs of other phases."""
         return self._all_descs(TensorType.OUTPUT)
 
     @property
@@ -353,7 +353,7 @@ class ModelRunner:
         return self._replicas.run_limit(device, replica)
 
     def fail_started(self, device: Device, error: EngineError) -> None:
-        """Requests that a run on this device has taken fail now."""
+        """Fail the requests that a run on this device has taken."""
         self._replicas.fail_started(device, error)
 
     def fail(self, error: EngineError) -> None:

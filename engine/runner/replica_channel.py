@@ -253,8 +253,9 @@ class ReplicaChannel(RequestChannel):
             return request
 
     def _ask_for_rows(self, name: str, waiting: list[Request]) -> None:
-        """A run of requests that wait needs data of the input `name`. Called without
-        the lock."""
+        """Ask for data of the input `name` for a run of waiting requests. Called
+        without the lock.
+        """
         if self._flusher is not None:
             try:
                 failure = self._flusher(self, name)
@@ -498,7 +499,7 @@ class ReplicaChannel(RequestChannel):
         rows: int,
         text: str,
     ) -> None:
-        """A completion has come: take the outputs out of their slots and resolve.
+        """Finish a request: take its outputs out of their slots and resolve it.
 
         Once the request is no longer in flight only this call can resolve it, so
         whatever is raised from there on ends up at its `resolve`.
@@ -642,8 +643,9 @@ class ReplicaChannel(RequestChannel):
         COPIER.add(copy)
 
     def _go_on(self) -> None:
-        """Outputs have been copied, or nobody wants them any more: finish the request,
-        and those behind it. By the side that drives, with the lock."""
+        """Finish the request whose outputs have been copied or are not wanted any more,
+        and those behind it. By the side that drives, with the lock.
+        """
         leaving = self._leaving
         if leaving is None or not leaving.copy.is_over:
             return

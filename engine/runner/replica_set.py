@@ -226,8 +226,9 @@ class ReplicaSet:
             )
 
     def recover_if_lost(self, replica: int) -> None:
-        """Blocking callers bring their device back themselves (`auto_reset`), or wait
-        for one who is about it."""
+        """Recover a lost device. Blocking callers do it themselves (`auto_reset`), or
+        wait for the one that does.
+        """
         if not self._config.auto_reset:
             return
         self.origin.check("ModelRunner")
@@ -326,8 +327,9 @@ class ReplicaSet:
             channel.fail_all(self._unloaded())
 
     def close(self) -> None:
-        """`stop`, and unload everywhere; in a forked child only our own devices are
-        closed."""
+        """Stop, and unload everywhere; in a forked child only our own devices are
+        closed.
+        """
         if self._closed:
             return
         stuck: set[Device] = set()
@@ -440,7 +442,7 @@ class ReplicaSet:
             raise error from None
 
     def run_limit(self, device: Device, replica: int) -> float | None:
-        """`run_timeout` if this is a replica of the model; None if it is not."""
+        """Return `run_timeout` if this is a replica of the model; None if it is not."""
         mine = any(
             channel.replica == replica and channel.device is device
             for channel in self.channels
@@ -448,7 +450,7 @@ class ReplicaSet:
         return self._config.run_timeout if mine else None
 
     def fail_started(self, device: Device, error: EngineError) -> None:
-        """Requests that a run on this device has taken fail now."""
+        """Fail the requests that a run on this device has taken."""
         for channel in self.channels:
             if channel.device is device:
                 for request in channel.started:

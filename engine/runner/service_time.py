@@ -80,8 +80,9 @@ class ServiceTime:
         self.seen = -1
 
     def observe(self, rows: int, queue_ns: int, compute_ns: int, waiting: int) -> None:
-        """A batch has run. `queue_ns` is how long one of its members waited,
-        `waiting` how many rows are in flight, its own included."""
+        """Record a batch that has run. `queue_ns` is how long one of its members
+        waited, `waiting` how many rows are in flight, its own included.
+        """
         self.seen = compute_ns
         if not self._measured:
             return
@@ -139,7 +140,8 @@ class ServiceTime:
         return now + int(sure)
 
     def admit(self, name: str, rows: int, now: int, left: int) -> int:
-        """`completion_ns` of the last of `rows` rows in the queue of model `name`.
+        """Return `completion_ns` of the last of `rows` rows in the queue of model
+        `name`.
 
         Raises DeadlineUnreachable if that is over `left` nanoseconds from `now`.
         """
@@ -206,8 +208,9 @@ class ServiceTime:
         return min(float(now - self.since), mean)
 
     def _time_of(self, rows: int) -> tuple[float, float]:
-        """Mean and variance of a batch of `rows` rows, or of the size next to it:
-        preferably a smaller one, which takes no longer."""
+        """Return mean and variance of a batch of `rows` rows, or of the size next to
+        it: preferably a smaller one, which takes no longer.
+        """
         times, size = self._times, rows.bit_length()
         if size in times:
             return times[size]

@@ -74,7 +74,7 @@ class Tracepoints:
         self._point = self._more_points()
 
     def record(self, request: Request) -> None:
-        """The times of a request that has succeeded; the caller holds the lock.
+        """Record the times of a request that has succeeded; the caller holds the lock.
 
         This is all that requests pay for: three numbers are written over old ones.
         What they mean is worked out when they are read.

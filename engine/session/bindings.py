@@ -43,11 +43,11 @@ class InputSource(Protocol):
         ...
 
     def consumed(self) -> None:
-        """The program has the oldest data that were given."""
+        """Record that the program has the oldest data that were given."""
         ...
 
     def rewind(self) -> None:
-        """The program did not get what was given and not consumed."""
+        """Take back data that were given and not consumed."""
         ...
 
 
@@ -112,10 +112,10 @@ class CallbackSource:
         return None
 
     def consumed(self) -> None:
-        """Called only when the program needs the data: they are consumed at once."""
+        """Do nothing: the callback is called only when the program needs the data."""
 
     def rewind(self) -> None:
-        """Never prefetched."""
+        """Do nothing: callbacks are never prefetched."""
 
     def __repr__(self) -> str:
         return f"<CallbackSource of {self._anchor.name!r}>"

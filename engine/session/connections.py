@@ -157,7 +157,9 @@ class Connections:
         return missing
 
     def check(self, programs: Iterable[int]) -> None:
-        """AnchorsNotConnected if a program has any; it lists them."""
+        """Raise AnchorsNotConnected, which lists the unconnected anchors of the
+        programs.
+        """
         missing = self.not_connected(programs)
         if missing:
             lines = "; ".join(
@@ -182,7 +184,7 @@ class Connections:
         return all(binding.is_real for binding in self._bindings())
 
     def begin(self) -> None:
-        """A run begins."""
+        """Begin a run."""
         for binding in self._bindings():
             binding.is_real = True
 

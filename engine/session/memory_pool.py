@@ -51,8 +51,10 @@ class RingMemoryPool:
 def allocate_queue_storage(
     queue: AnchorQueue[Any], extra_buffers: int = 0
 ) -> RingMemoryPool:
-    """Memory for as many compiled batches as `queue` has buffers, and `extra_buffers`
-    more (Model Runtime: `allocateQueueStorage`). A row each if the batch is free."""
+    """Allocate memory for as many compiled batches as `queue` has buffers, and
+    `extra_buffers` more (Model Runtime: `allocateQueueStorage`). A row each if the
+    batch is free.
+    """
     return RingMemoryPool(
         queue.batch_bytes or queue.sample_bytes, queue.num_buffers + extra_buffers
     )

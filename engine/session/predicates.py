@@ -47,7 +47,7 @@ class ProgramsWithPolicy(Generic[PolicyT]):
 def used_by(
     programs: Iterable[int], accept: PolicyT, reject: PolicyT
 ) -> Predicate[PolicyT]:
-    """Anchors of any of these programs (`predProgramIndexes`)."""
+    """Select anchors of any of these programs (`predProgramIndexes`)."""
     wanted = _numbers(programs)
     return _when(lambda a: not wanted.isdisjoint(a.programs), accept, reject)
 
@@ -55,31 +55,31 @@ def used_by(
 def used_by_load(
     flow: ProgramFlow, accept: PolicyT, reject: PolicyT
 ) -> Predicate[PolicyT]:
-    """Anchors of any load program (`predProgramFlowLoad`)."""
+    """Select anchors of any load program (`predProgramFlowLoad`)."""
     return used_by(flow.load, accept, reject)
 
 
 def used_by_main(
     flow: ProgramFlow, accept: PolicyT, reject: PolicyT
 ) -> Predicate[PolicyT]:
-    """Anchors of any main program (`predProgramFlowMain`)."""
+    """Select anchors of any main program (`predProgramFlowMain`)."""
     return used_by(flow.main, accept, reject)
 
 
 def used_by_save(
     flow: ProgramFlow, accept: PolicyT, reject: PolicyT
 ) -> Predicate[PolicyT]:
-    """Anchors of any save program (`predProgramFlowSave`)."""
+    """Select anchors of any save program (`predProgramFlowSave`)."""
     return used_by(flow.save, accept, reject)
 
 
 def not_assigned(accept: PolicyT, reject: PolicyT) -> Predicate[PolicyT]:
-    """Anchors that belong to no program (`predProgramNotAssigned`)."""
+    """Select anchors that belong to no program (`predProgramNotAssigned`)."""
     return _when(lambda a: not a.programs, accept, reject)
 
 
 def non_scalar(accept: PolicyT, reject: PolicyT) -> Predicate[PolicyT]:
-    """Anchors that have dimensions, or may have some (`predNonScalarType`)."""
+    """Select anchors that have dimensions, or may have some (`predNonScalarType`)."""
     return _when(lambda a: a.tensor_info.shape != (), accept, reject)
 
 
@@ -115,22 +115,23 @@ def anchor_policies(
 def and_bind(
     accept: PolicyT, reject: PolicyT, *predicates: Predicate[PolicyT]
 ) -> Predicate[PolicyT]:
-    """`accept` where every predicate gives `accept`, else `reject`."""
+    """Return `accept` if every predicate gives `accept`, else `reject`."""
     return _when(lambda a: all(p(a) == accept for p in predicates), accept, reject)
 
 
 def or_bind(
     accept: PolicyT, reject: PolicyT, *predicates: Predicate[PolicyT]
 ) -> Predicate[PolicyT]:
-    """`accept` where any predicate gives `accept`, else `reject`."""
+    """Return `accept` if any predicate gives `accept`, else `reject`."""
     return _when(lambda a: any(p(a) == accept for p in predicates), accept, reject)
 
 
 def ring_size_for_programs(
     programs: Iterable[int], selected: int, others: int = 1
 ) -> RingSizeMultiplier:
-    """`selected` for anchors of these programs, else `others`
-    (`ringSizeMultForProgs`)."""
+    """Return `selected` for anchors of these programs, else `others`
+    (`ringSizeMultForProgs`).
+    """
     wanted = _numbers(programs)
     return lambda a: others if wanted.isdisjoint(a.programs) else selected
 
@@ -138,8 +139,9 @@ def ring_size_for_programs(
 def ring_size_for_main_programs(
     model: Model, main: int, load_save: int = 1
 ) -> RingSizeMultiplier:
-    """`main` for anchors of the main programs, else `load_save`
-    (`ringSizeMultForMainProgs`)."""
+    """Return `main` for anchors of the main programs, else `load_save`
+    (`ringSizeMultForMainProgs`).
+    """
     return ring_size_for_programs(model.metadata.program_flow.main, main, load_save)
 
 

@@ -103,7 +103,7 @@ class RunningThread:
         self.ident = threading.get_ident()
 
     def clear(self) -> None:
-        """None is running."""
+        """Record that no thread runs programs."""
         self.ident = None
 
     def __repr__(self) -> str:
@@ -275,7 +275,7 @@ class InputQueue(AnchorQueue[InputData]):
         return self._take(self._ring.try_read_lock, at_once=False)
 
     def batch_done(self) -> None:
-        """The program has the oldest batch that was taken."""
+        """Record that the program has the oldest batch that was taken."""
         if not self._taken:  # zeros of a queue that was disconnected
             return
         self._done += self._taken.popleft()
@@ -290,14 +290,16 @@ class InputQueue(AnchorQueue[InputData]):
                 callback()
 
     def put_back(self) -> None:
-        """The batches that were taken and are not done will be taken again."""
+        """Put back the batches that were taken and are not done."""
         self._taken.clear()
         self._cursor, self._at = 0, self._done
 
     def _take(
         self, lock: Callable[[], InputData | None], at_once: bool
     ) -> list[memoryview] | None:
-        """`at_once` tells who wants to know of a start before the rest has come."""
+        """Take slots of a batch. `at_once` is told of its start before the rest has
+        come.
+        """
         parts: list[memoryview] = []
         starting: list[Callback] = []
         cursor, at, missing = self._cursor, self._at, self.batch_bytes
@@ -361,7 +363,9 @@ class OutputQueue(AnchorQueue[OutputData]):
         self.enqueue_complete()
 
     def flush(self) -> None:
-        """A place for the rows that `InputQueue.flush` added, to be discarded."""
+        """Return a place for the rows that `InputQueue.flush` added, to
+        be discarded.
+        """
         with contextlib.suppress(QueueClosed):
             self.enqueue(bytearray(self._missing()))
 

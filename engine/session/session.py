@@ -86,7 +86,9 @@ class Session:
 
     @property
     def is_stopped(self) -> bool:
-        """Between `stop`, or a device that was lost, and `reload`."""
+        """Return whether the session is stopped: after `stop` or the loss of its
+        device, until `reload`.
+        """
         return self._loaded.is_stopped
 
     @property
@@ -213,7 +215,7 @@ class Session:
     def error_if_anchors_are_not_connected_to_callbacks(
         self, programs: Sequence[int]
     ) -> None:
-        """AnchorsNotConnected, which lists them, if there are any."""
+        """Raise AnchorsNotConnected, which lists the anchors, if there are any."""
         self._connections.check(programs)
 
     # -- running

@@ -52,6 +52,6 @@ class SessionConfig:
 
     @property
     def look_ahead(self) -> int:
-        """`max_look_ahead` as a number."""
+        """Return `max_look_ahead` as a number."""
         text = self.max_look_ahead
         return _MOST if text == UNLIMITED else min(int(text), _MOST)

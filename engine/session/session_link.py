@@ -155,7 +155,7 @@ class SessionLink:
         return bool(self._poller.poll(0))
 
     def receive(self) -> Message:
-        """Receive the next message of the device; its new segments are mapped."""
+        """Receive the next message of the device and map its new segments."""
         while True:
             if self._deadline is not None:
                 left = self._deadline - time.monotonic()
@@ -197,7 +197,9 @@ class SessionLink:
             raise SessionEnded
 
     def _check_responsive(self) -> None:
-        """The device has been silent for a while; SessionEnded if it hangs."""
+        """Check a device that has been silent for a while. Raises SessionEnded if it
+        hangs.
+        """
         if not self._device.check_responsive():
             raise SessionEnded
 
@@ -271,8 +273,9 @@ class _Conversation:
         return data
 
     def hold(self) -> list[Prefetch]:
-        """Talk until the programs have ended; returns the prefetch requests for the
-        next run."""
+        """Exchange messages until the programs have ended; returns the prefetch
+        requests for the next run.
+        """
         while not self.over:
             if self._prefetches:
                 self._attempt(self._give_prefetched)

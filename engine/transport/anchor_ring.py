@@ -85,7 +85,7 @@ class AnchorRing(RingCounters):
         payload_size: int,
         usual: int = 0,
     ) -> None:
-        """`words`: the segment up to its payload, as 64-bit words."""
+        """Lay the ring over `words`: the segment up to its payload, as 64-bit words."""
         super().__init__(control, slots)
         self._memory = memory
         self.view = memory.view
@@ -195,7 +195,9 @@ class AnchorRing(RingCounters):
             self.skip()
 
     def lock_of(self, request: int) -> int:
-        """Read-locks the next slot, if its data is that of `request`; else -1."""
+        """Lock the next slot for reading if its data is that of `request`; else return
+        -1.
+        """
         if self._next == self._written_seen:
             self._written_seen = self._control[0]
             if self._next == self._written_seen:
@@ -209,11 +211,11 @@ class AnchorRing(RingCounters):
         return slot
 
     def head(self, slot: int) -> tuple[int, int, int, int]:
-        """(request, offset, nbytes, rank) of a published slot."""
+        """Return (request, offset, nbytes, rank) of a published slot."""
         return _HEAD.unpack_from(self.view, self.table_at + slot * ANCHOR_SLOT)
 
     def record(self, slot: int) -> tuple[int, int, tuple[int, ...]]:
-        """(offset, nbytes, shape) of a published slot."""
+        """Return (offset, nbytes, shape) of a published slot."""
         at = self.table_at + slot * ANCHOR_SLOT
         _, offset, nbytes, rank = _HEAD.unpack_from(self.view, at)
         if rank > MAX_RANK:

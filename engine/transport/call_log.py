@@ -72,7 +72,9 @@ class CallLog:
             return True
 
     def write(self, record: CallRecord) -> bool:
-        """Into the room that was kept for it. Returns whether it is time to read."""
+        """Write into the room that was kept for it. Returns whether it is time
+        to read.
+        """
         with self._lock:
             self._reserved -= 1
             at = CONTROL_SIZE + self._ring.try_write_lock() * _RECORD.size

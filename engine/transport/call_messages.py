@@ -181,7 +181,7 @@ class CallSocket:
         self._sock = sock
 
     def fileno(self) -> int:
-        """Readable when there is a call; -1 once closed."""
+        """Return a descriptor that is readable when there is a call; -1 once closed."""
         return self._sock.fileno()
 
     def receive(self) -> Received:

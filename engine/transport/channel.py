@@ -179,7 +179,7 @@ class Channel:
         return channel
 
     def request_at(self, slot: int) -> int:
-        """Byte offset of a request descriptor."""
+        """Return the byte offset of a request descriptor."""
         return self.requests_at + slot * REQUEST_SLOT
 
     def set_cancelled(self, slot: int, *, leaves: bool = False) -> None:
@@ -197,7 +197,7 @@ class Channel:
         return self._words[self.request_at(slot) // 8 + _BEGUN_WORD] != 0
 
     def close(self) -> None:
-        """Unmap; the rings must not be used after that."""
+        """Unmap the memory; the rings must not be used after that."""
         for anchor in self.inputs + self.outputs:
             anchor.release()
         self.requests.release()

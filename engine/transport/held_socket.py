@@ -11,7 +11,7 @@ class HeldSocket(socket.socket):
     """A Unix socket with message borders; in a forked child it leads nowhere."""
 
     def __init__(self, fileno: int | None = None) -> None:
-        """A new one, or that of an open descriptor, which is its own from now on."""
+        """Make a new eventfd, or take over an open descriptor."""
         with no_fork():
             self._origin = here()
             super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fileno)

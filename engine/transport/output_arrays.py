@@ -84,7 +84,7 @@ class OutputArrays:
             self.failure = InvalidInput(f"output {name!r}: {error}")
 
     def end(self) -> None:
-        """All outputs have been taken."""
+        """Record that all outputs have been taken."""
         for name in self.targets or ():
             if name not in self.arrays:
                 self.failure = InvalidInput(

@@ -253,7 +253,9 @@ class RingCounters:
 
     @property
     def has_news(self) -> bool:
-        """`read_available` for any thread: looks, and remembers nothing."""
+        """Return whether there is something to read, like `read_available`, but for any
+        thread and without remembering.
+        """
         return self._control[0] != self._next
 
     # -- both
@@ -335,7 +337,7 @@ class SpscRingBuffer(Generic[T]):
         return self._write_locked
 
     def write(self, obj: T) -> None:
-        """`write_lock`, put `obj` in the slot, `write_complete`."""
+        """Write `obj` into the next slot: `write_lock`, copy, `write_complete`."""
         self.write_lock()
         if self.is_valid():
             self._buffers[self._ring.write_slot(0)] = obj
@@ -411,7 +413,7 @@ class SpscRingBuffer(Generic[T]):
         self._notify()
 
     def read_reset(self) -> None:
-        """Un-lock all read-locked buffers, putting them back at the front."""
+        """Unlock all read-locked buffers, putting them back at the front."""
         self._ring.read_reset()
         self._notify()
 
@@ -431,7 +433,7 @@ class SpscRingBuffer(Generic[T]):
         return self._ring.is_valid
 
     def reset(self) -> None:
-        """Back to the initial state; neither side may use the ring meanwhile."""
+        """Reset to the initial state; neither side may use the ring meanwhile."""
         if self._origin.left:
             raise self._not_ours()
         self._ring.reset()

@@ -34,7 +34,7 @@ if sys.platform == "linux":
 
 
 def page_aligned(size: int) -> int:
-    """`size` rounded up to whole pages, at least one."""
+    """Return `size` rounded up to whole pages, at least one."""
     return max(PAGE, -(-size // PAGE) * PAGE)
 
 

@@ -25,7 +25,9 @@ _ALIGNMENT = 64
 def pack_tensors(
     name: str, tensors: Mapping[str, Tensor]
 ) -> tuple[list[int], SharedMemory]:
-    """(where the table is, for the message; the segment, which is the caller's)."""
+    """Return (where the table is, for the message; the segment, which is
+    the caller's).
+    """
     table: list[tuple[str, str, list[int], int, int]] = []
     offset = 0
     for key, tensor in tensors.items():

@@ -153,7 +153,7 @@ class Batch:
         return min(left, self.runs * each) if each else left
 
     def next_run(self) -> None:
-        """The program has run once."""
+        """Record that the program has run once."""
         self._run += 1
         self._transferred.clear()
 

@@ -65,7 +65,7 @@ class ClientChannel:
         self.pending = 0
 
     def input_slots(self, request: int) -> list[int]:
-        """Read-locks the slot of each input of this request; -1: not supplied."""
+        """Lock the slot of each input of this request for reading; -1: not supplied."""
         slots = []
         for ring in self.channel.inputs:
             slots.append(ring.lock_of(request))  # noqa: PERF401 - that is a call more
@@ -84,8 +84,8 @@ class ClientChannel:
             ring.complete_held()
 
     def peek(self) -> list[tuple[int, int]]:
-        """(submitted, rows) of the requests that wait; `LONG_AGO` for those that are
-        not to be delayed.
+        """Return (submitted, rows) of the waiting requests; `LONG_AGO` for those that
+        must not be delayed.
 
         One that has been written and not announced yet does not count: it is left to
         the next batch, so none must be formed in expectation of it.

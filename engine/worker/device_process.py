@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """The whole process, started with the garbage collector off."""
+    """Run the whole process, started with the garbage collector off."""
     # What was imported stays: the collector need not walk through it.
     gc.freeze()
     gc.enable()

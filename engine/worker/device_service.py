@@ -94,7 +94,7 @@ class DeviceService:
             ).start()
 
     def _open_door(self, door: socket.socket) -> None:
-        """A connection for each socket that comes through, until its end."""
+        """Serve a connection for each socket that comes through, until its end."""
         guests = _Guests()
         with door, contextlib.suppress(OSError, EOFError, ValueError):
             while True:
@@ -273,8 +273,9 @@ class DeviceService:
         return numbers
 
     def _refuse_unless(self, *, python: bool) -> None:
-        """InvalidModel where a model is of the other kind: code comes only to a process
-        that was started for it."""
+        """Raise InvalidModel if a model is of the other kind: code comes only to a
+        process that was started for it.
+        """
         if python and not self._runs_python:
             raise InvalidModel("this device runs no Python models")
         if self._runs_python and not python:

@@ -89,7 +89,7 @@ class FairQueue:
     """
 
     def __init__(self, shares: DeviceShares | None = None) -> None:
-        """`shares` are those of the device; by default the queue has its own."""
+        """Make a queue with the `shares` of the device; by default it has its own."""
         self.channels: list[ClientChannel] = []
         self.shares = shares or DeviceShares()
         self._is_weighted = False

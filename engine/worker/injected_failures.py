@@ -39,7 +39,7 @@ class Failure(Enum):
     DEATH = "death"
 
     def strike(self) -> None:
-        """Never returns. For the thread that runs programs."""
+        """Fail as ordered. Never returns. For the thread that runs programs."""
         if self is Failure.DEATH:
             os.kill(os.getpid(), signal.SIGKILL)
         while self in (Failure.DEATH, Failure.HANG):

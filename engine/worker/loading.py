@@ -135,7 +135,7 @@ def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
 def _check_transfers(
     transfers: Mapping[str, int], plan: BatchPlan, anchors: MainAnchors
 ) -> None:
-    """The client planned from the metadata; what the programs do must be the same."""
+    """Check that the programs transfer what the client planned from the metadata."""
     planned = (*plan.inputs, *plan.outputs)
     for anchor, rows in zip((*anchors.inputs, *anchors.outputs), planned, strict=True):
         count = transfers.get(anchor.handle, 1)

@@ -98,7 +98,7 @@ class RegroupingReplica(Replica):
 
     @property
     def _units(self) -> int:
-        """Units that wait to be run."""
+        """Return the units that wait to be run."""
         return sum(entry.rows - entry.ran for entry in self._open)
 
     def due_ns(self, now: int) -> int:
@@ -237,7 +237,9 @@ class RegroupingReplica(Replica):
         self._forget_ended()
 
     def _tell_taken(self, count: int) -> None:
-        """The first so many of the open requests run now; the others wait on."""
+        """Tell that the first so many of the open requests run now; the others
+        wait on.
+        """
         behind = dict.fromkeys(self._held, 0)
         for entry in islice(self._open, count, None):
             behind[entry.client] += 1

@@ -236,7 +236,7 @@ class Replica:
             self._vain_delays += 1
 
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
-        """Whole requests of all channels in turn, up to `max_rows` rows."""
+        """Take whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
         order: Sequence[ClientChannel] = self._queue.channels
         if len(order) > 1:
@@ -280,7 +280,8 @@ class Replica:
         return entries
 
     def _reachable_from(self, client: ClientChannel, now: int) -> int:
-        """Deadlines before this time are unreachable, judging by the last few batches.
+        """Return the time before which deadlines are unreachable, judging by the last
+        few batches.
 
         Such requests are dropped if others wait behind them: when a machine gets
         slower, a queue in which each is run a moment too late would serve no client.
@@ -392,7 +393,7 @@ class Replica:
                 self._fail(entry, error, started)
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
-        """`_attempt` of those members of a failed batch that are still wanted.
+        """Run those members of a failed batch again that are still wanted.
 
         The others end after them: results are taken in the order of requests.
         """

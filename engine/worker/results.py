@@ -90,7 +90,7 @@ class Results:
         return self.part(values, first, first + entry.rows)
 
     def part(self, values: Values, first: int, end: int) -> dict[int, Array]:
-        """Units `first` to `end` of what a batch gave."""
+        """Return the units `first` to `end` of a batch's output."""
         parts: dict[int, Array] = {}
         for index, value in values.items():
             span = self._plan.outputs[index].span

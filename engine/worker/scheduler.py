@@ -356,7 +356,7 @@ class Scheduler:
         os.eventfd_write(self.wake_fd, 1)
 
     def call(self, command: Callable[[], None]) -> None:
-        """`do`, and wait until it is done; its error is raised here."""
+        """Call `do` in the thread and wait until it is done; raises its error here."""
         done = threading.Event()
         errors: list[Exception] = []
 
@@ -428,8 +428,9 @@ class Scheduler:
             channel.channel.close()
 
     def drop_client(self, client: ClientProcess) -> None:
-        """A client process has gone: free its channels. Its replicas stay loaded for
-        as long as the owner of the device wants them."""
+        """Free the channels of a client process that has gone. Its replicas stay loaded
+        while the owner of the device wants them.
+        """
         if self.clients.pop(client.number, None) is None:
             return
         for channel, replica in client.channels.values():

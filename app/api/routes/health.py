@@ -27,8 +27,9 @@ async def live() -> Live:
     responses={503: {"model": Started, "description": "Not yet."}},
 )
 async def startup(gateway: GatewayOf, response: Response) -> Started:
-    """200 from when devices are attached and the models were loaded, or could not be,
-    for as long as the server lives; 503 before. Then readiness is worth asking."""
+    """Answer 200 once devices are attached and the first loading of models has ended,
+    for as long as the server lives; 503 before. Then readiness is worth asking.
+    """
     response.status_code = 200 if gateway.has_started else 503
     return Started(started=gateway.has_started)
 
@@ -36,7 +37,7 @@ async def startup(gateway: GatewayOf, response: Response) -> Started:
 @router.get("/v1/health/ready", summary="Should it get requests?", responses=_READY)
 @router.get("/v2/health/ready", summary="Should it get requests?", responses=_READY)
 async def ready(gateway: GatewayOf, response: Response) -> Ready:
-    """200 when devices are attached and the models have been loaded, else 503.
+    """Answer 200 when devices are attached and the models have been loaded, else 503.
 
     A model that could not be loaded is listed, but does not by itself make the
     server unready (unless `--strict-readiness` is set).

@@ -89,7 +89,7 @@ def to_front(request: Request) -> Response:
 
 
 def declare(router: APIRouter, path: str, name: str, **options: Any) -> None:
-    """An operation on tensors, which the front runs, and which is called `name`."""
+    """Declare an operation on tensors called `name`, which the front runs."""
 
     async def run(request: Request, name: ModelName) -> Response:
         return to_front(request)

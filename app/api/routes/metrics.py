@@ -55,7 +55,7 @@ async def metrics(
     gateway: GatewayOf,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> StreamingResponse:
-    """Counters under Triton's names, latency histograms, devices, the process.
+    """Return counters under Triton's names, latency histograms, devices, the process.
 
     With `Accept: application/openmetrics-text` as OpenMetrics, with exemplars.
     """

@@ -89,7 +89,9 @@ async def get_version(
 async def get_client(
     gateway: GatewayOf, request: Request, name: ModelName
 ) -> PlainTextResponse:
-    """Ready to run: the model's inputs and this server's address are filled in."""
+    """Return a program ready to run, with the model's inputs and this
+    server's address.
+    """
     return await _program(gateway, request, name)
 
 
@@ -151,7 +153,7 @@ def _address(gateway: Gateway, request: Request) -> str:
 
 @router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)
 async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
-    """Cumulative counts and durations of every version that is served."""
+    """Return cumulative counts and durations of every version that is served."""
     return StatisticsList(model_stats=statistics(gateway, name))
 
 
@@ -192,7 +194,7 @@ async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
 
 @router.get("/devices", summary="List the devices", tags=["devices"])
 async def list_devices(gateway: GatewayOf) -> DeviceList:
-    """The devices that this gateway has attached, and how they are."""
+    """List the devices that this gateway has attached, with their state."""
     return DeviceList(
         devices=[DeviceStatus(**asdict(d)) for d in gateway.devices.summaries()]
     )

@@ -102,7 +102,7 @@ async def version_metadata(
 
 @router.get(f"{_MODEL}/ready", summary="Is a model ready?")
 async def model_ready(gateway: GatewayOf, name: ModelName) -> ModelReady:
-    """200 if it answers requests, else 503 (404 for one that is not there)."""
+    """Answer 200 if the model accepts requests, else 503 (404 if it does not exist)."""
     return _ready(gateway, name)
 
 
@@ -211,7 +211,9 @@ async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Respo
     "/repository/{repository}/models/{name}/{verb:path}", include_in_schema=False
 )
 async def named_repository(repository: str) -> Response:
-    """The protocol has a name for a repository here, but there is only one."""
+    """Refuse a repository's name: the protocol has one here, but there is only one
+    repository.
+    """
     msg = f"repository '{repository:.100}' cannot be named: there is only one"
     raise HttpError(501, msg, "unsupported")
 

@@ -48,8 +48,9 @@ class _File(NamedTuple):
 
 @router.get("/")
 async def root(request: Request, gateway: GatewayOf) -> Response:
-    """A browser gets the page, everybody else is sent to the documentation. Both have
-    their links below the base path, which is a folder."""
+    """Send browsers the page and all other clients to the documentation. Links of both
+    are below the base path, which is a folder.
+    """
     if request.scope.get(BARE):
         return RedirectResponse(request.scope[BASE].rpartition("/")[2] + "/")
     wants_page = "text/html" in request.headers.get("accept", "")

@@ -38,12 +38,12 @@ async def list_requests(
     model: Annotated[str, Query(description="Of this model only.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
 ) -> RequestList:
-    """The last requests to models that were answered, the slowest of the last quarter
-    of an hour, and the last requests of any kind that failed; the newest first, the
-    slowest first.
+    """List the last answered requests, the slowest of the last quarter of an hour, and
+    the last failed requests of any kind; the newest first, the slowest first.
 
     With keys, the requests to the models that the key may see. The error texts of
-    other keys' requests are left out, except for a key that may manage."""
+    other keys' requests are left out, except for a key that may manage.
+    """
     journal = await gateway.whole_journal()
 
     def of_model(requests: Iterable[Answered]) -> Iterator[Answered]:

@@ -49,7 +49,7 @@ async def system_status(gateway: GatewayOf, viewer: ViewerOf) -> list[SystemRegi
 async def system_region_status(
     gateway: GatewayOf, viewer: ViewerOf, region: RegionName
 ) -> list[SystemRegion]:
-    """A list of one. 404 if there is no such region."""
+    """Return a list with this region. Answers 404 if it does not exist."""
     return _status(gateway, viewer, region)
 
 
@@ -107,13 +107,13 @@ async def unregister_system(
 
 @router.get(f"{_CUDA}/status", summary="List the registered CUDA memory")
 async def cuda_status() -> list[CudaRegion]:
-    """Always empty."""
+    """Return an empty list."""
     return []
 
 
 @router.get(f"{_CUDA}{_REGION}/status", summary="Show a CUDA memory region")
 async def cuda_region_status(region: RegionName) -> list[CudaRegion]:
-    """Always empty."""
+    """Return an empty list."""
     return []
 
 
@@ -124,7 +124,7 @@ async def cuda_region_status(region: RegionName) -> list[CudaRegion]:
     responses={400: REFUSED},
 )
 async def register_cuda(request: Request, region: RegionName) -> Response:
-    """Always refused: tensors of devices are not shared with clients."""
+    """Refuse always: tensors of devices are not shared with clients."""
     # A client that is still sending would not see the answer.
     await read_object(request)
     msg = (

@@ -78,7 +78,7 @@ async def update_model_trace(
 async def get_version_trace(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> TraceDocument:
-    """The settings of its model: versions have none of their own."""
+    """Return the settings of its model: versions have none of their own."""
     return _document(gateway.tracing, _known(gateway, name, version))
 
 

@@ -261,7 +261,7 @@ def _id(spec: ModelSpec, request: InferRequest, part: Part, limits: Limits) -> N
 def _outputs(
     spec: ModelSpec, request: InferRequest, part: Part, limits: Limits
 ) -> None:
-    """JSON: a list of outputs as in a document, or of their names."""
+    """Read the outputs from JSON: a list as in a document, or a list of names."""
     given = _json_of(part, limits)
     if type(given) is list:
         given = [{"name": one} if type(one) is str else one for one in given]

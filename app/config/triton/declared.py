@@ -180,7 +180,7 @@ class DeclaredTensors:
         return next((t for t in self.outputs if t.name == name), None)
 
     def changed_by(self, other: DeclaredTensors) -> DeclaredTensors:
-        """These, with what `other` says instead."""
+        """Return these tensors with the changes of `other`."""
         said = other.max_batch_size is not None
         backend = other.document.get("backend", "")
         return DeclaredTensors(
@@ -237,7 +237,7 @@ class DeclaredTensors:
         return tuple(found.values())
 
     def _without_rows(self, tensors: Iterable[TensorSpec], kind: str) -> list[str]:
-        """Complaints about tensors of a model whose rows cannot be counted."""
+        """Return complaints about tensors of a model whose rows cannot be counted."""
         return [
             f"{self.label}: max_batch_size is {self.max_batch_size}, but "
             f"{kind} '{tensor.name}' {why}"

@@ -63,7 +63,8 @@ class GraphChanges:
         return bool(self.reshapes or self.optional or self.format)
 
     def row_shapes(self, model: Any) -> Mapping[str, _Dims]:
-        """New shapes of inputs, so that their rows have one name; none where they do.
+        """Return new shapes of inputs, so that their rows have one name; none if they
+        do.
 
         `model` is an `onnx.ModelProto`, with or without its data.
         """

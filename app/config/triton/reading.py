@@ -117,7 +117,7 @@ def _check_enumerators(message: Any) -> None:
 
 
 def _explain(text: str) -> str:
-    """protobuf's message without the names that only we know, and not too long."""
+    """Return protobuf's message, shortened and without our internal names."""
     match = _UNKNOWN.search(text)
     if match is None:
         text = text.replace('"triton.', '"')

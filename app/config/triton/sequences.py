@@ -8,7 +8,8 @@ _ROLES = ("start", "ready", "end", "correlation_id")  # by the number of the kin
 
 
 def sequence_options(message: Any) -> tuple[dict[str, Any], list[str]]:
-    """Keys of a ``config.toml``, and notes on what of the message has no effect.
+    """Return keys of a ``config.toml``, and notes on parts of the message without
+    effect.
 
     Raises ValueError for what would make results wrong.
     """
@@ -51,7 +52,7 @@ def sequence_options(message: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_values(name: str, control: Any) -> None:
-    """Controls are 0 and 1 here; others would be given to the model in vain."""
+    """Check that controls are 0 and 1; the model would not get other values."""
     for word in ("int32_false_true", "fp32_false_true", "bool_false_true"):
         values = list(getattr(control, word))
         if values and [float(v) for v in values] != [0.0, 1.0]:

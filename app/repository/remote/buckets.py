@@ -87,7 +87,7 @@ class BucketSource:
         yield start, self._blocks(file, start)
 
     def close(self) -> None:
-        """Connections are fsspec's."""
+        """Do nothing: connections are fsspec's."""
 
     def _blocks(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         assert file.size is not None

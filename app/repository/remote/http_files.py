@@ -86,7 +86,7 @@ class HttpFiles:
     def answer(
         self, method: str, url: str, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx.Response]:
-        """An answer that is none of an error. Raises `RemoteError`."""
+        """Open an answer that is no error. Raises `RemoteError`."""
         with contextlib.ExitStack() as stack:
             with _explained(url):
                 answer = stack.enter_context(
@@ -97,7 +97,7 @@ class HttpFiles:
 
     @contextmanager
     def file(self, url: str, start: int, tag: str = "") -> Iterator[Reading]:
-        """A file from byte `start` on. With a `tag` it has to be the one that has it.
+        """Open a file from byte `start` on. With a `tag` it must still have that tag.
 
         Raises `RemoteError`, `SourceChanged` where it is not.
         """

@@ -129,7 +129,7 @@ class Listing:
 
 
 def check_name(name: str) -> None:
-    """RemoteError unless a name can be a path in the cache, and stays in it."""
+    """Raise RemoteError unless a name can be a path in the cache, and stays in it."""
     parts = name.split("/")
     if not all(_PART.fullmatch(part) for part in parts):
         raise RemoteError(f"a file is called {name!r}, which is no name for one here")

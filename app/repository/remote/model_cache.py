@@ -122,7 +122,7 @@ class ModelCache:
             return False
 
     def let_go(self, folder: Path) -> None:
-        """The snapshot is not used here any more."""
+        """Release a snapshot that is not used here any more."""
         with self._lock:
             fd = self._held.pop(folder, None)
         if fd is not None:

@@ -193,7 +193,8 @@ def _token_of(answer: httpx.Response) -> str:
 
 
 def credentials_of(host: str) -> tuple[str, str]:
-    """User and password as ``docker login`` has left them; empty if there are none.
+    """Return user and password as ``docker login`` has stored them; empty if there are
+    none.
 
     Read from ``$DOCKER_CONFIG/config.json``, or got from the helper that it names.
     Raises `RemoteError`.

@@ -71,8 +71,9 @@ class RemoteModels:
         return found.folder if found is not None else None
 
     def confirm(self, url: RemoteUrl, files: Collection[Path]) -> None:
-        """These files serve: what they are of stays in the cache until another has
-        served, in this process or the next."""
+        """Record that these files serve: the cache keeps them until others have served,
+        in this process or the next.
+        """
         self._cache.entry(url.key).confirm(files)
 
     def step_back(self, url: RemoteUrl) -> bool:

@@ -51,8 +51,9 @@ class OperatorCall:
         return from_front(self.number("axis", default), rank)
 
     def numbers(self, name: str, index: int) -> tuple[int, ...] | None:
-        """Integers that are an attribute in old operator sets, an input in new ones;
-        None if they are left out."""
+        """Return integers that are an attribute in old operator sets and an input in
+        new ones; None if they are left out.
+        """
         found = self.attribute(name)
         if found is not None:
             return tuple(int(i) for i in found.ints)

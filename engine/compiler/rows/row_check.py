@@ -220,7 +220,7 @@ class RowCheck:
             )
 
     def _arrangement(self, kind: str, count: int) -> None:
-        """Alone, together, in another order."""
+        """Check rows alone, together and in another order."""
         feed = self._sampler.rows(kind, count)
         alone = self._each_alone(feed)
         together = self._try(feed)
@@ -250,7 +250,7 @@ class RowCheck:
         return joined(*done)
 
     def _neighbours(self, base: str) -> None:
-        """One row kept, all others replaced."""
+        """Check one row while all others are replaced."""
         count = self._count
         feed = self._sampler.rows(base, count)
         expected = self._try(feed)

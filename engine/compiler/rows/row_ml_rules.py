@@ -63,7 +63,7 @@ def regressed(call: OperatorCall) -> Iterable[Value]:
 
 
 def encoded(call: OperatorCall) -> Iterable[Value]:
-    """`OneHotEncoder`: a new axis behind all others."""
+    """Apply `OneHotEncoder`: a new axis behind all others."""
     categories = max(
         _length(call.attribute(n)) for n in ("cats_int64s", "cats_strings")
     )
@@ -71,7 +71,7 @@ def encoded(call: OperatorCall) -> Iterable[Value]:
 
 
 def extracted(call: OperatorCall) -> Iterable[Value]:
-    """`ArrayFeatureExtractor`: places along the last axis, all in one line."""
+    """Apply `ArrayFeatureExtractor`: places along the last axis, all in one line."""
     value, chosen = call.input(0), call.input(1)
     front = value.shape[:-1] or (1,)
     if chosen.axis is None:
@@ -93,7 +93,9 @@ def extracted(call: OperatorCall) -> Iterable[Value]:
 
 
 def vector(call: OperatorCall) -> Iterable[Value]:
-    """`FeatureVectorizer`: columns side by side; ONNX Runtime wants as many rows."""
+    """Apply `FeatureVectorizer`: columns side by side; ONNX Runtime wants as
+    many rows.
+    """
     shapes = [value.shape for value in call.values]
     if any(len(shape) != 2 or not isinstance(shape[0], Rows) for shape in shapes):
         raise Unproven("takes something else than rows of a matrix")
@@ -104,13 +106,13 @@ def vector(call: OperatorCall) -> Iterable[Value]:
 
 
 def text(call: OperatorCall) -> Iterable[Value]:
-    """`TfIdfVectorizer`: numbers for each row of a matrix of words."""
+    """Apply `TfIdfVectorizer`: numbers for each row of a matrix of words."""
     rows = call.leading(2).shape[0]
     return [Value((rows, unknown()))]
 
 
 def distances(call: OperatorCall) -> Iterable[Value]:
-    """`CDist`: from each row to each of some points."""
+    """Apply `CDist`: from each row to each of some points."""
     points = call.input(1).shape
     rows = call.leading(2).shape[0]
     return [Value((rows, points[0]))]

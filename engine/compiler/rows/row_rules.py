@@ -25,12 +25,12 @@ _WHOLE_TYPES = (6, 7)
 
 
 def same(call: OperatorCall) -> Iterable[Value]:
-    """Element by element, other inputs being settings."""
+    """Apply an operator element by element; other inputs are settings."""
     return [Value(call.only().shape)]
 
 
 def together(call: OperatorCall) -> Iterable[Value]:
-    """Element by element of all inputs, repeated if they have a single one."""
+    """Apply an operator element by element to all inputs, repeating single elements."""
     return [Value(broadcast([v.shape for v in call.values], call.counts))]
 
 

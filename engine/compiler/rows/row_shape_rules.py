@@ -69,7 +69,7 @@ def _each(size: Size) -> int:
 
 
 def cut(call: OperatorCall) -> Iterable[Value]:
-    """`Slice`."""
+    """Apply `Slice`."""
     value = call.input()
     old = call.attribute("starts") is not None
     starts, ends = (
@@ -223,7 +223,7 @@ def size_of(call: OperatorCall) -> Iterable[Value]:
 
 
 def filled(call: OperatorCall) -> Iterable[Value]:
-    """`ConstantOfShape`."""
+    """Apply `ConstantOfShape`."""
     items = call.input().items
     if items is None:
         raise Unproven(f"takes the shape {call.node.input[0]!r}, which is not known")
@@ -231,7 +231,7 @@ def filled(call: OperatorCall) -> Iterable[Value]:
 
 
 def counted(call: OperatorCall) -> Iterable[Value]:
-    """`Range`."""
+    """Apply `Range`."""
     if any(value.axis is not None for value in call.values):
         raise Unproven("gives as much as data says")
     return [Value((unknown(),))]

@@ -43,7 +43,7 @@ class Value:
 
     @property
     def axis(self) -> int | None:
-        """Along which rows lie; None if the value depends on none."""
+        """Return the axis of the rows; None if the value depends on none."""
         return next((i for i, d in enumerate(self.shape) if isinstance(d, Rows)), None)
 
     @property
@@ -60,7 +60,7 @@ class RowCounts:
         self._repeats: list[tuple[int, frozenset[int]]] = []
 
     def must_be_equal(self, groups: Iterable[int]) -> None:
-        """The graph fails where these differ."""
+        """Record that the graph fails if these differ."""
         first, *others = groups
         for other in others:
             self._same[self._find(other)] = self._find(first)
@@ -135,7 +135,7 @@ def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
 
 
 def reshaped(shape: Shape, target: Shape) -> Shape:
-    """`shape` after a reshape to `target`, in which -1 is what is left."""
+    """Return `shape` after a reshape to `target`, in which -1 is the rest."""
     axis = Value(shape).axis
     if axis is None:
         if any(isinstance(size, Rows) for size in target):
@@ -171,7 +171,7 @@ def _row_place(target: Shape) -> int:
 
 
 def _filled(target: Shape, whole: _Product) -> Shape:
-    """`target` with what -1 must be for `whole` elements (of each row)."""
+    """Return `target` with the value of -1 for `whole` elements (of each row)."""
     each = [size.each if isinstance(size, Rows) else size for size in target]
     left = whole.over(_Product.of(size for size in each if size != -1))
     size = unknown() if left is None else left.size()
@@ -203,7 +203,7 @@ class _Product:
         return _Product(self.number * other.number, names)
 
     def over(self, other: _Product) -> _Product | None:
-        """Divided by another; None if it is not known that there is no rest."""
+        """Divide by another product; returns None if the remainder may not be zero."""
         names = list(self.names)
         for name in other.names:
             if name not in names:

@@ -48,7 +48,7 @@ class Sampler:
         self._tails = {t.name: (t.data_type, _tail(t, size)) for t in inputs}
 
     def rows(self, kind: str, count: int) -> Feed:
-        """`count` rows of `kind` for every input."""
+        """Return `count` rows of `kind` for every input."""
         feed = {
             name: self._make(
                 "normal" if kind == OWN else kind, data_type, (count, *tail)
@@ -127,7 +127,7 @@ class Sampler:
             return np.asarray(values).astype(dtype)
 
     def _known(self, values: Array) -> Array:
-        """`values`, of which half are values of the model instead."""
+        """Return `values`, half of them replaced by values of the model."""
         own = self._random.choice(self._numbers, values.shape)
         return np.where(self._random.random(values.shape) < 0.5, own, values)
 
@@ -174,7 +174,7 @@ class Sampler:
 
 
 def _whole(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Rounded, and what no integer of this type can be left out."""
+    """Round the values and drop those that no integer of this type can hold."""
     info = np.iinfo(dtype)
     fits = np.isfinite(values) & (np.abs(values) < float(info.max))
     return np.where(fits, values, 0).astype(dtype)
@@ -196,7 +196,7 @@ def joined(*feeds: Mapping[str, Array]) -> Feed:
 
 
 def with_row(feed: Mapping[str, Array], row: int, source: Mapping[str, Array]) -> Feed:
-    """`feed` with one row taken from `source`."""
+    """Return `feed` with one row taken from `source`."""
     result = {}
     for name, array in feed.items():
         copy = array.copy()

@@ -139,7 +139,7 @@ class HostStreams:
         return self._ready if self._look_ahead else frozenset()
 
     def begin(self, coming: Iterator[str]) -> None:
-        """A run begins that will read `coming` (`upcoming_reads`)."""
+        """Begin a run that will read `coming` (`upcoming_reads`)."""
         self._coming = coming
         self._prefetched = self._prefetched_bytes = 0
         # Drop what the last run left if it failed.
@@ -256,7 +256,7 @@ class HostStreams:
         return place.to_message()
 
     def take(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Data for the oldest place of an anchor that waits for some have come."""
+        """Take data for the oldest waiting place of an anchor."""
         stream = self._all_inputs[message["anchor"]]
         place = stream.expected.popleft()
         place.busy = False

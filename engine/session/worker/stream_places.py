@@ -103,7 +103,7 @@ class Places:
         return self.take(self.room)
 
     def expect(self, nbytes: int) -> None:
-        """Data of so many bytes may come: places for less are of no use any more."""
+        """Expect data of so many bytes: smaller places are not needed any more."""
         self.room = max(self.room, _aligned(nbytes))
 
     def _grow(self, nbytes: int) -> Place:
@@ -118,7 +118,7 @@ class Places:
         return made[0]
 
     def reclaim(self) -> None:
-        """The host has nothing to do with any of them any more."""
+        """Reclaim all places, which the host does not use any more."""
         for place in self._places:
             place.busy = False
 

@@ -157,7 +157,7 @@ class AsyncClient:
 
     @property
     def address(self) -> tuple[str, int] | str:
-        """Host and port, or the path of a Unix socket."""
+        """Return host and port, or the path of a Unix socket."""
         return self._options.address
 
     async def generate(

@@ -194,7 +194,7 @@ class Client:
 
     @property
     def address(self) -> tuple[str, int] | str:
-        """Host and port, or the path of a Unix socket."""
+        """Return host and port, or the path of a Unix socket."""
         return self._options.address
 
     def generate(

@@ -241,7 +241,7 @@ def _decode_npy(body: memoryview | bytes, name: str) -> Outputs:
 
 
 def loads(data: memoryview | bytes) -> Any:
-    """JSON, also with NaN and infinities. Raises ValueError."""
+    """Parse JSON, also with NaN and infinities. Raises ValueError."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:

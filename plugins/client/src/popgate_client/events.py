@@ -30,6 +30,6 @@ class EventReader:
                 self._data = []
 
     def end(self) -> None:
-        """The stream has ended: an event that has begun was cut off."""
+        """End the stream. Raises if an event was cut off."""
         if self._pending or self._data:
             raise ServerError("the stream ended in the middle of an event", sent=True)

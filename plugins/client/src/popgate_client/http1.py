@@ -64,7 +64,7 @@ class AnswerReader:
         self.reset()
 
     def reset(self) -> None:
-        """Ready for the next answer."""
+        """Prepare for the next answer."""
         self._filled = 0
         self._answer: Answer | None = None
         self._body: memoryview | None = None

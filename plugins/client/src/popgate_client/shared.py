@@ -94,7 +94,7 @@ def new_sequence_id() -> int:
 
 
 def ending(given: Any) -> Any:
-    """Zeros, or empty texts, in the form of the values of a request."""
+    """Return zeros, or empty strings, in the form of the values of a request."""
     if isinstance(given, Mapping):
         return {name: ending(value) for name, value in given.items()}
     array = np.asarray(given)

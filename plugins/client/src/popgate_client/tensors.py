@@ -44,15 +44,18 @@ class Tensor:
         return list(self.array.shape)
 
     def raw(self) -> Array | bytes:
-        """Row-major, little-endian; strings with their lengths. Not copied if it can
-        be helped."""
+        """Return the bytes: row-major, little-endian; strings with their lengths. Not
+        copied if possible.
+        """
         if self.datatype == "BYTES":
             items = self.array.reshape(-1).tolist()
             return b"".join(part for i in items for part in (_LENGTH.pack(len(i)), i))
         return to_bf16(self.array) if self.datatype == "BF16" else self.array
 
     def values(self) -> Array | list[Any]:
-        """Flat, for JSON. Raises `InvalidRequest` for bytes that are no text."""
+        """Return the flat values for JSON. Raises `InvalidRequest` for bytes that are
+        not UTF-8.
+        """
         flat = self.array.reshape(-1)
         if self.datatype != "BYTES":
             return flat
@@ -102,7 +105,9 @@ def _array(name: str, value: Any, datatype: str) -> Array:
 
 
 def _whole(value: Any, array: Array) -> Array:
-    """Whole numbers as they are: NumPy makes floats of lists that need 64 bits."""
+    """Return whole numbers as they are: NumPy makes floats of lists that need
+    64 bits.
+    """
     exact = np.asarray(value, dtype=object)
     if not all(isinstance(item, int | np.integer) for item in exact.reshape(-1)):
         return array
@@ -158,7 +163,7 @@ def _cast(name: str, array: Array, datatype: str) -> Array:
 
 
 def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -> Array:
-    """Python's whole numbers as `wanted`."""
+    """Return Python's whole numbers as `wanted`."""
     flat = array.reshape(-1).tolist()
     low, high = np.iinfo(wanted).min, np.iinfo(wanted).max
     if not all(isinstance(item, int | np.integer) for item in flat):

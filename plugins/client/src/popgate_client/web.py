@@ -95,7 +95,7 @@ def _answer(response: httpx.Response, body: bytearray) -> Answer:
 def http_options(
     options: Options, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
-    """Arguments of an httpx client, and the Unix socket, if it is one."""
+    """Return arguments of an httpx client, and the Unix socket, if it is one."""
     limits = httpx.Limits(max_connections=options.max_connections)
     uds = options.address if isinstance(options.address, str) else None
     arguments = {"limits": limits, "trust_env": False, **given}
@@ -159,7 +159,7 @@ async def exchange_async(
 def pieces(
     client: httpx.Client, options: Options, ask: Exchange
 ) -> Iterator[Iterator[bytes]]:
-    """The answer as it comes. Raises `ClientError`, also for an error's status."""
+    """Open an answer as it comes. Raises `ClientError`, also for an error's status."""
     with _errors(options):
         response = client.send(_request(client, options, ask), stream=True)
         try:

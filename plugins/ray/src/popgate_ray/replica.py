@@ -194,7 +194,7 @@ class GatewayReplica:
         return ReplicaFront(front, self.tag)
 
     async def check_health(self) -> None:
-        """Asked before the first request, then again and again.
+        """Check the health. Called before the first request, then periodically.
 
         The first time it waits until the models are loaded, so that no request is sent
         to a replica that still loads. Raises RuntimeError where nothing is served, or

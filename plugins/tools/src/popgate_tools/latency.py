@@ -38,7 +38,7 @@ class Measured:
 
     @property
     def milliseconds(self) -> tuple[float, ...]:
-        """p50, p90 and p99."""
+        """Return p50, p90 and p99."""
         return tuple(1e3 * quantile(sorted(self.latencies), q) for q in QUANTILES)
 
     def lines(self) -> list[str]:

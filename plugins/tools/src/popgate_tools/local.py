@@ -41,7 +41,7 @@ def engine_errors() -> Iterator[None]:
 def opened(
     files: Sequence[Path], executable: str = "", batch: Batch = "auto"
 ) -> Iterator[Model]:
-    """The model in the files; ONNX files become PopEF files for a while.
+    """Open the model in the files; ONNX files become PopEF files for a while.
 
     `batch` is the option of the compiler, for ONNX files.
     """
@@ -104,7 +104,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def progress(what: str, count: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, while there is something to wait for."""
+    """Show a bar on a terminal, while there is something to wait for."""
     if not sys.stderr.isatty() or count < 2:
         yield lambda done: None
         return

@@ -14,8 +14,9 @@ from popef_io import DataType
 def synthetic_array(
     random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
-    """Normally distributed floats; whole numbers that are 0 or 1, so that they are
-    good as indices; short texts."""
+    """Return normally distributed floats; whole numbers 0 or 1, which are good as
+    indices; short strings.
+    """
     if data_type is DataType.STRING:
         texts = [f"text {n}".encode() for n in range(math.prod(shape))]
         array = np.empty(len(texts), object)

@@ -51,7 +51,7 @@ def batch_name(model: Model) -> str:
 
 
 def synthetic_rows(model: Model, rows: int, seed: int) -> dict[str, Array]:
-    """Data for every input of the model, by stream handle."""
+    """Return data for every input of the model, by stream handle."""
     random = np.random.default_rng(seed)
     data = {}
     for anchor in model.inputs:

@@ -124,7 +124,7 @@ class Traffic:
         self._manager: QueueManager | None = None
 
     def timed_out(self, ring: object) -> None:
-        """A run waits for data: complete the batch, unless that is under way."""
+        """Complete the batch of a run that waits for data, unless that is under way."""
         if self._manager is not None and self._mutex.acquire(blocking=False):
             try:
                 # A full queue has what the run waits for, or is not being emptied.

@@ -73,11 +73,11 @@ class Results:
         os.ftruncate(self._file, end)
 
     def add(self, row: Row, outputs: Mapping[str, Array]) -> None:
-        """A row's result."""
+        """Add a row's result."""
         self._add(row, {"outputs": _values(outputs)})
 
     def add_all(self, row: Row, responses: Sequence[Mapping[str, Array]]) -> None:
-        """The result of a row for which the model gave any number of responses."""
+        """Add the result of a row for which the model gave any number of responses."""
         self._add(row, {"responses": [_values(outputs) for outputs in responses]})
 
     def _add(self, row: Row, result: dict[str, Any]) -> None:

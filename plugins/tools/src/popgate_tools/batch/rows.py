@@ -46,7 +46,7 @@ class Rows:
 
 @contextlib.contextmanager
 def open_rows(source: Path, keep: Sequence[str]) -> Iterator[Rows]:
-    """The rows of a file or folder. Raises `CommandError` for what is none."""
+    """Open the rows of a file or folder. Raises `CommandError` for anything else."""
     if source.is_dir():
         yield _images(source)
         return
@@ -132,7 +132,9 @@ def _inputs(
     *,
     texts: bool,
 ) -> dict[str, Any]:
-    """Columns by the inputs' names; else all columns are the only input's elements."""
+    """Return columns by the inputs' names; else all columns are the only input's
+    elements.
+    """
     read: Callable[[Any, str], Any] = _cell if texts else _value
     absent = [name for name in takes if not _is_given(record, name, optional)]
     if not set(absent) - optional and len(absent) < len(takes):
@@ -229,7 +231,7 @@ def _images(folder: Path) -> Rows:
 
 
 def _form(shape: list[int]) -> tuple[str, tuple[int, int] | None, bool]:
-    """Mode, width and height, and whether the colours come first."""
+    """Return mode, width and height, and whether the colours come first."""
     channels = {1: "L", 3: "RGB", 4: "RGBA"}
     if len(shape) >= 3 and shape[-3] in channels and shape[-1] not in (3, 4):
         mode, height, width, first = channels[shape[-3]], shape[-2], shape[-1], True

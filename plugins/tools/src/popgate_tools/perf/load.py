@@ -326,8 +326,9 @@ class _AloneConnection:
         raise TimeoutError
 
     def _read_on(self, size: int, end: float, stopped: Callable[[], int]) -> bool:
-        """Receives the rest of an answer of which `size` bytes are there, and remembers
-        what it looks like. Whether its status is 200."""
+        """Receive the rest of an answer of which `size` bytes are there, and remember
+        its form. Returns whether its status is 200.
+        """
         head = b""
         while True:
             if not size:

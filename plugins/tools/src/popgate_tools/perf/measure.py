@@ -107,7 +107,7 @@ def run_step(
     within: float,
     most_windows: int = MOST_WINDOWS,
 ) -> Measurement:
-    """Windows of so many seconds under a load, until three agree.
+    """Measure windows of so many seconds under a load, until three agree.
 
     Raises OSError and `ConnectionFailed` without a server, KeyboardInterrupt for
     Control-C.

@@ -103,7 +103,7 @@ def _cells(step: Measurement) -> list[str]:
 
 
 def _plot(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
-    """Lines over evenly spaced marks, as SVG."""
+    """Return lines over evenly spaced marks, as SVG."""
     top = max((value for line in series.values() for value in line), default=0) or 1
     wide, high = _WIDTH - _LEFT - 130, _HEIGHT - _BOTTOM - 12
 

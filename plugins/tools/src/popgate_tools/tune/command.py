@@ -133,7 +133,7 @@ class _Place(NamedTuple):
 def _write(
     text: str, changes: Mapping[str, float], said: str, target: Path | None
 ) -> None:
-    """The config.toml `text` with the changes; None: to standard output."""
+    """Write the config.toml `text` with the changes; None: to standard output."""
     from popgate_tools.tune.config_file import with_values
 
     try:
@@ -219,7 +219,7 @@ def _server(place: _Place, running: RunningServerOptions, allow_python: bool) ->
 
 
 def _device_counts() -> Sequence[int]:
-    """Powers of two up to the number of cores."""
+    """Return powers of two up to the number of cores."""
     from engine import usable_cores
 
     return [2**n for n in range(usable_cores().bit_length())]

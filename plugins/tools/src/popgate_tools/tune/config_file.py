@@ -11,7 +11,7 @@ _MARK = "# tuned by popgate:"
 
 
 def with_values(text: str, values: Mapping[str, int | float], said: str) -> str:
-    """`text` with these keys, their lines in front, below a comment that is `said`.
+    """Return `text` with these keys, their lines in front, below a comment.
 
     Raises ValueError where the text is no TOML, or a key of it cannot be replaced.
     """

@@ -72,8 +72,9 @@ Trial: TypeAlias = Callable[[Setting, int], Reached | None]
 def climb(
     setting: Setting, measure: Callable[[int], Step], bound: float, first: int = 1
 ) -> Reached:
-    """Doubles the requests in flight from `first` while that helps and the latency
-    stays within `bound`; halves them where the first ones were too many."""
+    """Double the requests in flight from `first` while that helps and the latency stays
+    within `bound`; halve them if the first ones were too many.
+    """
 
     def seen(in_flight: int) -> Step:
         # What else runs on the machine can spoil one measurement.

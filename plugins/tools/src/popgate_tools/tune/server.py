@@ -166,7 +166,7 @@ def _place() -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Ours without what is said of another server."""
+    """Return our environment without the settings of another server."""
     own = ("POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_PURE")
     kept = {
         name: value
