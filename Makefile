@@ -26,7 +26,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray test-buckets test-text image \
+	conformance fuzz soak chaos many-models embedded test-ray test-buckets test-mpi test-text image \
 	pin-image lock sbom audit docs clean
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
 	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
+	@echo "make test-mpi       PopXL programs over MPI (installs it)"
 	@echo "make test-buckets   models from servers of S3, GCS, Azure, OCI and a hub (installs them)"
 	@echo "make test-text      text models beside sentence-transformers and stock clients (installs them)"
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
@@ -103,6 +104,10 @@ test-lowest: $(lowest)/.installed
 test-ray: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[ray]'
 	$(bin)/python -m pytest plugins/ray/tests
+
+test-mpi: $(VENV)/.installed-dev
+	$(pip) install -q --no-compile -e '.[mpi]'
+	$(bin)/python -m pytest tests/popir/instances/test_machines.py
 
 # Azurite is npm's, the registry Debian's; where those are not, their tests are skipped.
 test-buckets: $(VENV)/.installed-dev

@@ -7,7 +7,6 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from popir.dtypes import AnyDtype, Array, Shape
 from popir.grouping import Kind
 from popir.shards import joined, shard
 
+#: Elements that are reduced at once.
+BLOCK = 1 << 15
 _FOLDS: dict[str, Callable[[Array, Array], Array]] = {
     "min": np.minimum,
     "max": np.maximum,
@@ -32,16 +33,14 @@ def exchanged(
     """
     count = len(values)
     match what:
-        case "reduce":
-            return [reduced(op, values)] * count
+        case "reduce" | "scatter":
+            total = reduced(op, values)
+            return [from_total(what, total, count, rank) for rank in range(count)]
         case "gather":
             return [joined(values, shape)] * count
         case "concat":
             total = np.concatenate(values, axis)
             return [total.reshape(shape)] * count
-        case "scatter":
-            total = reduced(op, values)
-            return [shard(total, count, rank) for rank in range(count)]
         case "shard":
             return [shard(v, count, rank) for rank, v in enumerate(values)]
         case "slice":
@@ -50,23 +49,52 @@ def exchanged(
             return [each.reshape(shape) for each in made]
 
 
-def reduced(op: str, values: Sequence[Array]) -> Array:
-    """Return `values` reduced: `mul` stands for the mean, as in the original."""
-    dtype = values[0].dtype
+def from_total(what: Kind, total: Array, count: int, rank: int) -> Array:
+    """Return what the member `rank` of `count` has of a total."""
+    return shard(total, count, rank) if what == "scatter" else total
+
+
+def reduced(op: str, values: Sequence[Array], out: Array | None = None) -> Array:
+    """Return `values` reduced: `mul` stands for the mean, as in the original.
+
+    out: where to; default: a new array. Large values are reduced block by block, which
+    stay in the cache of a core.
+    """
+    total = np.empty_like(values[0], order="C") if out is None else out
+    flat = [np.ascontiguousarray(v).reshape(-1) for v in values]
+    into = total.reshape(-1)
+    for start in range(0, into.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        _reduce_block(op, [v[part] for v in flat], into[part])
+    return total
+
+
+def _reduce_block(op: str, values: Sequence[Array], out: Array) -> None:
+    dtype = out.dtype
     if op in _FOLDS:
-        return np.asarray(reduce(_FOLDS[op], values)).astype(dtype, copy=False)
+        out[...] = values[0]
+        for value in values[1:]:
+            out[...] = _FOLDS[op](out, value)
+        return
     wide = _wide(dtype)
-    given = [v.astype(wide, copy=False) for v in values]
+    total = out if wide == dtype else np.empty(out.shape, wide)
+    given = [value.astype(wide, copy=False) for value in values]
     if op == "square_add":
-        given = [v * v for v in given]
-    total = np.asarray(reduce(np.add, given))
+        given = [value * value for value in given]
+    if len(given) == 1:
+        total[...] = given[0]
+    else:
+        np.add(given[0], given[1], out=total)
+    for value in given[2:]:
+        np.add(total, value, out=total)
     if op in ("mean", "mul"):
         if dtype.kind in "iu":
             # Towards zero, as all integers are divided here.
-            total = np.sign(total) * (np.abs(total) // len(values))
+            total[...] = np.sign(total) * (np.abs(total) // len(values))
         else:
-            total = total / wide.type(len(values))
-    return np.asarray(total).astype(dtype, copy=False)
+            np.divide(total, wide.type(len(values)), out=total)
+    if total is not out:
+        out[...] = total
 
 
 def _wide(dtype: AnyDtype) -> AnyDtype:

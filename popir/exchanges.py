@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from popir.dtypes import Array
 from popir.errors import RunError
 from popir.grouping import Collective
 from popir.remote import RemoteBuffer
+
+if TYPE_CHECKING:
+    from popir.instances import Instances
 
 Part: TypeAlias = Literal["row", "at", "value"]
 
@@ -51,10 +54,15 @@ class Ends:
 
 
 class Exchanges:
-    """Carries out what goes through those streams. `replicas` go in their order."""
+    """Carries out what goes through those streams. `replicas` go in their order.
 
-    def __init__(self, ends: Ends) -> None:
+    instances: those that the program runs in; default: only this one.
+    """
+
+    def __init__(self, ends: Ends, instances: Instances | None = None) -> None:
         self._ends = ends
+        self._instances = instances
+        self._first = 0 if instances is None else instances.identity.offset
         self._waiting: dict[tuple[Exchange, Part], dict[int, Any]] = {}
 
     def sinks(self) -> Mapping[str, Callable[[Array], None]]:
@@ -88,11 +96,16 @@ class Exchanges:
         exchange, part = self._ends.sent[handle]
         waiting = self._waiting.setdefault((exchange, part), {})
         if isinstance(exchange, Collective):
-            given = dict(zip(replicas, values, strict=True))
-            waiting.update(_together(exchange, given))
+            numbers = [self._first + replica for replica in replicas]
+            given = dict(zip(numbers, values, strict=True))
+            made = _together(exchange, given, self._instances)
+            if self._instances is not None:
+                name = f"{exchange.operator} ({handle})"
+                made |= self._instances.exchanged(name, exchange, given)
+            waiting.update((n - self._first, value) for n, value in made.items())
         elif part == "at":
-            numbers = [int(v.reshape(-1)[0]) for v in values]
-            waiting.update(zip(replicas, numbers, strict=True))
+            places = [int(v.reshape(-1)[0]) for v in values]
+            waiting.update(zip(replicas, places, strict=True))
         else:
             copies = [np.array(v) for v in values]
             waiting.update(zip(replicas, copies, strict=True))
@@ -123,11 +136,14 @@ def _place(exchange: RemoteLoad | RemoteStore, at: dict[int, int], replica: int)
     return at.pop(replica) if exchange.offset is None else exchange.offset
 
 
-def _together(exchange: Collective, given: Mapping[int, Array]) -> dict[int, Array]:
+def _together(
+    exchange: Collective, given: Mapping[int, Array], instances: Instances | None
+) -> dict[int, Array]:
+    """Return what the members of groups have then that are here as a whole."""
     results: dict[int, Array] = {}
     for members in exchange.groups.members:
         there = [r for r in members if r in given]
-        if not there:
+        if not there or not (instances is None or instances.is_local(members)):
             continue
         if there != members:
             missing = [r for r in members if r not in given]

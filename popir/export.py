@@ -77,7 +77,7 @@ def export_popef(
         description,
     )
     data = {t.id: _data(t) for t in (*compiled.variables, *rest)}
-    _write(Path(target), metadata, content, data)
+    _write(Path(target), metadata, content, data, _about())
     anchors = [a for a in metadata.anchors if MAIN in a.programs]
     inputs, outputs = (
         tuple(TensorReport(a.name, a.tensor_info) for a in anchors if a.type is kind)
@@ -92,7 +92,31 @@ def export_popef(
 
 def package(compiled: Program, target: Path) -> None:
     """Write what a session runs, for a device process; its host serves all streams."""
-    _write(target, compiled.metadata, compiled.executable.encode(), {})
+    content = compiled.executable.encode()
+    _write(target, compiled.metadata, content, {}, _about())
+
+
+def write_program(
+    ir: Ir, compiled: Program, target: Path, name: str, blobs: Mapping[str, bytes]
+) -> None:
+    """Write a program that was compiled, with opaque `blobs` beside it.
+
+    name: of the executable. Raises IrError if it has variables that no file holds.
+    """
+    from engine.compiler import BatchDecision
+
+    rest = _rest(ir, compiled)
+    decision = BatchDecision(False, 0, "a cached program is not checked for it")
+    unstreamed = [_unstreamed(t) for t in rest]
+    metadata = _metadata(compiled.metadata, name, decision, unstreamed, {}, "")
+    data = {t.id: _data(t) for t in (*compiled.variables, *rest)}
+    content = compiled.executable.encode()
+    _write(target, metadata, content, data, {**_about(), **blobs})
+
+
+def _about() -> dict[str, bytes]:
+    about: dict[str, Any] = {"format": "popxl", "programs": [0, 5, 7]}
+    return {"popart": json.dumps(about).encode()}
 
 
 def _rows(compiled: Program, batch: str, threads: int) -> BatchDecision:
@@ -163,7 +187,11 @@ def _metadata(
 
 
 def _write(
-    target: Path, metadata: Metadata, content: bytes, data: Mapping[str, Array]
+    target: Path,
+    metadata: Metadata,
+    content: bytes,
+    data: Mapping[str, Array],
+    blobs: Mapping[str, bytes],
 ) -> None:
     from popef_io import TensorDataInfo, TensorInfo, Writer
     from popir.lowering.assembly import data_type_of
@@ -176,6 +204,6 @@ def _write(
             info = TensorInfo(array.shape, data_type_of(array.dtype))
             with writer.create_tensor_data(TensorDataInfo(name, info)) as blob:
                 blob.write(array.reshape(-1).view(np.uint8))
-        about: dict[str, Any] = {"format": "popxl", "programs": [0, 5, 7]}
-        with writer.create_opaque_blob("popart", metadata.executable) as blob:
-            blob.write(json.dumps(about).encode())
+        for name, about in blobs.items():
+            with writer.create_opaque_blob(name, metadata.executable) as blob:
+                blob.write(about)

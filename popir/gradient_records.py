@@ -37,14 +37,14 @@ def _made(rule: GradRule) -> Record:
     def grads(call: Call) -> list[GradRule]:
         if rule.host is not None:
             raise NotYet(f"gradients of the NumPy function {rule.type}")
-        return [_second_rule(rule.type, call, lower)]
+        return [_second_rule(rule, call, lower)]
 
     if rule.host is not None:
-        return Record(rule.type, infer, None, grads, host=host)
-    return Record(rule.type, infer, lower, grads)
+        return Record(rule.type, infer, None, grads, host=host, is_users=rule.is_users)
+    return Record(rule.type, infer, lower, grads, is_users=rule.is_users)
 
 
-def _second_rule(type_: str, call: Call, lower: Lower) -> GradRule:
+def _second_rule(rule: GradRule, call: Call, lower: Lower) -> GradRule:
     """The gradient operator of a gradient operator: of its nodes, written again."""
     count = len(call.inputs)
     gives = tuple(n for n, spec in enumerate(call.inputs) if spec.dtype.is_float)
@@ -70,4 +70,4 @@ def _second_rule(type_: str, call: Call, lower: Lower) -> GradRule:
         return [found.get(own[n]) or zero(b, own[n]) for n in gives]
 
     needs = (*ups, *(f"i{n}" for n in range(count)))
-    return GradRule(f"{type_}Grad", needs, gives, backward)
+    return GradRule(f"{rule.type}Grad", needs, gives, backward, is_users=rule.is_users)

@@ -6,7 +6,7 @@ several. Each replica has the data of its group, or its shard of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +49,20 @@ def shares(data: Array, placement: Placement, replicas: int) -> list[Array]:
     return found
 
 
-def collect(data: Array, placement: Placement, values: Sequence[Array]) -> None:
+def retrieved(placement: Placement, replicas: int) -> list[int]:
+    """Return the replicas whose values the host takes."""
+    if placement.retrieved is not None:
+        return list(range(replicas))
+    several = placement.shards
+    groups = _groups(placement, replicas).members
+    return sorted(r for members in groups for r in members[:several])
+
+
+def collect(
+    data: Array, placement: Placement, values: Mapping[int, Array], replicas: int
+) -> None:
     """Put what the replicas have into `data`: of each group its first member's."""
-    groups, several = _groups(placement, len(values)), placement.shards
+    groups, several = _groups(placement, replicas), placement.shards
     shape = data.shape[1:] if groups.num_groups > 1 else data.shape
     for group, members in enumerate(groups.members):
         target = data[group] if groups.num_groups > 1 else data

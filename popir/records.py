@@ -69,6 +69,8 @@ class GradRule:
     lower: Callable[[Grad], Sequence[Value]]
     host: Host | None = None
     """Instead of `lower`: a function of NumPy arrays, given the forward operator."""
+    is_users: bool = False
+    """It is a Python class of the user's."""
     records: list[Record] = field(default_factory=list, compare=False, repr=False)
     """The record of the gradient operator, once it was needed."""
 
@@ -135,6 +137,8 @@ class Record:
     """Why a graph that holds it cannot be differentiated; empty if it can."""
     opset: tuple[str, int] | None = None
     """Domain and version, where it has any."""
+    is_users: bool = False
+    """It is a Python class of the user's: its name does not say what it does."""
 
 
 RECORDS: dict[str, Record] = {}

@@ -6,7 +6,7 @@ it is attached, and come back when they are asked for: every run makes them stal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -17,14 +17,20 @@ from popir.errors import IrError, NotYet, RunError, ValueOutOfRange
 from popir.exchanges import Exchanges
 from popir.float8 import MAX_SCALE, MIN_SCALE
 from popir.ir import Ir, Operator, Tensor
-from popir.placement import collect, is_alone, shares
+from popir.placement import collect, is_alone, retrieved, shares
 
 if TYPE_CHECKING:
     from engine import Device
+    from popir.caching import ProgramCache, Tell
+    from popir.instances import Instances
     from popir.lowering.compile import Program
 
 Printer: TypeAlias = Callable[[Operator, Array], object]
 DETACHED = "the session is not attached to its device"
+
+
+def _tell_nobody(level: str, text: str) -> None:
+    """Drop the lines of a session without a log."""
 
 
 class Runner(Protocol):
@@ -48,7 +54,11 @@ class Session:
     on_pool: it will be attached to devices of the pool; else it runs in the caller's
     process.
     transfers: slices that each host array brings to a run; default: the Ir's.
-    replicas: how many run it together, in lockstep.
+    replicas: how many run it together, in lockstep, in this process.
+    instances: the processes that run the program; default: only this one. All make
+    the session, run it and bring weights to the host in the same order.
+    cache: where compiled programs are; None: nowhere. around: what else a program
+    depends on there. tell: gets lines for the log.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     Not thread-safe.
     """
@@ -63,32 +73,46 @@ class Session:
         on_pool: bool = False,
         transfers: int | None = None,
         replicas: int = 1,
+        instances: Instances | None = None,
+        cache: ProgramCache | None = None,
+        around: object = None,
+        tell: Tell = _tell_nobody,
     ) -> None:
-        # Where something is lowered, onnx and the engine are needed; not before.
-        from popir.lowering.compile import compile_ir
-
-        self.program: Program = compile_ir(
+        self.program: Program = _compiled(
             ir,
+            tell,
+            cache,
+            around,
             check=check_order,
             check_scales=check_scales,
-            transfers=transfers,
+            transfers=transfers or ir.transfers,
             replicas=replicas,
+            instances=1 if instances is None else instances.identity.count,
         )
+        self._instances = instances
+        self._total = replicas
+        self._own = slice(0, replicas)
+        if instances is not None:
+            this = instances.identity
+            self._total, self._own = (
+                this.replicas,
+                slice(this.offset, this.offset + replicas),
+            )
         if on_pool and self.program.functions:
             (name, *_) = (op.type for op in self.program.functions.values())
             raise NotYet(
                 f"{name} is a NumPy function, which devices of the pool do not run: "
                 "use 'cpu' or 'ipu_model', or give the operator ONNX nodes"
             )
-        if replicas > 1 and self.program.functions:
+        if self._total > 1 and self.program.functions:
             raise NotYet("operators that are NumPy functions run on one replica only")
         ends = self.program.ends
-        self._exchanges = Exchanges(ends) if ends.sent or ends.received else None
-        if on_pool and (replicas > 1 or self._exchanges is not None):
-            raise NotYet(
-                "remote memory and several replicas are not there yet on a device of "
-                "the pool: use 'ipu_model', which runs in this process"
-            )
+        self._exchanges = (
+            Exchanges(ends, instances) if ends.sent or ends.received else None
+        )
+        self._is_lockstep = self._total > 1
+        # Replicas and rows are the caller's process's: a device of the pool has none.
+        on_pool = on_pool and not (self._is_lockstep or self._exchanges is not None)
         self.host_is_current = True
         """Whether the host's copies of the variables are what the device has."""
         self._printer = printer
@@ -96,6 +120,11 @@ class Session:
         self._device: Runner | None = None
         self.is_lost = False
         """A run ended before its time: what the device had is gone."""
+
+    @property
+    def is_on_pool(self) -> bool:
+        """Whether it runs on a device of the pool, not in this process."""
+        return self._on_pool
 
     @property
     def is_attached(self) -> bool:
@@ -107,7 +136,7 @@ class Session:
         if self._device is not None:
             return
         program, self.is_lost = self.program, False
-        if program.replicas > 1:
+        if self._is_lockstep:
             from popir.replicas import LockstepSession
 
             self._device = LockstepSession(program, self._exchanges)
@@ -140,11 +169,11 @@ class Session:
         self._attached()
         program = self.program
         given: dict[str, Any] = {
-            handle: self._of_replicas(to_carrier(inputs[tensor]))
+            handle: self._by_replica(to_carrier(inputs[tensor]))
             for handle, tensor in program.inputs.items()
         }
         taken: dict[str, Any] = {
-            handle: self._of_replicas(to_carrier(outputs[tensor]))
+            handle: self._by_replica(to_carrier(outputs[tensor]))
             for handle, tensor in program.outputs.items()
         }
         for handle, operator in program.prints.items():
@@ -156,10 +185,12 @@ class Session:
             self.host_is_current = False
         self._run(program.metadata.program_flow.main, given, taken)
 
-    def _of_replicas(self, array: Array) -> Any:
-        """An array of a stream; where there are several replicas, that of each."""
+    def _by_replica(self, array: Array) -> Any:
+        """Return an array of a stream, or that of each replica if there are several."""
         count = self.program.replicas
-        return array if count == 1 else [array[:, r] for r in range(count)]
+        if not self._is_lockstep:
+            return array
+        return [array] if count == 1 else [array[:, r] for r in range(count)]
 
     def _run(
         self,
@@ -167,7 +198,7 @@ class Session:
         given: Mapping[str, Any],
         taken: Mapping[str, Any],
     ) -> None:
-        if self._exchanges is not None and self.program.replicas == 1:
+        if self._exchanges is not None and not self._is_lockstep:
             self._exchanges.begin()
             given = {**given, **self._exchanges.sources()}
             taken = {**taken, **self._exchanges.sinks()}
@@ -184,12 +215,10 @@ class Session:
 
         program = self.program
         for variable in program.remote:
-            _place(variable, program.replicas)
-        if program.replicas > 1:
+            self._place(variable)
+        if self._is_lockstep:
             data: dict[str, Any] = {
-                input_handle(t.id): [
-                    s[np.newaxis] for s in _shares(t, program.replicas)
-                ]
+                input_handle(t.id): [s[np.newaxis] for s in self._shares(t)]
                 for t in program.variables
             }
         else:
@@ -203,7 +232,7 @@ class Session:
         from popir.lowering.lower import weight_handle
 
         program = self.program
-        if program.replicas > 1:
+        if self._is_lockstep:
             self._replicas_to_host()
         else:
             places: dict[str, Any] = {
@@ -212,7 +241,7 @@ class Session:
             }
             self._run([SAVE], {}, places)
         for variable in program.remote:
-            _fetch(variable, program.replicas)
+            self._fetch(variable)
         self.host_is_current = True
 
     def _replicas_to_host(self) -> None:
@@ -222,10 +251,55 @@ class Session:
         program = self.program
         found: dict[Tensor, list[Array]] = {t: [] for t in program.variables}
         self._run([SAVE], {}, {weight_handle(t.id): found[t].append for t in found})
-        for variable in program.written.intersection(found):
-            assert variable.data is not None
-            data = to_carrier(variable.data)
-            collect(data, variable.placement, found[variable])
+        for variable in program.variables:
+            if variable in program.written:
+                self._collect(variable, found[variable])
+
+    def _collect(self, variable: Tensor, values: Sequence[Array]) -> None:
+        """Make the host's copy what the replicas have; `values`: of those here."""
+        assert variable.data is not None
+        at, first = variable.placement, self._own.start
+        everywhere = dict(enumerate(values, first))
+        if self._instances is not None:
+            name = f"weights to host ({variable.id})"
+            wanted = retrieved(at, self._total)
+            everywhere |= self._instances.gathered(name, everywhere, wanted)
+        collect(to_carrier(variable.data), at, everywhere, self._total)
+
+    def _shares(self, variable: Tensor) -> list[Array]:
+        """For each replica here what it has of a variable's host copy."""
+        assert variable.data is not None
+        data = to_carrier(variable.data)
+        return shares(data, variable.placement, self._total)[self._own]
+
+    def _place(self, variable: Tensor) -> None:
+        """Make the row of a remote variable what the host has.
+
+        A file that is mapped for writing is read and written where it lies, if no other
+        replica has the same part of it.
+        """
+        at, data = variable.placement, variable.data
+        assert at.buffer is not None
+        assert data is not None
+        in_file = isinstance(data, np.memmap) and data.flags.writeable
+        alone = in_file and is_alone(at, self._total)
+        for replica, part in enumerate(self._shares(variable)):
+            in_place = alone and np.may_share_memory(part, data)
+            at.buffer.place(replica, at.offset, part, in_place)
+
+    def _fetch(self, variable: Tensor) -> None:
+        """Bring the row of a remote variable to the host's copy."""
+        at, data = variable.placement, variable.data
+        assert at.buffer is not None
+        assert data is not None
+        if not data.flags.writeable:
+            return
+        here = range(self.program.replicas)
+        if not is_alone(at, self._total):
+            # What the host's copy becomes is not what the other members have.
+            for replica in here:
+                at.buffer.own(replica, at.offset)
+        self._collect(variable, [at.buffer.peek(r, at.offset) for r in here])
 
     def _attached(self) -> Runner:
         if self._device is None:
@@ -240,6 +314,32 @@ class Session:
                 printer(operator, value)
 
         return show
+
+
+def _compiled(
+    ir: Ir,
+    tell: Tell,
+    cache: ProgramCache | None,
+    around: object,
+    **options: Any,
+) -> Program:
+    """Return the program of the cache, or compile it."""
+    # Where something is lowered, onnx and the engine are needed; not before.
+    from popir.lowering.compile import compile_ir
+
+    key = None if cache is None else cache.key(ir, around=around, **options)
+    if cache is not None and key is not None:
+        found = cache.load(key, ir)
+        if found is not None:
+            program, path = found
+            tell("DEBUG", f"Loading serialized PopART executable from {path}")
+            return program
+    tell("DEBUG", "Starting compilation")
+    program = compile_ir(ir, **options)
+    tell("DEBUG", "Compilation complete")
+    if cache is not None and key is not None:
+        cache.store(key, ir, program)
+    return program
 
 
 def _connect(
@@ -295,44 +395,6 @@ def _rows(variable: Tensor) -> Array:
     """A variable's host copy as a stream of one transfer, without a copy."""
     assert variable.data is not None
     return to_carrier(variable.data)[np.newaxis]
-
-
-def _shares(variable: Tensor, replicas: int) -> list[Array]:
-    """For each replica what it has of a variable's host copy."""
-    assert variable.data is not None
-    return shares(to_carrier(variable.data), variable.placement, replicas)
-
-
-def _place(variable: Tensor, replicas: int) -> None:
-    """Make the row of a remote variable what the host has.
-
-    A file that is mapped for writing is read and written where it lies, if no other
-    replica has the same part of it.
-    """
-    at, data = variable.placement, variable.data
-    assert at.buffer is not None
-    assert data is not None
-    in_file = isinstance(data, np.memmap) and data.flags.writeable
-    alone = in_file and is_alone(at, replicas)
-    for replica, part in enumerate(_shares(variable, replicas)):
-        in_place = alone and np.may_share_memory(part, data)
-        at.buffer.place(replica, at.offset, part, in_place)
-
-
-def _fetch(variable: Tensor, replicas: int) -> None:
-    """Bring the row of a remote variable to the host's copy."""
-    at, data = variable.placement, variable.data
-    assert at.buffer is not None
-    assert data is not None
-    if not data.flags.writeable:
-        return
-    values = [at.buffer.peek(r, at.offset) for r in range(replicas)]
-    if not is_alone(at, replicas):
-        # What the host's copy becomes is not what the other members have.
-        for replica in range(replicas):
-            at.buffer.own(replica, at.offset)
-        values = [at.buffer.peek(r, at.offset) for r in range(replicas)]
-    collect(to_carrier(data), at, values)
 
 
 def _nothing(_: Array) -> None:

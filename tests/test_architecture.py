@@ -52,7 +52,8 @@ PLUGINS: dict[str, frozenset[str]] = {
 }
 #: Import names that the folder `compat` installs.
 COMPAT_NAMES = frozenset(
-    {"model_runtime", "popef", "popxl", "popart", "triton_python_backend_utils"}
+    {"model_runtime", "popef", "popxl", "popart", "popdist"}
+    | {"triton_python_backend_utils"}
 )
 WEB_AND_EVENT_LOOPS = frozenset(
     {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "http", "httpx"}
@@ -66,6 +67,9 @@ OTHER_ROOTS = frozenset(
         "engine.programs",
         "engine.programs.onnx_session",
         "popir.session",
+        "popir.caching",
+        "popir.instances",
+        "popir.instances.launcher",
         "popgate.values",
     }
 )

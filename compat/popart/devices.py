@@ -62,6 +62,7 @@ class DeviceInfo:
         self.id = next(_numbers)
         self.isAttached = False
         self._wait = wait
+        self._in_process = type_ is not DeviceType.Ipu
         self._device: Device | None = None
         #: What runs on it and must leave it first.
         self._users: WeakSet[Session] = WeakSet()
@@ -69,7 +70,12 @@ class DeviceInfo:
     @property
     def is_on_pool(self) -> bool:
         """Whether programs run in a process of its own."""
-        return self.type is DeviceType.Ipu
+        return not self._in_process
+
+    def stay_in_process(self) -> None:
+        """Run in the caller's process, unless it holds a device of the pool already."""
+        if not self.isAttached:
+            self._in_process = True
 
     def attach(self) -> bool:
         """Take it; whether it could be had."""

@@ -36,12 +36,21 @@ def _level_of(module: str) -> int:
     return _rank(os.environ.get("POPART_LOG_LEVEL", _DEFAULT))
 
 
+def _set_level(module: str) -> int:
+    """Return the level that the program set for the module, else the environment's."""
+    for name in (module, "all"):
+        logger = _loggers.get(name)
+        if logger is not None and logger.level is not None:
+            return _rank(logger.level)
+    return _level_of(module)
+
+
 def log(module: str, level: str, text: str, least: str | None = None) -> None:
     """Write `text` if the environment lets this level of this module through.
 
     least: a level that was set for a logger, in place of the environment's.
     """
-    if _rank(level) < (_level_of(module) if least is None else _rank(least)):
+    if _rank(level) < (_set_level(module) if least is None else _rank(least)):
         return
     now = datetime.now()
     line = os.environ.get("POPART_LOG_FORMAT", _FORMAT)
@@ -83,27 +92,30 @@ class Logger:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._level: str | None = None
+        self.level: str | None = None
 
     def setLevel(self, level: str) -> None:  # noqa: N802 - the original's name
-        """Lines of lower levels are left out, whatever the environment says."""
-        self._level = level
+        """Leave out lines of lower levels, whatever the environment says.
+
+        The logger `all` sets it for all modules that have no level of their own.
+        """
+        self.level = level
 
     def debug(self, text: str) -> None:
         """A line for who looks for a fault."""
-        log(self._name, "DEBUG", text, self._level)
+        log(self._name, "DEBUG", text, self.level)
 
     def info(self, text: str) -> None:
         """A line for who wants to know."""
-        log(self._name, "INFO", text, self._level)
+        log(self._name, "INFO", text, self.level)
 
     def warn(self, text: str) -> None:
         """A line that should be read."""
-        log(self._name, "WARN", text, self._level)
+        log(self._name, "WARN", text, self.level)
 
     def error(self, text: str) -> None:
         """A line on something that went wrong."""
-        log(self._name, "ERR", text, self._level)
+        log(self._name, "ERR", text, self.level)
 
 
 _loggers: dict[str, Logger] = {}

@@ -3,7 +3,9 @@
 # ruff: noqa: N802, N803 - the names are the original's
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,42 @@ import popir
 from popart.devices import DeviceInfo
 from popart.logs import log
 from popart.views import IrView
+from popir.caching import DEFAULT_SIZE, ProgramCache
+from popir.instances import Instances, connect
 from popir.session import Printer, Session
 
 _Array = np.ndarray[Any, Any]
+
+
+def _tell(level: str, text: str) -> None:
+    log("session", level, text)
+
+
+#: Options that say where something is or what is shown, not what a program is.
+_ELSEWHERE = ("cachePath", "enableEngineCaching", "logDir", "dotChecks")
+
+
+def _around(options: Any, device: DeviceInfo) -> dict[str, Any]:
+    """Return what a compiled program depends on beside its graphs."""
+    given = {k: v for k, v in vars(options).items() if k not in _ELSEWHERE}
+    # Instances differ by their first replica only, and share a folder.
+    given.pop("globalReplicaOffset", None)
+    return {"options": given, "device": device.type.name}
+
+
+def _cache_size() -> int:
+    """Return how many bytes a folder of compiled programs may hold."""
+    text = os.environ.get("POPXL_CACHE_SIZE", "").strip()
+    if not text:
+        return DEFAULT_SIZE
+    digits = text.rstrip("KMGTkmgtBb")
+    factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    unit = text[len(digits) :].upper().removesuffix("B")
+    if not digits.strip().isdecimal() or unit not in factor:
+        raise popir.IrError(
+            f"POPXL_CACHE_SIZE is {text!r}; expected bytes, such as 500MB or 10GB"
+        )
+    return int(digits) * factor[unit]
 
 
 class AnchorReturnType:
@@ -94,10 +129,39 @@ class InferenceSession:
     def _replicas(self) -> int:
         return int(getattr(self._ir.options, "replicatedGraphCount", 1))
 
+    def _instances(self) -> Instances | None:
+        """The processes that run the program; None: only this one."""
+        options = self._ir.options
+        if not getattr(options, "enableDistributedReplicatedGraphs", False):
+            return None
+        total = int(options.globalReplicationFactor)
+        if total == self._replicas:
+            return None
+        instances = connect()
+        this = instances.identity
+        asked = (total, self._replicas, int(options.globalReplicaOffset))
+        found = (this.replicas, this.local_replicas, this.offset)
+        if asked != found:
+            raise popir.IrError(
+                "the session options ask for globalReplicationFactor, "
+                f"replicatedGraphCount and globalReplicaOffset {asked}; the launcher "
+                f"started this instance with {found}"
+            )
+        return instances
+
+    def _cache(self) -> ProgramCache | None:
+        """The folder of compiled programs, if the options ask for one."""
+        options = self._ir.options
+        folder = getattr(options, "cachePath", "")
+        if not getattr(options, "enableEngineCaching", False) or not folder:
+            return None
+        preload = os.environ.get("POPART_PRELOAD_POPEF") == "full-preload"
+        return ProgramCache(Path(folder), _tell, _cache_size(), preload)
+
     def prepareDevice(self, loadEngine: bool = True) -> None:
         """Compile the program, and take the device for it unless not `loadEngine`."""
         options = self._ir.options
-        log("session", "DEBUG", "Starting compilation")
+        instances = self._instances()
         self._running = Session(
             self._ir,
             check_order=getattr(options, "enableInplaceAmbiguityChecking", True),
@@ -106,9 +170,14 @@ class InferenceSession:
             on_pool=self._device.is_on_pool,
             transfers=self._transfers,
             replicas=self._replicas,
+            instances=instances,
+            cache=self._cache(),
+            around=_around(options, self._device),
+            tell=_tell,
         )
+        if not self._running.is_on_pool:
+            self._device.stay_in_process()
         self._ir.is_prepared = True
-        log("session", "DEBUG", "Compilation complete")
         if loadEngine and not self._device.attach():
             raise popir.RunError(f"{self._device!r} could not be attached")
 

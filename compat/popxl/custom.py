@@ -120,8 +120,8 @@ def _record(operator: CustomOperator) -> Record:
         return None if found is None else [found]
 
     if operator._has("onnx"):
-        return Record(kind, infer, lower, grads)
-    return Record(kind, infer, None, grads, host=host)
+        return Record(kind, infer, lower, grads, is_users=True)
+    return Record(kind, infer, None, grads, host=host, is_users=True)
 
 
 def _rule(operator: CustomOperator, kind: str, call: Call) -> GradRule | None:
@@ -146,7 +146,8 @@ def _rule(operator: CustomOperator, kind: str, call: Call) -> GradRule | None:
     def host(_: Call, arrays: list[_Array]) -> list[_Array]:
         return _listed(operator.numpy_gradient(*parts(arrays)))
 
-    return GradRule(f"{kind}Grad", needs, gives, lower, None if is_onnx else host)
+    own_host = None if is_onnx else host
+    return GradRule(f"{kind}Grad", needs, gives, lower, own_host, is_users=True)
 
 
 def _shown(spec: popir.Spec) -> TensorSpec:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+import popdist
 from popart.session_options import SessionOptions
 from popart.views import IrView
 
@@ -26,9 +27,9 @@ class Ir(Program):
     def __init__(self, replication: int | Literal["popdist"] = 1) -> None:
         self._begin(popir.Ir())
         if replication == "popdist":
-            _check_alone()
-            replication = 1
-        self.replication_factor = int(replication)
+            popdist.popart.configureSessionOptions(self._session_options)
+        else:
+            self.replication_factor = int(replication)
 
     def _begin(self, below: popir.Ir) -> None:
         super()._begin(below)
@@ -172,18 +173,6 @@ class Ir(Program):
 
     def __repr__(self) -> str:
         return f"Ir[id={self.id}]"
-
-
-#: Where launchers of several processes say how many there are.
-_INSTANCES = ("POPDIST_NUM_INSTANCES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-
-
-def _check_alone() -> None:
-    """Raise NotYet under a launcher of several instances: each would train alone."""
-    for name in _INSTANCES:
-        count = os.environ.get(name, "1")
-        if count not in ("", "1"):
-            raise popir.NotYet(f"{name} says {count} instances: several do not run yet")
 
 
 def _named(fn: Callable[..., Any]) -> tuple[Callable[..., Any], str]:

@@ -41,7 +41,7 @@ class Session:
     ) -> None:
         device = device_desc
         if not isinstance(device, popart.DeviceInfo):
-            count = ir._below.device_count() * ir.replication_factor
+            count = ir._below.device_count() * ir.instance_replication_factor
             device = _to_device_info(device_desc, count)
         self._ir = ir
         self.weights_to_host_on_exit = weights_to_host_on_exit

@@ -49,6 +49,7 @@ class Program:
     ends: Ends
     """Streams whose other end is no caller."""
     replicas: int
+    """Of this instance."""
 
 
 def compile_ir(
@@ -59,12 +60,13 @@ def compile_ir(
     check_scales: bool = False,
     transfers: int | None = None,
     replicas: int = 1,
+    instances: int = 1,
 ) -> Program:
     """Lower `ir`.
 
     check: refuse programs whose result depends on an order that nothing fixes.
     host_effects: streams for what only the caller's process does: printing.
-    replicas: how many run it together.
+    replicas: how many run it together in each of `instances` processes.
     check_scales: streams of the scales of float8, which the caller's process checks.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     """
@@ -73,10 +75,12 @@ def compile_ir(
     if check:
         for graph in ir.reachable():
             check_order(graph)
-    _check_groups(ir, replicas)
+    _check_groups(ir, replicas * instances)
     lowered = Lowering(ir, host_effects, check_scales).run()
     around = [lowered.from_host, lowered.to_host]
-    assembly = Assembly(lowered.variables, lowered.region, around, replicas == 1)
+    assembly = Assembly(
+        lowered.variables, lowered.region, around, replicas * instances == 1
+    )
     main = assembly.program(lowered.region)
     after_load, before_save = map(assembly.program, around)
     tensors = ir.main.tensors

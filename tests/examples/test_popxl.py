@@ -59,3 +59,14 @@ def test_a_gpt_is_trained_sampled_and_served(tmp_path: Path) -> None:
     assert scores["shape"] == [1, gpt.LENGTH, len(gpt.LETTERS)]
     guess = np.array(scores["data"], np.float32).reshape(gpt.LENGTH, -1)[-1].argmax()
     assert gpt.LETTERS[guess] == (text + text)[gpt.LENGTH]
+
+
+def test_data_parallel_digits() -> None:
+    digits: Any = example("data_parallel_digits")
+    expected, weights = digits.train(1)
+    assert np.mean(expected[-10:]) < expected[0] / 2
+    for replicas in (2, 4):
+        found, others = digits.train(replicas)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        for name, value in weights.items():
+            np.testing.assert_allclose(others[name], value, atol=1e-4)

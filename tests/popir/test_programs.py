@@ -15,6 +15,7 @@ import popxl
 import pytest
 from popxl import ops
 
+from tests.popir import replica_programs
 from tests.popir.oracle import Oracle
 from tests.popir.programs import TRANSFERS, Program
 
@@ -54,6 +55,12 @@ def check(seed: int, device: Any = "ipu_model") -> None:
 def test_random_programs_give_what_the_interpreter_gives(first: int) -> None:
     for seed in range(first, first + GROUP):
         check(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_random_programs_on_replicas(first: int) -> None:
+    for seed in range(first, first + 10):
+        replica_programs.check(seed)
 
 
 def test_what_runs_as_weights_come_and_go_keeps_what_it_computed() -> None:

@@ -12,27 +12,17 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import popxl
 import pytest
-
-import popir
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "reference" / "popxl-names.md"
 NAMES = (HERE / "names.txt").read_text().split()
 
-SECOND = "second half"
 #: By pattern: how names differ.
 DIFFERS = {
-    "popxl.ipu": "recorded; results do not depend on it",
-    "popxl.io_tiles": "recorded; results do not depend on it",
-    "popxl.ops.ipu_copy": "a copy; there is one place",
-    "popxl.ops.io_tile_copy": "a copy; there is one place",
-    "popxl.ops.remote_code_load": "accepted: code is where it is needed",
     "popxl.ops.dropout": "masks are functions of the seed, not the bits of an IPU",
     "popxl.ops.shaped_dropout": "as dropout",
     "popxl.ops.random_*": "functions of the seed, not the bits of an IPU",
@@ -42,28 +32,17 @@ DIFFERS = {
     "popxl.ops.max_pool": "no out_pads, no in_dilations",
     "popxl.transforms.autodiff": "gradient graphs too, but for convolutions and "
     "normalisations by groups",
-    "popxl.transforms.merge_exchange": "one operator; nothing runs in another order",
-    "popxl.transforms.io_tile_exchange": "one operator; nothing runs in another order",
     "popxl.context.op_debug_context": "accepted: names of places are not recorded",
     "popxl.context.debug_context_frame_offset": "accepted, without effect",
     "popxl.context._execution_context": "two fragments are apart; others run in place",
-    "popxl.tensor.Tensor": "as there no item assignment: `t[1] += x` is Python's "
-    "TypeError, `ops.slice_` gives what can be written through",
-    "popxl.Ir.__init__": "`popdist` under several processes is refused",
-    "popart.DeviceManager.createSimDevice": "software, as createIpuModelDevice",
     "popart._internal.ir.patterns.*": "accepted, without effect",
     "popart._internal.ir.MultiConvOptions": "kept, without effect",
     "popart._internal.ir.Settings": "read only",
     "popart._internal.ir.op.MatMulPartialsType": "kept, without effect",
-    "popart.DataFlow": "sets the slices of a run; streams say what is anchored",
     "popxl.fp8_utils.*Def": "a dataclass of ours",
     "popxl.fp8_utils.*_def": "a dataclass of ours",
     "popxl.fp8_utils.CandidateConfig": "a dataclass of ours",
     "popxl.fp8_utils.calculate_*": "parameters of ours",
-    "popxl.ops.code_copy.code_copy": "NotImplementedError, as in the original",
-    "popxl.ops.collectives.collectives.OP_MAP": "`mul` stands for the mean, as in the "
-    "original",
-    "popart.views.IrView.setDataFlow": "sets the slices of a run",
     "popart.views.IrView.set*": "kept, without effect",
     "popart.views.IrView.updateVertices": "accepted, without effect",
     "popart.views.OpView.*Conv*": "kept, without effect",
@@ -71,13 +50,28 @@ DIFFERS = {
     "popart._internal.ir": "views of graphs, which answer questions; graphs are made "
     "with popxl",
 }
-#: By pattern: names whose programs need what comes later.
-LATER: dict[str, str] = {}
-#: By pattern: names that are not there, and why.
-WITHOUT = {
-    "popdist.*": "several instances come with the second half",
-    "popxl.dtype.__init__": "",
+#: By pattern: remarks on names that work.
+REMARKS = {
+    "popxl.ipu": "recorded; results do not depend on it",
+    "popxl.io_tiles": "recorded; results do not depend on it",
+    "popxl.ops.ipu_copy": "a copy; there is one place",
+    "popxl.ops.io_tile_copy": "a copy; there is one place",
+    "popxl.ops.remote_code_load": "recorded and checked; it moves nothing",
+    "popxl.transforms.merge_exchange": "one operator; nothing runs in another order",
+    "popxl.transforms.io_tile_exchange": "one operator; nothing runs in another order",
+    "popxl.tensor.Tensor": "as there no item assignment: `t[1] += x` is Python's "
+    "TypeError, `ops.slice_` gives what can be written through",
+    "popart.DeviceManager.createSimDevice": "software, as createIpuModelDevice",
+    "popart.DataFlow": "sets the slices of a run; streams say what is anchored",
+    "popart.views.IrView.setDataFlow": "sets the slices of a run",
+    "popxl.ops.code_copy.code_copy": "NotImplementedError, as in the original",
+    "popxl.ops.collectives.collectives.OP_MAP": "`mul` stands for the mean, as in the "
+    "original",
+    "popdist.*": "see [instances](instances.md)",
+    "popxl.dtype.__init__": "refuses, as the original does",
 }
+#: By pattern: names that are not there, and why.
+WITHOUT: dict[str, str] = {}
 
 
 HEAD = """\
@@ -87,7 +81,6 @@ Every name of the original's index and of what its programs import, and how it i
 This page is made by [test_names.py](../../tests/compat/popxl/test_names.py).
 """
 TAIL = """\
-*second half*: it is there and raises `NotImplementedError` with what is missing.
 Cannot be: C++ custom operators, profiles and cycle counts, tile mapping, the bits of an
 IPU's random numbers.
 
@@ -140,14 +133,10 @@ def rows() -> list[tuple[str, str, str]]:
     for name in NAMES:
         if (why := _note(name, WITHOUT)) is not None:
             status = "no"
-            if name == "popxl.dtype.__init__":
-                status, why = "works", "refuses, as the original does"
-        elif (why := _note(name, LATER)) is not None:
-            status = SECOND
         elif (why := _note(name, DIFFERS)) is not None:
             status = "differs"
         else:
-            status, why = "works", ""
+            status, why = "works", _note(name, REMARKS) or ""
         result.append((name, status, why))
     return result
 
@@ -176,18 +165,6 @@ def test_names_are_there(start: int) -> None:
             if status == "no":
                 missing.append(f"{name} is there")
     assert missing == []
-
-
-def test_what_comes_later_says_so() -> None:
-    ir = popxl.Ir()
-    for name, status, _ in rows():
-        if status != SECOND or not callable(value := found(name)):
-            continue
-        with ir.main_graph:
-            t = popxl.variable(1.0)
-            call: Callable[..., Any] = value
-            with pytest.raises(popir.NotYet, match="not there"):
-                call(t, t, t)
 
 
 def test_the_page_is_current() -> None:

@@ -16,8 +16,6 @@ from popxl.ops import collectives
 from popxl.ops import var_updates as updates
 from popxl.transforms import autodiff
 
-import popir
-
 F32 = popxl.float32
 BYTES = np.array([1, 200], np.uint8).view(popxl.dtypes.np_dtype_float8_143)
 
@@ -210,14 +208,16 @@ def test_members_that_layer_libraries_use() -> None:
             x._ensure_tensor([])
 
 
-@pytest.mark.parametrize("name", ["POPDIST_NUM_INSTANCES", "OMPI_COMM_WORLD_SIZE"])
-def test_several_instances_are_refused_not_ignored(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert popxl.Ir(replication="popdist").replication_factor == 1
-    monkeypatch.setenv(name, "2")
-    with pytest.raises(popir.NotYet, match="2 instances"):
-        popxl.Ir(replication="popdist")
+def test_an_ir_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = popxl.Ir(replication="popdist")
+    assert (alone.replication_factor, alone.instance_replication_factor) == (1, 1)
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "8")
+    ir = popxl.Ir(replication="popdist")
+    assert (ir.replication_factor, ir.instance_replication_factor) == (8, 4)
+    assert ir._session_options.globalReplicaOffset == 4
+    assert ir.replica_grouping(4).num_groups == 4
 
 
 def test_reductions_over_devices_are_differentiated_and_run() -> None:

@@ -1,0 +1,143 @@
+"""The command `poprun`: starts the instances of a program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from popir.instances.launcher import Plan, environment, launch
+
+#: Options about hardware partitions and places: each takes a value and means nothing.
+WITHOUT_EFFECT = (
+    *("ipus-per-ild", "num-ilds", "vipu-partition", "vipu-server-host"),
+    *("vipu-server-port", "vipu-server-timeout", "vipu-allocation", "vipu-cluster"),
+    *("vipu-cli-path", "update-partition", "remove-partition", "reset-partition"),
+    *("print-topology", "numa-aware", "host-subnet", "sync-type", "offline-mode"),
+    *("synchronise-tests", "ssh-timeout", "process-placement", "instances-per-host"),
+    *("mpi-global-args", "gcda-dir", "ipuof-config-path"),
+)
+_TRUE = ("yes", "true", "on", "1")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `poprun`; exit with the code of the first instance that failed."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if not given.command:
+        parser.error("expected a program: poprun --num-instances 2 python train.py")
+    for name in ("num_instances", "num_replicas"):
+        if (number := getattr(given, name)) is not None and number < 1:
+            option = name.replace("_", "-")
+            parser.error(f"--{option} {number}: it must be 1 at least")
+    instances = given.num_instances or given.num_replicas or 1
+    replicas = given.num_replicas or instances
+    if replicas % instances:
+        parser.error(
+            f"--num-replicas {replicas} must be a multiple of --num-instances "
+            f"{instances}"
+        )
+    only = given.only_output_from_instance
+    if only is not None and not 0 <= only < instances:
+        parser.error(
+            f"--only-output-from-instance {only}: there are instances 0 to "
+            f"{instances - 1}"
+        )
+    for name in WITHOUT_EFFECT:
+        value = getattr(given, name.replace("-", "_"))
+        if given.verbose and value is not None:
+            sys.stderr.write(f"poprun: --{name} has no effect here\n")
+    try:
+        variables = _variables(given.mpi_local_args)
+    except ValueError as error:
+        parser.error(str(error))
+    if given.executable_cache_path:
+        variables["POPXL_CACHE_DIR"] = given.executable_cache_path
+    plan = Plan(
+        given.command,
+        instances,
+        replicas,
+        given.ipus_per_replica,
+        only,
+        str(given.tag_output).lower() in _TRUE,
+        variables,
+    )
+    if given.host:
+        _hand_over(plan, given.host)
+    if shutil.which(plan.command[0]) is None:
+        parser.error(f"there is no program {plan.command[0]!r}")
+    sys.exit(launch(plan))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "poprun",
+        description="Start the instances of a PopXL program.",
+        allow_abbrev=False,
+    )
+
+    def option(name: str, short: str = "", **how: object) -> None:
+        # The original takes both spellings.
+        names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
+        if short:
+            names[short] = None
+        parser.add_argument(*names, **how)  # type: ignore[arg-type]
+
+    option("num-instances", type=int, help="processes to start")
+    option("num-replicas", "-n", type=int, help="replicas of all instances together")
+    option("ipus-per-replica", type=int, default=1, help="told to the program only")
+    option("host", "-H", help="machines, with commas; instances go over MPI")
+    option("only-output-from-instance", type=int, help="show the output of one only")
+    option("tag-output", default="no", help="yes: each line says its instance")
+    option("executable-cache-path", help="folder of compiled programs")
+    option(
+        "mpi-local-args",
+        action="append",
+        default=[],
+        help="'-x NAME=VALUE' sets a variable of the instances",
+    )
+    option("verbose", "-v", action="count", default=0, help="name what has no effect")
+    for name in WITHOUT_EFFECT:
+        option(name, help="accepted; means nothing here")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="program, arguments")
+    return parser
+
+
+def _variables(given: Sequence[str]) -> dict[str, str]:
+    """Return what `-x NAME` and `-x NAME=VALUE` say; ValueError for anything else."""
+    found: dict[str, str] = {}
+    for text in given:
+        words = iter(shlex.split(text))
+        for word in words:
+            setting = next(words, "") if word == "-x" else ""
+            name, is_set, value = setting.partition("=")
+            if not name:
+                raise ValueError(
+                    f"--mpi-local-args {text!r}: expected -x NAME or -x NAME=VALUE"
+                )
+            # Instances have all variables of this process.
+            if is_set:
+                found[name] = value
+    return found
+
+
+def _hand_over(plan: Plan, hosts: str) -> None:
+    """Become `mpiexec`, which starts the instances on `hosts`."""
+    command = shutil.which("mpiexec")
+    if command is None:
+        sys.exit(
+            "poprun: --host needs MPI and there is no mpiexec: pip install "
+            "'popgate[mpi]'"
+        )
+    count = len(hosts.split(","))
+    if plan.instances % count:
+        sys.exit(
+            f"poprun: {plan.instances} instances cannot be shared by {count} hosts"
+        )
+    arguments = [command, "-hosts", hosts, "-ppn", str(plan.instances // count)]
+    arguments += ["-n", str(plan.instances), *plan.command]
+    sys.stdout.flush()
+    os.execve(command, arguments, environment(plan))

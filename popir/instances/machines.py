@@ -1,0 +1,301 @@
+"""Instances on several machines: MPI between machines, shared memory within each.
+
+One instance of each machine speaks MPI. It brings the values that its machine needs of
+the others into the shared memory, where all sum their slices as within one machine. So
+sums have the same bits in any layout.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from popir.dtypes import AnyDtype, Array
+from popir.errors import RunError
+from popir.instances.exchange import Instances, Span
+from popir.instances.identity import Identity
+from popir.instances.shared_memory import NOTE, SharedMemory, create
+from popir.instances.span import SharedSpan, arena_size, slices
+
+#: Tries before a wait for another machine sleeps, and its longest sleep in seconds.
+_TRIES, _LONGEST = 2000, 0.0005
+_FAREWELL = 1
+#: Seconds after a farewell in which what was sent before it must have come.
+_LAST = 1.0
+#: Bytes at the start of a region for what instances of other machines say.
+FAR_NOTES = 1 << 18
+
+
+def connection(this: Identity) -> Instances:
+    """Connect the instances that an MPI launcher started.
+
+    Raises RunError if mpi4py is not there.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RunError(
+            f"{this.count} instances were started by MPI, which needs mpi4py: "
+            f"pip install 'popgate[mpi]' ({error})"
+        ) from error
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (this.index, this.count):
+        raise RunError(
+            f"the variables say instance {this.index} of {this.count}, MPI says "
+            f"{world.rank} of {world.size}: mpi4py must use the MPI of the launcher"
+        )
+    _end_all_on_errors(world)
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    here: list[int] = node.allgather(this.index)
+    descriptor = create(len(here)) if node.rank == 0 else -1
+    path: str = node.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
+    memory = SharedMemory(path, node.rank, len(here))
+    node.Barrier()
+    if descriptor >= 0:
+        os.close(descriptor)
+    machines: list[int] = world.allgather(here[0])
+    messages = _Messages(world)
+    opener = _Opener(messages, memory, this, here, machines)
+    atexit.register(lambda: memory.leave([node.rank]))
+    if here[0] == this.index:
+        # Before MPI is finalized, which waits for all instances as well.
+        atexit.register(messages.say_farewell, set(machines) - {this.index})
+    return Instances(this, opener.opened, lambda: memory.leave([node.rank]))
+
+
+def _end_all_on_errors(world: Any) -> None:
+    """End all instances if this one ends with an exception: MPI would wait for it."""
+    before = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        before(kind, error, trace)
+        _abort(world, kind.__name__, 130 if kind is KeyboardInterrupt else 1)
+
+    sys.excepthook = hook
+
+
+def _abort(world: Any, why: str, code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(
+        f"popdist: instance {world.rank} ended with {why}; the other instances were "
+        "ended\n"
+    )
+    sys.stderr.flush()
+    world.Abort(code)
+
+
+class _Messages:
+    """Messages between instances of different machines."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+
+    def say_farewell(self, peers: Iterable[int]) -> None:
+        """Tell the first instances of the other machines that no more comes from this
+        one; wait until they say the same."""
+        from mpi4py import MPI
+
+        sent, received = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+        waiting = []
+        for peer in peers:
+            waiting.append(self._world.Isend(sent, peer, _FAREWELL))
+            waiting.append(self._world.Irecv(received, peer, _FAREWELL))
+        while not MPI.Request.Testall(waiting):
+            time.sleep(_LONGEST)
+
+    def swap(
+        self,
+        sent: Iterable[tuple[int, Array]],
+        received: Iterable[tuple[int, Array]],
+    ) -> None:
+        """Send bytes to instances and receive bytes from instances, all at once."""
+        from mpi4py import MPI
+
+        sent, received = list(sent), list(received)
+        waiting = [
+            self._world.Irecv([into, MPI.BYTE], one, 0) for one, into in received
+        ]
+        waiting += [self._world.Isend([data, MPI.BYTE], one) for one, data in sent]
+        tries, last = 0, float("inf")
+        while not MPI.Request.Testall(waiting):
+            tries += 1
+            if tries > _TRIES:
+                # Another machine may take long: MPI would keep a core busy.
+                time.sleep(min(1e-6 * (tries - _TRIES), _LONGEST))
+                for one, _ in received:
+                    if self._world.Iprobe(one, _FAREWELL):
+                        # What it sent before may still be on its way.
+                        last = min(last, time.monotonic() + _LAST)
+                        if time.monotonic() > last:
+                            raise RunError(f"instance {one} has left the program")
+
+
+class _Opener:
+    """Opens spans. here: the instances of this machine. machines: of each instance the
+    first instance of its machine."""
+
+    def __init__(
+        self,
+        messages: _Messages,
+        memory: SharedMemory,
+        this: Identity,
+        here: list[int],
+        machines: list[int],
+    ) -> None:
+        self._messages = messages
+        self._memory = memory
+        self._this = this
+        self._here = here
+        self._machines = machines
+        self._next = FAR_NOTES
+
+    def opened(self, span: tuple[int, ...]) -> tuple[Span, int]:
+        """Return a new span and the offset of this instance's arena in it."""
+        by_machine: dict[int, list[int]] = {}
+        for index in span:
+            by_machine.setdefault(self._machines[index], []).append(index)
+        machines = list(by_machine.values())
+        rank = list(by_machine).index(self._machines[self._this.index])
+        names = machines[rank]
+        local = [self._here.index(i) for i in names]
+        each = self._this.local_replicas
+        slots, free = {}, each
+        for number, members in enumerate(machines):
+            for index in members:
+                for replica in range(index * each, (index + 1) * each):
+                    if number == rank:
+                        slots[replica] = self._here.index(index), replica % each
+                    else:
+                        slots[replica] = local[0], free
+                        free += 1
+        offset, capacity = self._next, len(slots)
+        self._next += arena_size(capacity)
+        made = (
+            SharedSpan(self._memory, local, names, offset, slots, capacity)
+            if len(machines) == 1
+            else MachinesSpan(
+                self._messages, machines, self._memory, local, names, offset, slots
+            )
+        )
+        return made, offset
+
+
+class MachinesSpan(SharedSpan):
+    """Instances of several machines; `machines`: those of each.
+
+    The first instance of each speaks to the first ones of the others. Its arena has the
+    slots of the replicas that are elsewhere.
+    """
+
+    def __init__(
+        self,
+        messages: _Messages,
+        machines: Sequence[Sequence[int]],
+        memory: SharedMemory,
+        local: Sequence[int],
+        names: Sequence[int],
+        offset: int,
+        slots: Mapping[int, tuple[int, int]],
+    ) -> None:
+        super().__init__(memory, local, names, offset, slots, len(slots))
+        self._messages = messages
+        self._by_machine = machines
+        self._rank = machines.index(names)
+        self._each = len(slots) // sum(map(len, machines))
+        self._speaker = local[0]
+        self._speaks = memory.index == local[0]
+        self._far_notes = memory.view(local[0], 0, FAR_NOTES)
+
+    def barrier(self) -> None:
+        """Wait until all instances of the span are here."""
+        self.agree(b"")
+        self._meet()
+
+    def agree(self, note: bytes) -> dict[int, bytes]:
+        """Return what each instance of the span says, after all have said it."""
+        notes = super().agree(note)
+        places: dict[int, slice] = {}
+        for members in self._by_machine:
+            for index in members:
+                start = NOTE * len(places)
+                places[index] = slice(start, start + NOTE)
+        if self._speaks:
+            own = [np.frombuffer(each, np.uint8) for each in notes.values()]
+            far = self._far_notes
+            self._swap(
+                lambda _: own,
+                lambda n: [far[places[i]] for i in self._by_machine[n]],
+            )
+        self._meet()
+        for index, place in places.items():
+            if index not in notes:
+                notes[index] = self._far_notes[place].tobytes()
+        return notes
+
+    def _machines(self, size: int) -> list[slice]:
+        return slices(slice(0, size), len(self._by_machine))
+
+    def _cut(self, size: int) -> tuple[slice, list[tuple[int, slice]]]:
+        machines = self._machines(size)
+        mine, others = self._cut_here(machines.pop(self._rank))
+        return mine, [*others, *((self._speaker, part) for part in machines)]
+
+    def _spread(
+        self, replicas: Sequence[int], dtype: AnyDtype, machines: Sequence[slice]
+    ) -> None:
+        self._meet()
+        if self._speaks:
+            # One slice is for all machines, several are one for each.
+            cuts = [machines[n % len(machines)] for n in range(len(self._by_machine))]
+
+            def slots(number: int, part: slice) -> list[Array]:
+                there = self._by_machine[number]
+                owned = [r for r in replicas if r // self._each in there]
+                return [self._slot(r, dtype)[part].view(np.uint8) for r in owned]
+
+            self._swap(
+                lambda n: slots(self._rank, cuts[n]),
+                lambda n: slots(n, cuts[self._rank]),
+            )
+        self._meet()
+
+    def _collect(self, groups: int, dtype: AnyDtype, machines: Sequence[slice]) -> None:
+        self._meet()
+        if self._speaks:
+            own, others = self._cut_here(machines[self._rank])
+            parts = [(self._speaker, own), *others]
+            self._swap(
+                lambda _: [
+                    self._total(member, group, dtype)[part].view(np.uint8)
+                    for group in range(groups)
+                    for member, part in parts
+                ],
+                lambda n: [
+                    self._total(self._speaker, group, dtype)[part].view(np.uint8)
+                    for group in range(groups)
+                    for part in slices(machines[n], len(self._by_machine[n]))
+                ],
+            )
+        self._meet()
+
+    def _swap(
+        self,
+        sent: Callable[[int], list[Array]],
+        received: Callable[[int], list[Array]],
+    ) -> None:
+        """Swap bytes with each other machine; both by its number."""
+        others = [n for n in range(len(self._by_machine)) if n != self._rank]
+        first = {n: self._by_machine[n][0] for n in others}
+        self._messages.swap(
+            [(first[n], data) for n in others for data in sent(n)],
+            [(first[n], into) for n in others for into in received(n)],
+        )
