@@ -38,3 +38,12 @@ def runner(simple: str) -> Iterator[model_runtime.ModelRunner]:
     runner = model_runtime.ModelRunner(simple)
     yield runner
     del runner
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """Levels that a test sets for loggers of `popart` are its own."""
+    yield
+    logs = sys.modules.get("popart.logs")
+    for logger in () if logs is None else logs._loggers.values():
+        logger.level = None
