@@ -30,7 +30,7 @@ class DaemonPool:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Runs `call` in a thread of the pool. From any thread; never blocks.
 
-        Raises RuntimeError where there is no thread, and none can be started.
+        Raises RuntimeError if there is no thread and none can be started.
         """
         job: Future[T] = Future()
         with self._lock:

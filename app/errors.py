@@ -129,7 +129,7 @@ class MalformedBody(RequestError):
 
 
 def malformed_json(why: str) -> MalformedBody:
-    """Return a text that is no JSON, in the words that Triton's scripts look for."""
+    """Return the error for invalid JSON, in words that Triton's scripts look for."""
     if why.endswith("(char 0)"):
         why = f"Invalid value. at 0: {why}"
     return MalformedBody(f"failed to parse the request JSON buffer: {why}")

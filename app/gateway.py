@@ -112,7 +112,7 @@ class Gateway:
         self.settings = settings
         self.metrics = MetricsRegistry(
             self._counted,
-            nobody="" if settings.keys is None else OTHER,
+            keyless="" if settings.keys is None else OTHER,
             answered=lambda: self.others.answered(),
         )
         self.logging = LogControl(
@@ -521,8 +521,8 @@ def _keys(settings: Settings) -> Keys:
     named = [k.config.name for k in keys.table.keys if k.config.certificate]
     if named and settings.tls_client_ca is None:
         msg = (
-            f"--keys: {path}: key {named[0]!r} is that of a client certificate, which "
-            f"nobody is asked for without --tls-client-ca"
+            f"--keys: {path}: key {named[0]!r} needs a client certificate; "
+            f"set --tls-client-ca, or clients are not asked for one"
         )
         raise InvalidConfig(msg)
     return keys

@@ -36,7 +36,7 @@ class Limits:
     string of a large JSON document counts as three."""
 
     max_document_keys: int = 1 << 16
-    """Keys in all objects of a document, where there are more than requests have, and
+    """Keys in all objects of a document, if there are more than requests have, and
     in one map of a msgpack document."""
 
     max_json_depth: int = 100

@@ -196,7 +196,7 @@ def _warn_of_strangers(
     ):
         return
     logger.warning(
-        "whoever reaches %s, port %d, may run models: no key is needed; "
+        "every client that reaches %s, port %d, may run models without a key; "
         "--keys FILE changes that",
         *listener.getsockname()[:2],
     )

@@ -1,7 +1,7 @@
 """Readers for each kind of blob with contents.
 
 All of them are views: nothing is read from the file until its bytes are asked for, and
-they stay valid after their reader is closed, for as long as anybody holds them.
+they stay valid after their reader is closed, for as long as they are referenced.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from popef_io.table import align_columns, bytes_text, printable
 Document = dict[str, Any]
 
 _FEW = 24  # rows of a table in a text that does not show all
-_VALUE_LENGTH = 100  # characters of an option's value, likewise
+_VALUE_LENGTH = 100  # characters of an option's value in such a text
 _TARGET = (
     "replication_factor",
     "num_ipus",

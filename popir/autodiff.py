@@ -62,7 +62,7 @@ def differentiate(
     provided: outputs whose gradients are given; default: all outputs.
     required: inputs whose gradients are wanted; default: all inputs.
     known: ready gradient graphs of called graphs.
-    Raises IrError where there is no gradient, or `graph` changes tensors in place.
+    Raises IrError if there is no gradient, or `graph` changes tensors in place.
     """
     made: Known = {}
     _Differentiation(

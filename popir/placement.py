@@ -1,6 +1,6 @@
 """Where a variable is: on which replicas what part of the host's data.
 
-The host has one array for a variable, with a leading axis of groups where there are
+The host has one array for a variable, with a leading axis of groups if there are
 several. Each replica has the data of its group, or its shard of them.
 """
 

@@ -70,7 +70,7 @@ class RemoteBuffer:
             self._rows[replica, offset] = _Row(row.array.copy())
 
     def check(self, offset: int) -> None:
-        """Raise ValueOutOfRange where there is no row at `offset`."""
+        """Raise ValueOutOfRange if there is no row at `offset`."""
         if not 0 <= offset < self.entries:
             raise ValueOutOfRange(
                 f"remote buffer {self.number} has {self.entries} entries: there is no "

@@ -121,7 +121,7 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
 
 def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:
     """Return the answer to a load or unload that did not succeed; `unknown` is the code
-    where there is no such model, if that is another one.
+    for a missing model, if that is another one.
     """
     if error.passing:
         after = (b"retry-after", b"%d" % RETRY_AFTER_DEVICE_LOST)

@@ -328,7 +328,7 @@ def _yaml_item(item: Any, indent: int) -> str:
 
 
 def _yaml_key(key: str) -> str:
-    # Quoted unless it is a plain word that YAML reads as a text.
+    # Quoted unless it is a plain word that YAML reads as a string.
     if _PLAIN_KEY.fullmatch(key) and key.lower() not in _YAML_WORDS:
         return key
     return _scalar(key)

@@ -58,7 +58,7 @@ class LogRequest(TypedDict, total=False):
     log_format: Literal["default", "ISO8601"]
 
 
-# A number, or the same as a text, as stock clients send it.
+# A number, or the same as a string, as stock clients send it.
 _Digits = Annotated[str, Field(pattern="^[1-9][0-9]{0,14}$")]
 _Rate: TypeAlias = Annotated[int, Field(ge=1, le=MOST)] | _Digits
 _Frequency: TypeAlias = Annotated[int, Field(ge=0, le=MOST)] | _Digits | Literal["0"]

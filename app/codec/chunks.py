@@ -61,7 +61,7 @@ class Chunks:
 
 
 def join(chunks: Body) -> bytes:
-    """Return the whole body in one; the chunk itself where there is one."""
+    """Return the whole body in one; the chunk itself if it is the only one."""
     if len(chunks) == 1:
         chunk = chunks[0]
         if isinstance(chunk, bytes):

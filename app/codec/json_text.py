@@ -36,9 +36,9 @@ _SMALL = 1024
 # What orjson's message has about nesting, depending on its release.
 _TOO_DEEP = ("depth", "ecursion")
 _NO_MEMORY = "Not enough memory"
-# Up to this size a text is parsed without counting first: it cannot become much.
+# JSON of up to this size is parsed without counting first: it cannot grow much.
 _LARGE = 1 << 20
-#: Up to this size nobody needs to ask for its memory either.
+#: Up to this size its memory need not be checked either.
 UNBOUNDED = 1 << 14
 # Bytes that parsing takes at most: by byte where nothing is counted; then by byte,
 # twelve of them the parser's own, by value in a list, by list and by object.
@@ -241,7 +241,7 @@ def _refuse_repeated_keys(
 
 
 def _check_colons(text: bytes, limits: Limits) -> None:
-    """Refuses a text of too many keys before it is parsed."""
+    """Refuse a JSON text of too many keys before it is parsed."""
     if text.count(b":") > limits.max_document_keys:
         _check_keys(_keys_in(text), limits)
 

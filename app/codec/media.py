@@ -4,7 +4,7 @@ Content-Type cannot be trusted: the synchronous stock client sends none, the asy
 says ``application/octet-stream`` of JSON, curl says that everything is a form. Types
 that are sent wrongly are taken as "not known" and the first bytes decide, which no two
 of our encodings share: ``{`` or white space is JSON, ``\\x93NUMPY`` an array (as
-msgpack it would be a list), a map's first byte msgpack (as JSON it is not a text).
+msgpack it would be a list), a map's first byte msgpack (it is not valid in JSON).
 
 Headers repeat from request to request, so the decisions are remembered by the bytes of
 the headers; the memory is bounded.

@@ -207,7 +207,7 @@ class ModelCodec:
     def _written(
         self, request: InferRequest, outputs: Mapping[str, Tensor]
     ) -> tuple[str, ...]:
-        """Return the outputs of a response where there are not all (fused models)."""
+        """Return the outputs of a response without some of them (fused models)."""
         wanted = request.outputs
         if wanted is None:
             return tuple(name for name in self._outputs if name in outputs)

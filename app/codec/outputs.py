@@ -136,7 +136,7 @@ class Output:
             give_way()
 
     def json_items(self, tensor: Tensor, nan: NanPolicy) -> Iterator[list[bytes]]:
-        """Yield the JSON of each number, flat, in blocks where there are many.
+        """Yield the JSON of each number, flat, in blocks if there are many.
 
         Raises what `json_data` does.
         """

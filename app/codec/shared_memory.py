@@ -401,7 +401,7 @@ class RegionTable:
         return HeldPlaces(found, dict.fromkeys(used))
 
     def find(self, name: str) -> Region:
-        """Return the region of that name, whoever registered it. Raises
+        """Return the region of that name, of any key. Raises
         `UnknownRegion`.
         """
         region = self._regions.get(name)

@@ -55,9 +55,9 @@ _WANTED = {
     "mapping_type": "a table",
     "must_be": "{wanted}",
     "must_be_hidden": "{wanted}",
-    "string_too_long": "a text of at most {max_length} characters",
-    "string_too_short": "a text of at least {min_length} characters",
-    "string_type": "a text",
+    "string_too_long": "a string of at most {max_length} characters",
+    "string_too_short": "a string of at least {min_length} characters",
+    "string_type": "a string",
     "too_long": "of at most {max_length} entries",
     "too_short": "of at least {min_length} entries",
     "tuple_type": "a list",
@@ -236,7 +236,7 @@ def between(low: float, high: float) -> Any:
 
 
 def text(most: int = 1000, least: int = 0) -> Any:
-    """Return a text of so many characters."""
+    """Return a string of so many characters."""
     return pydantic.Field(strict=True, min_length=least, max_length=most)
 
 

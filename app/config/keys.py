@@ -149,7 +149,7 @@ def read_keys(path: Path) -> KeysConfig:
     """
     data = read_bounded(path, _LARGEST_FILE)
     if not data.strip():
-        # As it is while something writes it anew: that is to lock nobody out.
+        # As it is while something rewrites it: no client may be locked out by that.
         msg = "it is empty; a file that is to have no keys says anonymous = []"
         raise KeyProblem(msg)
     return read_document(KeysConfig, data)

@@ -16,7 +16,7 @@ def _parameters(value: Any) -> Mapping[str, Parameter]:
     if not isinstance(value, dict) or not all(
         isinstance(item, bool | int | float | str) for item in value.values()
     ):
-        raise ValueError("a table of input name to a number, a boolean or a text")
+        raise ValueError("a table of input name to a number, a boolean or a string")
     return value
 
 

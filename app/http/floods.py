@@ -173,7 +173,7 @@ class Door:
         for _ in range(min(_TAKEN, self._most_waiting - len(self._waiting))):
             try:
                 self._waiting.append(self._listener.accept()[0])
-            except OSError:  # nobody waits, or there are no descriptors left
+            except OSError:  # no caller waits, or there are no descriptors left
                 return
 
     def _let_one_in(self) -> None:

@@ -93,7 +93,7 @@ class Relay:
                     return
         except Closed:
             if upwards.done() and upwards.result():
-                return  # closed because nobody waits for it any more
+                return  # closed because no client waits for it any more
             if started:
                 raise  # half an answer: its connection is closed
             await send_error(send, _unreachable())

@@ -55,13 +55,13 @@ _MOST_KEYS: Final = 4000
 class Answers:
     """The answers of this process. `cells` are to be added to, by number.
 
-    `nobody` is the key label of a request without a key: `OTHER` if the server has a
+    `keyless` is the key label of a request without a key: `OTHER` if the server has a
     key file, else empty.
     """
 
-    __slots__ = ("_index", "_records", "_used", "cells", "nobody", "succeeded")
+    __slots__ = ("_index", "_records", "_used", "cells", "keyless", "succeeded")
 
-    def __init__(self, memory: memoryview | None = None, nobody: str = "") -> None:
+    def __init__(self, memory: memoryview | None = None, keyless: str = "") -> None:
         """Count in `memory`, which has `ANSWERS_SIZE` bytes, or in its own memory."""
         if memory is None:
             memory = memoryview(bytearray(ANSWERS_SIZE))
@@ -72,7 +72,7 @@ class Answers:
         self._index: dict[Labels, int] = {}
         #: The cell of inference that succeeded, by key; `of_success` adds to it.
         self.succeeded: dict[NamedKey | None, int] = {}
-        self.nobody = nobody
+        self.keyless = keyless
 
     def count(self, route: str, status: int, code: str, key: str) -> None:
         """Count one answer. The caller writes it next."""
@@ -88,7 +88,7 @@ class Answers:
 
     def name_of(self, key: NamedKey | None) -> str:
         """Return the label of a key."""
-        return self.nobody if key is None else key.config.name
+        return self.keyless if key is None else key.config.name
 
     def _cell(self, labels: Labels) -> int:
         found = self._index.get(labels)

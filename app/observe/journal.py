@@ -27,7 +27,7 @@ LAST, SLOWEST, FAILED = 1000, 50, 200
 #: Seconds after which a slow request makes room for slow ones of today.
 SLOW_FOR = 900
 #: Seconds for which lines of answered requests are gathered, and how many: the event
-#: loop answers nobody while they are made.
+#: loop answers no request while they are made.
 GATHERED_FOR, MOST_GATHERED = 0.1, 16
 #: The fields in the line of a request that failed, where it came so far.
 _OF_FAILED = (
@@ -392,7 +392,7 @@ class Journal:
             failed = failed._replace(asked=asked, why=shortened(failed.why))
         if failed.asked.wire is None:
             self.failed.append(failed)
-        else:  # headers that nobody reads may be large
+        else:  # unread headers may be large
             asked = failed.asked._replace(wire=None)
             self.failed.append(failed._replace(asked=asked))
         # Of other requests, such as a scanner's, there are none.

@@ -103,7 +103,7 @@ def lines_dropped() -> int:
 def is_written() -> bool:
     """Returns whether all that was logged is written, after a moment at most.
 
-    If not, nobody reads the log, and a thread holds the lock of standard error.
+    If not, no program reads the log, and a thread holds the lock of standard error.
     """
     writers = [h for h in logging.getLogger().handlers if isinstance(h, LogWriter)]
     return all(writer.is_written() for writer in writers)

@@ -285,11 +285,11 @@ class MetricsRegistry:
         self,
         elsewhere: Callable[[str, str], Iterable[ModelMetrics]] = lambda *key: (),
         *,
-        nobody: str = "",
+        keyless: str = "",
         answered: Callable[[], Iterable[Answers]] = tuple,
     ) -> None:
         #: What this process has answered; `answered` gives what others have.
-        self.answers = Answers(nobody=nobody)
+        self.answers = Answers(keyless=keyless)
         self._answered = answered
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         self._totals: dict[tuple[str, str], ModelMetrics] = {}

@@ -198,7 +198,7 @@ class Tracer:
 
 
 def _shown(name: str, tensor: Tensor) -> dict[str, str]:
-    """Return a tensor as Triton's traces have it: everything is a text."""
+    """Return a tensor as Triton's traces have it: everything is a string."""
     data = ",".join(map(_element, tensor.numpy().reshape(-1).tolist()))
     shape = ",".join(map(str, tensor.shape))
     dtype = datatype_of(tensor.data_type).name

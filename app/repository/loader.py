@@ -186,7 +186,7 @@ class ModelLoader:
         # One model after the other, so that it can be told whose doing it is.
         with self._again:
             for _ in range(MOST_TRIES - 1):
-                logger.warning("model %s: %s; it is loaded once more", label, error)
+                logger.warning("model %s: %s; PopGate loads it again", label, error)
                 try:
                     self._devices.bring_back(devices)
                     return once()

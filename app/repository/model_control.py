@@ -414,7 +414,7 @@ class ModelControl:
             source = sources.get(name)
             record = self._repository.get(name)
             if self.mode is ControlMode.EXPLICIT and not (record and record.stamp):
-                continue  # nobody has asked for it
+                continue  # no request has loaded it
             stamp = source.stamp if source is not None else None
             before = record.stamp if record is not None else None
             if stamp == before:

@@ -4,7 +4,7 @@
     models/<name>/<version>/*.onnx      one file, compiled when it is loaded
     models/<name>/<version>/model.py    a model in Python, with what lies beside it
     models/<name>.popef, <name>.onnx    one file, served as version 1
-    models/<name>/*.popef, *.onnx       the same, where there is no version folder
+    models/<name>/*.popef, *.onnx       the same, without a version folder
     models/<name>/config.toml           optional, for each of these
     models/<name>/config.pbtxt          optional, Triton's
     models/<name>/config.toml           alone, that of an ensemble of other models, or
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.toml"
 WARMUP_FOLDER = "warmup"
-TRITON_MODEL = "model.onnx"  # what Triton takes where there are several
+TRITON_MODEL = "model.onnx"  # Triton's choice among several
 PYTHON_MODEL = "model.py"
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
@@ -235,7 +235,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_passed_over(name: str) -> bool:
-    """Returns whether it is nothing that anybody put there to be served."""
+    """Returns whether it was not put there to be served."""
     return name.startswith(".") or name == "__pycache__"
 
 

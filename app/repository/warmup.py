@@ -38,7 +38,7 @@ from popef_io import DataType
 
 logger = logging.getLogger(__name__)
 
-# Synthetic rows that nobody asked for stay small and short: where a run takes
+# Synthetic rows stay small and short: where a run takes
 # seconds, what the first one has to prepare is not felt, and many rows of a large
 # model would take memory that no request may ever need.
 AUTOMATIC_BYTES = 64 << 20

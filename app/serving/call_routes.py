@@ -94,7 +94,7 @@ class CallRoutes:
         return iter(self._routes.values())
 
     def _present(self, model: str, version: str) -> SharedRoute | None:
-        """Return the route to a model as it is now; None where there is to be none."""
+        """Return the route to a model as it is now; None if none may exist."""
         entry = self._table.paths.get(infer_path(model, version))
         if entry is None or self._table.keeps_parts:
             return None

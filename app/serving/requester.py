@@ -28,7 +28,7 @@ class Requester(Protocol):
 
     def asker(self) -> Asker | int:
         """Return the request's id, the header ``traceparent`` for what is asked on its
-        behalf (empty where nobody traces it), and what it says of itself, as `said_of`
+        behalf (empty if it is not traced), and what it says of itself, as `said_of`
         has it. A number is that of the request of another process, which knows.
         """
 

@@ -455,7 +455,7 @@ def _identifier(value: object) -> SequenceId:
 
 
 def _id_tensor(control: Control, identifier: SequenceId) -> Tensor:
-    """Return the correlation id as the model takes it, a number or a text."""
+    """Return the correlation id as the model takes it, a number or a string."""
     value = identifier
     if control.is_text:
         value = str(identifier)

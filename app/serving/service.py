@@ -92,7 +92,7 @@ class Service:
     ) -> tuple[ModelEntry, float]:
         """Return the entry at `path` once it is loaded, and the seconds that took.
 
-        Raises `RequestError` or `EngineError` where there is nothing in time.
+        Raises `RequestError` or `EngineError` if there is nothing in time.
         """
         began = time.monotonic()
         if self.models.offers(path):

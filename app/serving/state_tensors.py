@@ -211,7 +211,7 @@ class Control:
             try:
                 raw = value.encode()
             except UnicodeEncodeError:
-                raise ValueError("a text that UTF-8 can write") from None
+                raise ValueError("a string that UTF-8 can encode") from None
             array = np.full(self._shape, raw, dtype=np.object_)
             return Tensor.from_numpy(array, self.spec.data_type)
         if isinstance(value, str):

@@ -98,7 +98,7 @@ class Absent(Protocol):
         """Returns when it is loaded, or cannot be; raises when time is over."""
 
 
-class Nobody:
+class NoneAbsent:
     """`Absent` where all models are in the table."""
 
     def explain(self, name: str, version: str | None) -> str | None:
@@ -214,7 +214,7 @@ class ModelTable:
         self.has_keys = has_keys
         self.paths: dict[str, ModelEntry] = {}
         self._tracer = tracer
-        self._absent: Absent = absent or Nobody()
+        self._absent: Absent = absent or NoneAbsent()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
         self._on_change = on_change
 

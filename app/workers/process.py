@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     counters = CounterSegment.attach(counters_fd)
     worker = _worker(sock, counters, journal, settings, start)
     totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
-    counters.answers.nobody = "" if settings.keys is None else OTHER
+    counters.answers.keyless = "" if settings.keys is None else OTHER
     listener = socket.socket(fileno=listener_fd)
     server = _server(
         worker, journal, settings, start, totals, counters.answers, listener

@@ -91,7 +91,7 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pipe = -1
         #: Whether its process has begun to accept connections, and whether it still
-        #: does; before its first start nobody stands in for it.
+        #: does; before its first start no worker stands in for it.
         self._is_up = False
         self._accepts = True
         self._standing_in: asyncio.Task[None] | None = None
@@ -224,7 +224,7 @@ class WorkerProcess:
         try:
             while self.listener.fileno() >= 0 and (waiting or not self._accepts):
                 if waiting is None:
-                    with contextlib.suppress(OSError):  # nobody waits
+                    with contextlib.suppress(OSError):  # no caller waits
                         waiting = self.listener.accept()[0]
                 if waiting is not None and self._workers.hand_over(waiting):
                     waiting.close()

@@ -76,7 +76,7 @@ class Clients:
             thread.join()
 
     def longest_wait(self, since: float) -> float:
-        """Seconds in which nobody got an answer."""
+        """Seconds in which no client got an answer."""
         times = sorted(t for t in self.answered if t > since - 1)
         return max(b - a for a, b in pairwise(times))
 

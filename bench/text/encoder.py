@@ -1,4 +1,4 @@
-"""A text encoder of MiniLM's size with random weights, and texts for it."""
+"""An encoder of texts of MiniLM's size with random weights, and texts for it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class InputRingBuffer(_DataRing[InputData]):
 
 
 class OutputRingBuffer(_DataRing[OutputData]):
-    """Room for batches of an output, likewise."""
+    """Room for batches of an output."""
 
     _buffer, _face = engine.OutputData, OutputData
 

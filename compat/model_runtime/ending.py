@@ -2,7 +2,7 @@
 
 Python runs the finalizers of what still lives, so that save programs are run and
 devices are free, while daemon threads go on. For them everything is closed all of a
-sudden; that they end of it is no error that anybody should read about.
+sudden; that they end of it is no error to report.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class QueueManager(NotPickled):
         return self.inputs[self._manager.input_queue(text(name)).anchor.name]
 
     def outputQueue(self, name: Text) -> OutputQueue:
-        """The queue of an output, likewise."""
+        """The queue of an output, by the same names."""
         return self.outputs[self._manager.output_queue(text(name)).anchor.name]
 
     def flushAll(self) -> None:

@@ -223,7 +223,7 @@ class Session(NotPickled):
     def errorIfAnchorsAreNotConnectedToCallbacks(
         self, progs: Iterable[SupportsIndex]
     ) -> None:
-        """An exception that lists them, where there are any."""
+        """An exception that lists them, if there are any."""
         self._session.error_if_anchors_are_not_connected_to_callbacks(numbers(progs))
 
     def createQueueManager(

@@ -113,7 +113,7 @@ def replica_sharded_buffer(
     entries: int = 1,
 ) -> RemoteBuffer:
     """A table of `entries` rows, each a shard of a tensor of `shape`, which has a first
-    axis of groups where there are several."""
+    axis of groups if there are several."""
     whole = tuple(map(int, shape))
     groups, count = _sharding(replica_grouping, shard_over)
     if groups.num_groups > 1:

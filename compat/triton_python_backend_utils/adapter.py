@@ -245,7 +245,7 @@ class _Wait:
     def response(self, context: Context) -> Any:
         while not self._done.wait(LOOK):
             if context.cancelled:
-                raise ExecutionFailed("nobody waits for it any more")
+                raise ExecutionFailed("no client waits for it any more")
         if len(self._responses) != 1:
             raise ExecutionFailed(
                 f"there are {len(self._responses)} responses, expected 1: a model that "

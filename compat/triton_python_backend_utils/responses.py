@@ -16,7 +16,7 @@ class TritonModelException(Exception):
 
 
 class TritonError:
-    """What went wrong with a request: a text, and one of the codes."""
+    """Error of a request: a message, and one of the codes."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG = range(4)
     UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(4, 8)

@@ -1,6 +1,6 @@
 """A device process as the client of its owner, for calls of a Python model to others.
 
-A call goes by a route of this process (routes.py) where there is one. Else it goes to
+A call goes by a route of this process (routes.py) if there is one. Else it goes to
 the owner of the device, over the socket that came with the load message; a thread takes
 the answers. Calls may be made in any thread of the model.
 """
@@ -177,7 +177,7 @@ class CallClient:
         with self._lock:
             if self._closed:
                 control.close_all(fds)
-                raise DeviceLost("there is nobody who runs other models")
+                raise DeviceLost("no server runs other models")
             self._calls[call.number] = call
             if self._reader is None:
                 self._reader = threading.Thread(
@@ -188,7 +188,7 @@ class CallClient:
             control.send(self._sock, message, fds)
         except OSError as error:
             self._calls.pop(call.number, None)
-            raise DeviceLost("there is nobody who runs other models") from error
+            raise DeviceLost("no server runs other models") from error
         except ValueError as error:
             self._calls.pop(call.number, None)
             raise InvalidInput(f"the call is too large: {error}") from None

@@ -50,7 +50,7 @@ class LoopWatch:
             with contextlib.suppress(OSError):  # it is lost
                 lost = os.dup(device.lost_fileno())
                 self._loop.add_reader(lost, device.check)
-            device.poll()  # what nobody has taken yet
+            device.poll()  # results that are not taken yet
         self._devices[device] = count + 1, lost
 
     def _forget(self, device: JoinedDevice) -> None:

@@ -144,6 +144,6 @@ class ServedModel:
 
 
 def _check_wanted(run: RunOptions) -> None:
-    """Raises Cancelled where nobody waits for the run any more."""
+    """Raise Cancelled if no client waits for the run any more."""
     if run is not None and run.terminate:
         raise Cancelled("the run was terminated")

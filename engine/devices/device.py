@@ -317,7 +317,7 @@ class Device(LinkedDevice):
         (engine/run_failures.py), fails for good.
         """
         if self.python is not None and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
-            self.kill("a run that nobody waits for goes on")
+            self.kill("a run goes on that no client waits for")
             return None
         replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
         if self.state is not DeviceState.READY:
@@ -394,7 +394,7 @@ class Device(LinkedDevice):
             raise self.loss()
 
     def _is_present(self, process: LaunchedProcess) -> bool:
-        """Returns whether it is still the device's, as far as anybody has noticed."""
+        """Returns whether it is still the device's, as far as is known."""
         return self.state is DeviceState.READY and process is self._launcher.process
 
     def loading(self, name: str) -> AbstractContextManager[None]:

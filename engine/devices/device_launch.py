@@ -208,7 +208,7 @@ class LaunchedProcess:
         if not self._leads_group:
             self._process.kill()
             return
-        with self._reaping:  # until it is waited for, its number is nobody else's
+        with self._reaping:  # until it is waited for, no other process has its number
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)

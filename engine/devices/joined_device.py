@@ -4,7 +4,7 @@ The owner hands a socket over (`Device.invite`), the door; each call to the devi
 process goes through it on a socket of its own, as an owner's goes to the address. What
 joins has a link and channels to replicas that the owner has loaded, and nothing else:
 the device process refuses to load, unload or stop anything for it. When this process
-ends its channels are freed, and nobody else notices.
+ends its channels are freed, and no other process notices.
 """
 
 from __future__ import annotations

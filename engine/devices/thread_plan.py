@@ -21,7 +21,7 @@ class ThreadPlan:
 
     `reserved` cores are other work's (a gateway's event loop), `devices` share the
     rest. A thread more than there are cores makes all of them slower, so shares are
-    rounded down, to one thread at least. Where there is a `limit`, devices share that
+    rounded down, to one thread at least. With a `limit`, devices share that
     many threads instead: others compute on the machine's cores too.
     """
 

@@ -145,7 +145,7 @@ class BlockingDriver:
             self._heard = time.monotonic()
             return
         device.expire()
-        # Where there is an event loop it sees to that.
+        # An event loop, if there is one, does that.
         if time.monotonic() - self._heard > device.ping_timeout / 2 > 0:
             device.check_responsive()
             self._heard = time.monotonic()

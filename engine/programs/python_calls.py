@@ -112,7 +112,7 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
 class Responses:
     """The requests to a generator that have not had their last response.
 
-    `call` makes the iterator of a request. One that nobody asks for a response until
+    `call` makes the iterator of a request. One that is not asked for a response until
     its deadline is closed.
     """
 
@@ -148,7 +148,7 @@ class Responses:
             raise
         if response is NOTHING:
             del self._open[request]
-        elif not request:  # a trial, of which nobody wants more
+        elif not request:  # a trial, which needs no more
             self.end(request)
         return response
 

@@ -101,7 +101,7 @@ class Context:
     @property
     def request_ids(self) -> tuple[str, ...]:
         """Return the id of each request of the present call, in their order: the
-        client's ``x-request-id``, or the one that was made. Empty where there is no
+        client's ``x-request-id``, or the one that was made. Empty if there is no
         server. The first look in a call asks the server, which takes as long as calling
         a model that does nothing.
         """
@@ -110,7 +110,7 @@ class Context:
     @property
     def traceparents(self) -> tuple[str, ...]:
         """Return the W3C header ``traceparent`` for what is called on behalf of each
-        request of the present call, in their order; empty text where nobody traces it.
+        request of the present call, in their order; empty if it is not traced.
         """
         return tuple(traceparent for _, traceparent, _ in self.askers_now())
 

@@ -110,7 +110,7 @@ class ReplicaChannel(RequestChannel):
     request is published, and no slot released, before its copy is over.
 
     It is a line of its replica (`ReplicaLines`): of a `priority` level, and of a
-    `weight` and `lane`, 0 where there is none. `lines` are all the channels to the
+    `weight` and `lane`, 0 if there is none. `lines` are all the channels to the
     replica, which share `service_time`, and empty if this is the only one. What has not
     begun when the device is lost goes to `heir`; None: it fails.
     """

@@ -64,7 +64,7 @@ class QueueManager:
         return _find("input", name, self.inputs)
 
     def output_queue(self, name: str) -> OutputQueue:
-        """Return the queue of an output, likewise."""
+        """Return the queue of an output, by the same names."""
         return _find("output", name, self.outputs)
 
     def flush_all(self) -> None:

@@ -6,7 +6,7 @@ segment beside it (engine/transport/tensor_pack.py).
 
     call     {call, model, version, deadline_ns, priority, outputs, parameters,
               requests, tensors | place}
-    cancel   {cancel}                          nobody waits for that call any more
+    cancel   {cancel}                          no caller waits for that call any more
     next     {next}                            the response of that call was taken
     answer   {call, tensors | place}           or {call, error, message}
     ask      {ask, requests}                   who is answered by the present run?
@@ -205,7 +205,7 @@ class CallSocket:
         """Send the result of a call, the answer to a question, or one of several
         responses.
 
-        Raises BlockingIOError where there is no room for it, OSError where nobody
+        Raises BlockingIOError if there is no room for it, OSError if no process
         listens any more.
         """
         fds: list[int] = []

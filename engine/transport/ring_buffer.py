@@ -22,7 +22,7 @@ The rules
 - Each side keeps a copy of the other's counter and looks at shared memory only when the
   copy says full (producer) or empty (consumer).
 - Publishing is two steps in this order: fill the slot, then store `written`. Releasing
-  likewise: finish reading, then store `read`.
+  finish reading, then store `read`.
 - The consumer may hold several slots at once (`read_lock` again and again), gives them
   back oldest first (`read_complete`), or puts all of them back (`read_reset`).
 

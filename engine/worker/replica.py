@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A timeout below this is no time to wait for anybody.
+#: A timeout below this is too short for waiting.
 WORTH_SAYING_NS = 1_000_000
 #: The quickest of so many batches says what the next one takes at least.
 JUDGED_BY = 3

@@ -256,7 +256,7 @@ def _steps(region: Region) -> Iterator[object]:
 def _users(region: Region) -> dict[Value, set[object]]:
     """For each value the blocks that need it, and other steps that do.
 
-    Nodes whose results nobody needs do not count: they will not be there.
+    Nodes whose results are not needed do not count: they will not be there.
     """
     users: dict[Value, set[object]] = {}
     producers: dict[Value, tuple[Block, OnnxNode]] = {}

@@ -116,7 +116,7 @@ def test_start_print(repository: Path) -> None:
         open_to_all = "health, infer, metadata, metrics, pages without a key"
         assert f"open     {open_to_all}\n" in text
         port = gateway.url.rpartition(":")[2]
-        gateway.wait_line(f"whoever reaches 0.0.0.0, port {port}, may run models")
+        gateway.wait_line(f"every client that reaches 0.0.0.0, port {port}, may run")
         assert gateway.stop() == 0
 
 

@@ -232,7 +232,7 @@ def _() -> bytes:
     return whole[: len(tensor())] + b"X" * len(tensor())
 
 
-@hostile("more blobs than anybody needs", LimitError, "number of blobs", blob=1 << 17)
+@hostile("more blobs than any model needs", LimitError, "number of blobs", blob=1 << 17)
 def _() -> bytes:
     smallest = raw_blob(UNKNOWN, b"")
     return smallest * ((1 << 17) + 1)
@@ -345,7 +345,7 @@ bad_descriptor(
     "msgpack",
 )
 bad_descriptor(
-    "a text that announces 4 GiB",
+    "a string that announces 4 GiB",
     OPAQUE,
     b"\x82\xa4name\xdb\xff\xff\xff\xff",
     CorruptError,

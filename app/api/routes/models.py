@@ -120,7 +120,7 @@ async def _program(
     if loaded is None:
         raise HttpError(
             503,
-            "the model is not loaded, so nobody knows its inputs",
+            "the model is not loaded, so its inputs are unknown",
             "model_not_ready",
         )
     text = client_code(

@@ -165,7 +165,7 @@ def _level(value: object) -> tuple[str, ...] | None:
 
 
 def _number(key: str, value: object, low: int) -> int | None:
-    """Return a number that may be written as a text, as stock clients do."""
+    """Return a number that may be a string, as stock clients send it."""
     if value is None:
         return None
     is_text = isinstance(value, str) and _TEXT.fullmatch(value)

@@ -63,7 +63,7 @@ class Part:
 
 
 class _Parts:
-    """What the parser calls. It raises `InvalidRequest` or `MalformedBody`."""
+    """Callbacks of the parser. They raise `InvalidRequest` or `MalformedBody`."""
 
     def __init__(self, most: int) -> None:
         self.parts: list[Part] = []

@@ -25,7 +25,7 @@ from app.repository.remote.source import Reading
 
 BLOCK = 8 << 20  # bytes asked for at once
 AHEAD = 4  # blocks that are on their way: one alone waits for each answer to begin
-#: Seconds for one question, and for one block: where nobody answers, the libraries try
+#: Seconds for one question, and for one block: without an answer, the libraries try
 #: for minutes, and neither a start nor other models are to wait for that.
 QUESTION_SECONDS = 45.0  # Google's gives up after 32
 BLOCK_SECONDS = 120.0

@@ -42,7 +42,7 @@ MANIFEST = ".manifest.json"
 LOCK = ".lock"
 LOCK_LOOK = 0.1  # seconds between looks at a lock that another process holds
 MAX_MANIFEST = 64 << 20
-#: Blobs in no snapshot, parts nobody has gone on with, and models nobody has looked for
+#: Blobs in no snapshot, parts not continued, and models that no server has looked for
 #: stay for so many seconds.
 KEPT_BLOB = 3600.0
 KEPT_PART = 7 * 86400.0
@@ -346,7 +346,7 @@ def _locked_now(folder: Path) -> Iterator[bool]:
 
 
 def _remove_unused(folder: Path, before: float) -> None:
-    """Removes what the cache has of a URL, if nobody uses it, nor has since `before`.
+    """Removes what the cache has of a URL, unless a server has used it since `before`.
 
     Raises OSError.
     """
@@ -363,7 +363,7 @@ def _remove_unused(folder: Path, before: float) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a snapshot that nobody uses, or what a killed process has left of one."""
+    """Remove an unused snapshot, or what a killed process has left of one."""
     with contextlib.suppress(OSError):
         if folder.name.startswith("."):
             shutil.rmtree(folder)

@@ -211,11 +211,15 @@ class RemoteModels:
         except RemoteError:
             if self._listed(source).digest == listing.digest:
                 raise
-            logger.warning("%s: %s changed meanwhile; once more", label, url)
+            logger.warning(
+                "%s: %s changed meanwhile; the download starts again", label, url
+            )
             return None
         may_change = any(file.can_change for file in listing.files)
         if may_change and self._listed(source).digest != listing.digest:
-            logger.warning("%s: %s changed meanwhile; once more", label, url)
+            logger.warning(
+                "%s: %s changed meanwhile; the download starts again", label, url
+            )
             return None
         try:
             return entry.commit(listing, sha256, str(url))

@@ -87,7 +87,7 @@ class RemoteUrl:
         parts = urllib.parse.urlsplit(plain)
         if scheme == "http" and found is None and not is_loopback(parts.hostname):
             msg = (
-                f"{_bare(text)} comes without TLS, so that anybody on the way may "
+                f"{_bare(text)} comes without TLS, so that any host on the way may "
                 f"change it: use https://, or put its checksum behind it (#sha256=...)"
             )
             raise InvalidConfig(msg)
@@ -142,7 +142,7 @@ def _open_artifacts(text: str) -> Source:
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is meant as a URL, not as a path."""
+    """Return whether a string is meant as a URL, not as a path."""
     return _URL.match(text) is not None
 
 

@@ -149,7 +149,7 @@ def squeeze(call: OperatorCall) -> Iterable[Value]:
     axes = call.numbers("axes", 1)
     if axes is None:
         if value.axis is not None or any(isinstance(d, str) for d in value.shape):
-            raise Unproven("removes the axis of rows where there is one row")
+            raise Unproven("removes the axis of rows if there is one row")
         axes = tuple(i for i, size in enumerate(value.shape) if size == 1)
     gone = {from_front(axis, len(value.shape)) for axis in axes}
     across(value, gone)

@@ -49,7 +49,7 @@ def test_what_another_process_has_counted_can_be_added() -> None:
 
 
 def test_a_request_without_a_key_has_the_label_that_the_server_gives_it() -> None:
-    answers = Answers(nobody=OTHER)
+    answers = Answers(keyless=OTHER)
     answers.cells[answers.of_success(None)] += 1
     assert dict(answers.items()) == {("infer", "200", "", OTHER): 1}
 

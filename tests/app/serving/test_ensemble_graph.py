@@ -192,7 +192,7 @@ def test_the_configuration() -> None:
         (
             {"step": [{"model": "m", "inputs": {"x": 1}}]},
             {},
-            "inputs.x must be a text, got 1",
+            "inputs.x must be a string, got 1",
         ),
         ({"step": [{"model": "m"}], "outputs": ["a", "a"]}, {}, "without repetition"),
         ({"step": [{"model": "m"}] * 101}, {}, "at most 100"),

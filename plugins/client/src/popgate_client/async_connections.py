@@ -38,7 +38,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._answer is None or self._answer.done():
-            self.close()  # nobody asked
+            self.close()  # unexpected bytes
             return
         try:
             answer = self._reader.received(nbytes)

@@ -284,7 +284,7 @@ class Core:
     def _pause(
         self, error: ClientError, attempt: int, deadline: float, *, safe: bool
     ) -> float:
-        """Return seconds until the next attempt. Raises the error where there is to be
+        """Return seconds until the next attempt. Raises the error if there is to be
         none.
 
         Again goes what no server has seen, and what one has refused. `safe`: also what

@@ -89,7 +89,7 @@ def inputs_of(value: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def new_sequence_id() -> int:
-    """Return one that nobody else has."""
+    """Return an id that no other sequence has."""
     return secrets.randbits(62) + 1
 
 

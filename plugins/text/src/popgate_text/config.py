@@ -40,7 +40,7 @@ class TextConfig:
         None, "whether vectors have length 1"
     )
     max_length: Annotated[int, between(0, 1 << 20)] = key(
-        0, "tokens of a text at most; 0: what the folder says"
+        0, "most tokens of a string; 0: as the folder says"
     )
     truncate: Annotated[bool, Strict()] = key(
         True, "whether longer texts are cut; else they are refused"

@@ -330,7 +330,7 @@ def _max_length(folder: Path, config: Mapping[str, Any], offset: int) -> int:
         stated.append(positions - offset)
     sane = [int(n) for n in stated if isinstance(n, int | float) and 0 < n < _NO_LENGTH]
     if not sane:
-        msg = "no file of the folder says how many tokens a text may have"
+        msg = "no file of the folder says how many tokens a string may have"
         raise ValueError(f"{msg}; set max_length in the section [text] of config.toml")
     return min(sane)
 

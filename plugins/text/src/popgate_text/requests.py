@@ -134,7 +134,7 @@ def _tensor(texts: Sequence[str]) -> Tensor:
         encoded = [text.encode() for text in texts]
     except UnicodeEncodeError:
         raise InvalidTensor(
-            "a text has a lone surrogate, which is no character"
+            "a string has a lone surrogate, which is no character"
         ) from None
     array = np.empty(len(encoded), np.object_)
     array[:] = encoded

@@ -1,7 +1,7 @@
 """Path of requests to a text model: tokenizing before the model, joining after it.
 
 Each text is a row of its own for the engine, so the texts of one request and of others
-share batches, and a text waits for none longer than itself. Small requests are
+share batches, and a short string waits for no long one. Small requests are
 tokenized at once, larger ones in threads, which free the GIL. Belongs to the event
 loop's thread.
 """

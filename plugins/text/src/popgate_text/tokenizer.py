@@ -94,7 +94,7 @@ class TextTokenizer:
         most = self.model.max_length * CHARACTERS_A_TOKEN
         if len(text) > most:
             if not truncate:
-                msg = f"a text of {len(text)} characters is longer than {most}"
+                msg = f"a string of {len(text)} characters is longer than {most}"
                 raise InvalidTensor(
                     f"{msg}; shorten it, or allow it to be cut (truncate)"
                 )
@@ -102,7 +102,7 @@ class TextTokenizer:
         return text.lower() if self.model.lower_case else text
 
     def tokens(self, text: str, *, special: bool = True) -> list[Token]:
-        """Return the tokens of a text as people read them."""
+        """Return the tokens of a string as people read them."""
         cleaned = self._cleaned(text, True, "right")
         encoding: Any = self._whole.encode(cleaned, add_special_tokens=special)
         return [

@@ -22,7 +22,7 @@ class Measured:
     rows: int = 0
     """Of each request; 0: requests have no rows."""
     calls: int = 0
-    """Of the user's callbacks, where there are any."""
+    """Return those of the user's callbacks, if there are any."""
 
     @property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""Values for inputs that nobody gave."""
+"""Synthetic values for missing inputs."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_one_that_changes_while_it_comes_is_taken_anew(
     gate.set()
     taking.join(WAIT)
     assert served(remote, url) == OTHER
-    assert "changed meanwhile; once more" in caplog.text
+    assert "changed meanwhile; the download starts again" in caplog.text
 
 
 def test_a_checksum_that_is_given_has_to_be_right(

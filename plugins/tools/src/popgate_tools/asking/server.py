@@ -168,7 +168,7 @@ class Server(OptionGroup):
             context = default_context(self.cacert or None)
             if self.cert:
                 option, file = "--cert", self.cert
-                # A key that is encrypted is refused: nobody may be there to type.
+                # A key that is encrypted is refused: no person may be there to type.
                 context.load_cert_chain(
                     self.cert, self.cert_key or None, password=lambda: ""
                 )

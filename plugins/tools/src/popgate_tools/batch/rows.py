@@ -173,7 +173,7 @@ def _value(value: Any, datatype: str) -> Any:
 
 
 def _cell(text: str | None, datatype: str) -> Any:
-    """Return a cell of a .csv file: a text, a number, or a list in JSON."""
+    """Return a cell of a .csv file: a string, a number, or a list in JSON."""
     if text is None:
         raise ValueError("the row is too short")
     if datatype == "BYTES" and not text.startswith("["):

@@ -23,7 +23,7 @@ STOP = 20.0
 LOG_LINES = 12
 #: Bytes; a socket's path has at most 107, and the folder's own name is in it.
 LONGEST_PLACE = 70
-#: With which models are loaded there; nobody else has it.
+#: With which models are loaded there; no other client has it.
 _KEY = secrets.token_hex()
 _STARTED = "  docs     "
 #: The server's process ends when this one does, however that is.

@@ -1,0 +1,101 @@
+"""Docstrings, comments, messages and pages follow the rules of CONTRIBUTING.md.
+
+A number of exceptions may only fall.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+#: First words of a docstring that hide what the thing is or does.
+NOT_FIRST = (
+    "What", "Who", "Whoever", "Whose", "Where", "Whether", "Which", "Why", "How",
+    "When", "Of", "As", "For", "The same", "From", "Also", "Those", "It", "Nobody",
+    "Nothing",
+)  # fmt: skip
+#: Words that stand for one of the field's own, and the word to use.
+NOT_USED = {
+    r"[Ww]hoever": "the client, the caller",
+    r"[Aa] text (?!model|of this|file|is parsed|that does)": "a string",
+    r"[Ll]ikewise": "the fact itself",
+    r"[Ww]here there (?:is|are)": "if there is",
+    r"[Nn]obody|[Aa]nybody": "no client, any host",
+}
+#: Rooms whose docstrings are not rewritten yet, and how many begin with NOT_FIRST.
+UNFINISHED = {
+    "app/http": 40,
+    "bench": 55,
+    "compat": 197,
+    "popir": 63,
+}
+#: How many lines of code use each of NOT_USED.
+LEFT = dict(zip(NOT_USED, (5, 0, 0, 4, 5), strict=True))
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    packages = [
+        "app",
+        "engine",
+        "popef_io",
+        "popgate",
+        "popir",
+        "compat",
+        "native",
+        "bench",
+    ]
+    found = [p for name in packages for p in (ROOT / name).rglob("*.py")]
+    found += ROOT.glob("plugins/*/src/**/*.py")
+    return tuple(sorted(found))
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield getattr(node, "lineno", 1), text
+
+
+def room_of(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return next((room for room in UNFINISHED if name.startswith(f"{room}/")), "")
+
+
+def test_docstrings_begin_with_the_thing() -> None:
+    begins = re.compile(rf"(?:{'|'.join(NOT_FIRST)})\b")
+    count: Counter[str] = Counter()
+    wrong = []
+    for path in sources():
+        for line, text in docstrings(path):
+            if begins.match(text):
+                room = room_of(path)
+                count[room] += 1
+                if not room:
+                    name = path.relative_to(ROOT)
+                    wrong.append(f"{name}:{line}: {text.splitlines()[0]}")
+    assert not wrong, "begin with a verb, or with the noun that the thing is"
+    left = {room: count[room] for room in UNFINISHED}
+    assert all(n <= UNFINISHED[room] for room, n in left.items()), left
+    assert left == UNFINISHED, f"fewer are left: write down {left}"
+
+
+@pytest.mark.parametrize("pattern", NOT_USED)
+def test_words_that_are_not_used(pattern: str) -> None:
+    word = re.compile(rf"\b(?:{pattern})\b" if pattern[-1] != ")" else pattern)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (*sources(), *DOCS.rglob("*.md"), ROOT / "README.md")
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if word.search(line) and "popxl-names" not in path.name
+    ]
+    assert len(found) <= LEFT[pattern], f"write {NOT_USED[pattern]}: {found}"
+    assert len(found) == LEFT[pattern], f"fewer are left: write down {len(found)}"
