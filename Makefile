@@ -207,11 +207,12 @@ build/docs/.installed: requirements/docs.txt
 	build/docs/bin/python -m pip install -q --require-hashes -r requirements/docs.txt
 	@touch $@
 
-# The script alone, from the package of npm.
+# Scripts alone, from packages of npm: diagrams, and search without a server.
 build/docs/mermaid.min.js: build/docs/.installed
-	cd build/docs && npm pack --silent mermaid@11.17.2 > mermaid.txt && \
-		tar xzf "$$(cat mermaid.txt)" -O package/dist/mermaid.min.js > mermaid.part && \
-		mv mermaid.part mermaid.min.js && rm mermaid-*.tgz mermaid.txt
+	cd build/docs && npm pack --silent mermaid@11.17.2 iframe-worker@1.0.4 > packed.txt && \
+		tar xzf mermaid-*.tgz -O package/dist/mermaid.min.js > mermaid.part && \
+		tar xzf iframe-worker-*.tgz -O package/shim/index.js > iframe-worker.js && \
+		mv mermaid.part mermaid.min.js && rm mermaid-*.tgz iframe-worker-*.tgz packed.txt
 
 # Some distributions ship Python without ensurepip: then pip installs itself.
 $(VENV)/.python:

@@ -6,7 +6,7 @@
 Serves the scenario's model as plain Python, sends its 256 differing requests twice, one
 at a time on one connection, and counts the calls of our functions while they are sent
 the second time (`sys.setprofile`; comprehensions and generator expressions are
-functions, too). docs/explanation/map.md lists them step by step.
+functions, too). docs/explanation/architecture.md lists them step by step.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from app.cli.commands import Command
 from app.cli.errors import EXIT_USAGE, CommandError
 from app.cli.startup_report import print_failed, print_listening, print_started
 
-#: What others read than the server's settings (docs/explanation/map.md).
+#: What others read than the server's settings (docs/explanation/architecture.md).
 OTHER_VARIABLES = frozenset(
     {"POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_INJECT_FAILURES", "POPGATE_PURE"}
     | {"POPGATE_LOOP_WATCH", "POPGATE_COMPILE", "POPGATE_URL", "POPGATE_KEY"}

@@ -2,7 +2,7 @@
 
 An operator is a class: the shapes and types of its results, and how it becomes ONNX
 nodes or a function of NumPy arrays, with its gradient.
-docs/how-to/popxl-custom-operators.md has examples.
+docs/how-to/write-popxl.md has examples.
 """
 
 from __future__ import annotations

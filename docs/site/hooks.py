@@ -1,7 +1,7 @@
 """Hooks of MkDocs: what the site has that the pages alone do not.
 
 - Links from a page to a file of the repository: the file is copied into the site.
-- Mermaid, for pages with a diagram, from build/docs/mermaid.min.js.
+- Mermaid, for pages with a diagram, and a script of the search, from build/docs.
 - The list of versions, from which the site's version menu is made.
 """
 
@@ -20,8 +20,12 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-MERMAID = ROOT / "build" / "docs" / "mermaid.min.js"
+#: Scripts that Material would load from another host.
+SCRIPTS = ROOT / "build" / "docs"
+_WORKER = "https://unpkg.com/iframe-worker/shim"
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
+#: Pages that a search lists before or behind others.
+_BOOSTS = {"reference/errors": 4.0, "reference/api-": 0.1, "-names.md": 0.1}
 #: Files of the repository that pages link to, by their paths in it.
 _linked: set[str] = set()
 
@@ -43,6 +47,9 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(text: str, page: Any, **_: Any) -> str:
     """Point links to files outside docs/ at their copies in the site."""
     folder = (DOCS / page.file.src_uri).parent
+    for name, boost in _BOOSTS.items():
+        if name in page.file.src_uri:
+            page.meta["search"] = {"boost": boost}
 
     def point(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(folder / link[1]))
@@ -67,10 +74,11 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_post_page(html: str, page: Any, **_: Any) -> str:
-    """Load Mermaid where a page has a diagram."""
+    """Load scripts from the site: Mermaid only if the page has a diagram."""
+    base = "../" * page.file.dest_uri.count("/")
+    html = html.replace(_WORKER, f"{base}assets/iframe-worker.js")
     if 'class="mermaid"' not in html:
         return html
-    base = "../" * page.file.dest_uri.count("/")
     script = f'<script src="{base}assets/mermaid.min.js"></script>\n'
     return re.sub(r'(?=<script src="[^"]*bundle)', script, html, count=1)
 
@@ -85,7 +93,10 @@ def on_post_build(config: Any) -> None:
             target.write_text("".join(f"{p.name}\n" for p in (ROOT / path).iterdir()))
         else:
             shutil.copyfile(ROOT / path, target)
-    shutil.copyfile(MERMAID, site / "assets" / "mermaid.min.js")
+    for script in ("mermaid.min.js", "iframe-worker.js"):
+        shutil.copyfile(SCRIPTS / script, site / "assets" / script)
+    missing = site / "404.html"
+    missing.write_text(missing.read_text().replace(_WORKER, "assets/iframe-worker.js"))
     versions = sorted(p.name for p in site.parent.iterdir() if p.is_dir())
     listed = [{"version": v, "title": v, "aliases": []} for v in reversed(versions)]
     (site.parent / "versions.json").write_text(json.dumps(listed))

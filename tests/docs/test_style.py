@@ -35,10 +35,10 @@ UNFINISHED = {
     "app/http": 40,
     "bench": 55,
     "compat": 197,
-    "popir": 63,
+    "popir": 68,
 }
 #: How many lines of code use each of NOT_USED.
-LEFT = dict(zip(NOT_USED, (5, 0, 0, 4, 5), strict=True))
+LEFT = dict(zip(NOT_USED, (5, 0, 0, 5, 5), strict=True))
 
 
 @cache

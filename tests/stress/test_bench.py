@@ -202,7 +202,7 @@ def test_unknown_scenarios_are_refused() -> None:
 def test_the_map_tells_how_many_calls_a_request_takes(tmp_path: Path) -> None:
     found = count(SCENARIOS["S-json"], tmp_path)
     gateway, device = found.gateway, found.device
-    text = (ROOT / "docs" / "explanation" / "map.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     (stated,) = re.findall(
         r"(\d+) Python calls in (\d+) of our files in the gateway and (\d+) in (\d+) "
         r"files in the device process: (\d+) in (\d+) different files",

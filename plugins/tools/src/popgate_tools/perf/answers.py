@@ -6,7 +6,7 @@ import json
 
 #: Sizes of a body that the head does not say.
 UNKNOWN, CHUNKED = -1, -2
-#: The start of an event that says how a stream failed (docs/reference/streaming.md).
+#: The start of an event that says how a stream failed (docs/reference/http-api.md).
 _ERROR = b'data: {"error"'
 #: Bytes of a body that are kept for its error.
 KEPT = 2_000
