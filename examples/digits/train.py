@@ -1,13 +1,14 @@
 """Train the digit classifier of this folder and write it as ONNX.
 
-    pip install 'popgate[examples]'
+    pip install '.[examples]'                  # in the checkout
     python examples/digits/train.py            # writes the three files beside this one
     python examples/digits/train.py --check    # trains again and compares with them
 
 The data are scikit-learn's bundled digits: 1,797 real scans of 8x8 pixels with values
 from 0 to 16 ("Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak,
 UCI Machine Learning Repository, 1998, CC BY 4.0). Of these, 360 are held out: they
-are never trained on, and nothing was tuned on them.
+are never trained on, and nothing was tuned on them. As many drawings of `drawings.py`
+are trained on beside the scans, so that the model reads what is drawn with a mouse.
 
 The result is the same on every machine: the random streams are frozen ones, training
 is in float64, and the finished weights are rounded to a grid that is far coarser than
@@ -25,6 +26,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import onnxruntime
+from drawings import drawings
 from network import Adam, Array, Convolution, Dense, Layer, MaxPool, Network, Relu
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -38,6 +40,8 @@ HELD_OUT = 360
 EPOCHS = 40
 BATCH = 64
 LEARNING_RATE = 2e-3
+#: Drawings of which each epoch takes as many as there are scans.
+DRAWINGS = 6000
 WEIGHT_GRID = 2.0**-12
 Labels = NDArray[np.int64]
 
@@ -80,9 +84,12 @@ def train(images: Array, labels: Labels) -> Network:
     rng = np.random.RandomState(1)
     network = build(rng)
     optimizer = Adam(network.parameters)
-    batches = len(images) // BATCH
+    scans, batches = len(images), 2 * len(images) // BATCH
+    drawn, digits = drawings(DRAWINGS, rng)
+    images, labels = np.concatenate([images, drawn]), np.concatenate([labels, digits])
     for epoch in track(range(EPOCHS), "training", console=Console(stderr=True)):
-        order = rng.permutation(len(images))
+        chosen = scans + rng.permutation(DRAWINGS)[:scans]
+        order = rng.permutation(np.concatenate([np.arange(scans), chosen]))
         for batch in range(batches):
             rows = order[batch * BATCH : (batch + 1) * BATCH]
             progress = (epoch * batches + batch) / (EPOCHS * batches)

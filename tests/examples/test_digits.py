@@ -57,7 +57,7 @@ def test_accuracy_is_the_stated_one(
     (digits,) = session.run(["digit"], {"image": images})
     correct = int((digits == labels).sum())
     stated = session.get_modelmeta().custom_metadata_map["held_out_accuracy"]
-    assert stated == f"{correct}/{len(labels)}" == "357/360"
+    assert stated == f"{correct}/{len(labels)}" == "360/360"
 
 
 def test_interface_is_the_documented_one(
@@ -121,18 +121,19 @@ def test_gradients_are_the_slopes_of_the_loss() -> None:
             assert gradient[index] == pytest.approx(slope, rel=1e-4, abs=1e-8)
 
 
-def test_a_first_epoch_is_the_one_the_shipped_files_began_with(
+def test_a_first_epoch_on_few_drawings_is_the_same_everywhere(
     trainer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All 40 of them, which take a while: `train.py --check`."""
+    """All 40 of them, on all drawings, take a minute: `train.py --check`."""
     monkeypatch.setattr(trainer, "EPOCHS", 1)
-    assert trainer.write(tmp_path) == "258/360 held-out images recognised (71.67%)"
+    monkeypatch.setattr(trainer, "DRAWINGS", 1440)
+    assert trainer.write(tmp_path) == "271/360 held-out images recognised (75.28%)"
     for name in ("test_images.npy", "test_labels.npy"):
         assert (tmp_path / name).read_bytes() == (DIGITS / name).read_bytes(), name
     digest = hashlib.blake2b(digest_size=16)
     for item in onnx.load(tmp_path / "digits.onnx").graph.initializer:
         digest.update(onnx.numpy_helper.to_array(item).tobytes())
-    assert digest.hexdigest() == "e30baf753470ca83fb0b16bb1eafae33"
+    assert digest.hexdigest() == "1e18e228c31d3d4be0a0882fdd122882"
 
 
 def test_the_shipped_weights_are_written_as_the_shipped_file(
@@ -142,7 +143,7 @@ def test_the_shipped_weights_are_written_as_the_shipped_file(
     model = trainer.to_onnx(network)
     shipped = onnx.load(DIGITS / "digits.onnx")
     properties = {item.key: item.value for item in shipped.metadata_props}
-    assert properties["held_out_accuracy"] == "357/360"
+    assert properties["held_out_accuracy"] == "360/360"
     onnx.helper.set_model_props(model, properties)
     assert model.SerializeToString() == (DIGITS / "digits.onnx").read_bytes()
 

@@ -85,17 +85,20 @@ export function fitted(source, picture) {
 }
 
 const SHEET = 280;
+/** How thick the lines are that a model gets, as a share of what is drawn: as in the
+ * usual sets of digits, however large the drawing is. */
+const PEN = 1 / 6;
 
 /** A sheet to draw on; `done` is called with a canvas of the model's size. */
 export function sheet(picture, done) {
   const canvas = h("canvas", { class: "sheet", width: SHEET, height: SHEET, "aria-label": "Draw here with a mouse, a pen or a finger", role: "img" });
   const context = canvas.getContext("2d", { willReadFrequently: true });
   let last = null;
-  let box = null;
+  let strokes = [];
   function clear() {
     context.fillStyle = "#000";
     context.fillRect(0, 0, SHEET, SHEET);
-    box = null;
+    strokes = [];
   }
   function point(event) {
     const place = canvas.getBoundingClientRect();
@@ -111,12 +114,12 @@ export function sheet(picture, done) {
     context.lineTo(...to);
     context.stroke();
     last = to;
-    const [x, y] = to;
-    box = box ? [Math.min(box[0], x), Math.min(box[1], y), Math.max(box[2], x), Math.max(box[3], y)] : [x, y, x, y];
+    strokes.at(-1).push(to);
   }
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
     last = null;
+    strokes.push([]);
     line(point(event));
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -131,28 +134,36 @@ export function sheet(picture, done) {
 
   /** What is drawn, moved to the middle and as large as in the usual sets of digits. */
   function reduced() {
-    const half = SHEET / 22;
-    const [left, top] = [box[0] - half, box[1] - half];
-    const [wide, high] = [box[2] - box[0] + 2 * half, box[3] - box[1] + 2 * half];
     const side = picture.height;
     const most = side >= 20 ? (side * 20) / 28 : side;
-    const scale = most / Math.max(wide, high);
-    // In steps of a half: pixels between are looked at too.
-    let source = canvas;
-    let [x, y, w, t] = [left, top, wide, high];
-    let factor = 1;
-    while (scale / factor < 0.5) {
-      const smaller = h("canvas", { width: Math.ceil(w / 2), height: Math.ceil(t / 2) });
-      smaller.getContext("2d").drawImage(source, x, y, w, t, 0, 0, w / 2, t / 2);
-      [source, x, y, w, t, factor] = [smaller, 0, 0, w / 2, t / 2, factor / 2];
+    const xs = strokes.flat().map(([x]) => x);
+    const ys = strokes.flat().map(([, y]) => y);
+    const [left, right] = [Math.min(...xs), Math.max(...xs)];
+    const [top, bottom] = [Math.min(...ys), Math.max(...ys)];
+    const pen = most * PEN;
+    const scale = (most - pen) / Math.max(right - left, bottom - top, 1);
+    // Eight times as large, then three times half: pixels between count too.
+    let fine = h("canvas", { width: side * 8, height: side * 8 });
+    const lines = fine.getContext("2d");
+    lines.fillStyle = "#000";
+    lines.fillRect(0, 0, side * 8, side * 8);
+    lines.setTransform(8 * scale, 0, 0, 8 * scale, side * 4, side * 4);
+    lines.translate(-(left + right) / 2, -(top + bottom) / 2);
+    lines.strokeStyle = "#fff";
+    lines.lineWidth = pen / scale;
+    lines.lineCap = lines.lineJoin = "round";
+    for (const stroke of strokes) {
+      lines.beginPath();
+      lines.moveTo(...stroke[0]);
+      stroke.forEach((each) => lines.lineTo(...each));
+      lines.stroke();
     }
-    const seen = h("canvas", { class: "seen", width: side, height: side });
-    const small = seen.getContext("2d", { willReadFrequently: true });
-    small.fillStyle = "#000";
-    small.fillRect(0, 0, side, side);
-    const [width, height] = [wide * scale, high * scale];
-    small.drawImage(source, x, y, w, t, (side - width) / 2, (side - height) / 2, width, height);
-    return seen;
+    for (const factor of [4, 2, 1]) {
+      const half = h("canvas", { class: "seen", width: side * factor, height: side * factor });
+      half.getContext("2d", { willReadFrequently: true }).drawImage(fine, 0, 0, side * factor, side * factor);
+      fine = half;
+    }
+    return fine;
   }
   clear();
   return { canvas, clear };
