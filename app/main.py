@@ -27,6 +27,7 @@ from app.api.routes import (
     generate,
     health,
     infer,
+    invocations,
     kserve_v1,
     log_settings,
     metrics,
@@ -56,6 +57,14 @@ ROUTERS = [
 ]  # fmt: skip
 
 
+def added_routes(settings: Settings) -> list[PluginRoutes]:
+    """Return the routes that depend on settings: MLflow's and those of plugins.
+
+    A plugin's come last, so that one at the same path answers.
+    """
+    return [invocations.routes(settings), *plugin_routes(settings)]
+
+
 def create_app(
     settings: Settings | None = None, *, gateway: Gateway | None = None
 ) -> InferFront:
@@ -68,7 +77,7 @@ def create_app(
     """
     gateway = gateway or Gateway(settings or Settings())
     settings = gateway.settings
-    added = plugin_routes(settings)
+    added = added_routes(settings)
     api = create_api(gateway, added)
     service = Service(
         gateway.table,
@@ -168,4 +177,4 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the application without models."""
     gateway = Gateway(Settings())
-    return base_document(create_api(gateway, plugin_routes(gateway.settings)))
+    return base_document(create_api(gateway, added_routes(gateway.settings)))

@@ -320,6 +320,9 @@ class Settings(BaseSettings):
     tei: Annotated[str, Shown("MODEL")] = ""
     """The text model that answers at /embed, /rerank and the other routes of
     text-embeddings-inference, whose requests name none."""
+    invocations: Annotated[str, Shown("MODEL")] = ""
+    """The model that answers at /invocations, MLflow's path, whose requests name none.
+    The default is the only model."""
     no_pages: bool = False
     """Serve no web pages at / and no list of requests at /v1/requests."""
     log_level: LogLevel = "info"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,13 +34,15 @@ class ModelRunner:
             runner.execute_async(images).wait()
             await runner.execute_async(images)  # in a coroutine
 
-    `model` is an ONNX file, which is compiled first, a PopEF file, or several files of
-    one model. `config` and `manager` are the engine's: replicas, batching, the pool of
-    devices. Inputs are arrays or lists of numbers or texts; numbers are converted to
-    the model's type where nothing but precision is lost; leading dimensions of 1 may be
-    missing, and a list for a column ``[-1, 1]`` is so many rows. Tables (DataFrames,
-    Arrow tables, lists of records) are values by name. Thread-safe. Raises
-    `EngineError`: InvalidModel for a file that cannot be run, NoDeviceAvailable.
+    `model` is an ONNX file, which is compiled first, a PopEF file, several files of
+    one model, or a Python file (`model.py`), whose code runs in a process of its own:
+    trust it like your program. `config` and `manager` are the engine's: replicas,
+    batching, the pool of devices. Inputs are arrays or lists of numbers or texts;
+    numbers are converted to the model's type where nothing but precision is lost;
+    leading dimensions of 1 may be missing, and a list for a column ``[-1, 1]`` is so
+    many rows. Tables (DataFrames, Arrow tables, lists of records) are values by name.
+    Thread-safe. Raises `EngineError`: InvalidModel for a file that cannot be run,
+    NoDeviceAvailable.
     """
 
     def __init__(
@@ -51,6 +54,9 @@ class ModelRunner:
     ) -> None:
         with tempfile.TemporaryDirectory(prefix="popgate-") as folder:
             files = model if isinstance(model, list) else [model]
+            if len(files) == 1 and Path(files[0]).suffix == ".py":
+                self.engine = _python_runner(Path(files[0]), config, manager)
+                return
             paths = [_popef_of(Path(file), Path(folder)) for file in files]
             # Open files stay what they are when the folder is gone.
             self.engine = engine.ModelRunner(paths, config, manager=manager)
@@ -111,7 +117,12 @@ class ModelRunner:
             except UnevenRecords as e:
                 raise InvalidInput(str(e)) from None
             if columns is not None:
-                return inputs_of_table(columns, descs)
+                texts = [
+                    name
+                    for name, desc in descs.items()
+                    if desc.data_type is DataType.STRING
+                ]
+                return inputs_of_table(columns, descs, texts)
         return {self._only(): inputs}
 
     def _only(self) -> str:
@@ -173,6 +184,28 @@ class Result(Mapping[str, Array]):
 
     def __repr__(self) -> str:
         return repr(self._result)
+
+
+def _python_runner(
+    file: Path, config: ModelRunnerConfig | None, manager: DeviceManager | None
+) -> engine.ModelRunner:
+    """Return the runner of a Python file, on a device that it closes."""
+    if config is not None and config.replica_to_device:
+        raise InvalidInput(f"{file} runs on a device of its own: set no replicas")
+    options = engine.PythonOptions(label=file.stem)
+    device = (manager or DeviceManager()).create_python_device(options)
+    try:
+        model = engine.read_python_model(device, file)
+        return engine.ModelRunner(
+            model,
+            replace(
+                config or ModelRunnerConfig(auto_reset=True),
+                replica_to_device={0: device},
+            ),
+        )
+    except BaseException:
+        device.close()
+        raise
 
 
 def _popef_of(path: Path, folder: Path) -> Path:

@@ -32,24 +32,45 @@ def columns_of(value: Any) -> dict[str, Any] | None:
             str(name): value.column(name).to_pylist() for name in value.column_names
         }
     if hasattr(value, "columns") and hasattr(value, "iloc"):  # pandas
-        return {str(name): value[name].to_numpy() for name in value.columns}
+        return {str(name): _of_series(value[name]) for name in value.columns}
     if hasattr(value, "columns") and hasattr(value, "get_column"):  # polars
         return {str(name): value[name].to_numpy() for name in value.columns}
     return None
 
 
 def inputs_of_table(
-    columns: Mapping[str, Any], inputs: Collection[str]
+    columns: Mapping[str, Any], inputs: Collection[str], texts: Collection[str] = ()
 ) -> Mapping[str, Any]:
     """Return the values of a table's columns by input.
 
     If the model has one input and no column has its name, the rows of the table are
-    the rows of that input.
+    the rows of that input. A gap in a column for one of `texts`, the inputs of strings,
+    is the empty string.
     """
     if len(inputs) != 1 or not columns or set(columns) & set(inputs):
-        return columns
+        return {
+            name: [_text(value) for value in values] if name in texts else values
+            for name, values in columns.items()
+        }
     (name,) = inputs
+    if name in texts:
+        columns = {key: [_text(v) for v in values] for key, values in columns.items()}
     return {name: [list(row) for row in zip(*columns.values(), strict=True)]}
+
+
+def _text(value: Any) -> Any:
+    """Return an element of a column of strings; None and NaN are the empty one."""
+    is_gap = value is None or (isinstance(value, float) and value != value)
+    return "" if is_gap else value
+
+
+def _of_series(series: Any) -> Any:
+    """Return the values of a column of pandas. Its own gaps (``pd.NA``) are None."""
+    found = series.to_numpy()
+    if found.dtype == object:
+        found = found.copy()
+        found[series.isna().to_numpy()] = None
+    return found
 
 
 def _columns_of_records(records: Any) -> dict[str, Any] | None:

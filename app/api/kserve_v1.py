@@ -87,12 +87,30 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
         raise InvalidRequest(msg)
     rows: int | None = None
     if "instances" in document:
-        values = _by_input(spec, document["instances"])
+        values = by_input(spec, document["instances"])
         rows = len(document["instances"])
     else:
         inputs = document["inputs"]
-        values = inputs if _is_named(inputs) else {_only_input(spec): inputs}
-    ignores_extra = _ignores_extra(document.get("parameters"))
+        values = inputs if _is_named(inputs) else {only_input(spec): inputs}
+    return request_of(codec, values, rows, document.get("parameters")), rows
+
+
+def request_of(
+    codec: ModelCodec,
+    values: Mapping[str, Any],
+    rows: int | None,
+    parameters: object,
+    *,
+    extra_columns: str = "refuse",
+) -> InferRequest:
+    """Return the request of values by input. Raises `RequestError`.
+
+    `rows` is the number of rows that each value must have, None if any will do.
+    `extra_columns` says what becomes of values that the model has no input for if
+    `parameters` do not.
+    """
+    spec = codec.spec
+    ignores_extra = _ignores_extra(parameters, extra_columns)
     tensors = []
     for name, value in values.items():
         tensor = spec.inputs_by_name.get(name)
@@ -103,9 +121,8 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
             msg = f"unexpected input '{name:.200}' for model '{spec.name}'"
             msg += f". Expected input(s) {known}. The parameter 'extra_columns': "
             raise InvalidTensor(msg + "'ignore' drops the others.")
-        tensors.append(_input(tensor, value, rows, limits))
-    parameters = document.get("parameters")
-    return codec.read({"inputs": tensors, "parameters": parameters}), rows
+        tensors.append(_input(tensor, value, rows, codec.limits))
+    return codec.read({"inputs": tensors, "parameters": parameters})
 
 
 def encode_predict(
@@ -113,18 +130,20 @@ def encode_predict(
     instances: int | None,
     outputs: Mapping[str, Tensor],
     nan: NanPolicy,
+    *,
+    of_columns: str = "outputs",
 ) -> bytes:
     """Return the answer, in the form in which the request came.
 
-    Raises `NotRepresentable` for outputs that cannot be told apart by instance.
+    `of_columns` is the key of an answer in columns. Raises `NotRepresentable` for
+    outputs that cannot be told apart by instance.
     """
     # A fused model gives the outputs of the model that the request chose.
     written = {name: o for name, o in codec.outputs.items() if name in outputs}
     if instances is None:
         columns = {n: _nested(o, outputs[n], nan) for n, o in written.items()}
-        if len(columns) == 1:
-            return b"".join((b'{"outputs":', *columns.values(), b"}"))
-        return b"".join((b'{"outputs":', _object(columns), b"}"))
+        (answer,) = columns.values() if len(columns) == 1 else (_object(columns),)
+        return b'{"%b":%b}' % (of_columns.encode(), answer)
     rows = {}
     for name, output in written.items():
         tensor = outputs[name]
@@ -149,24 +168,25 @@ def encode_predict(
 # -- requests
 
 
-def _ignores_extra(parameters: object) -> bool:
+def _ignores_extra(parameters: object, default: str) -> bool:
     """Return whether the request drops values that the model has no input for."""
-    if type(parameters) is not dict:
-        return False  # the reader of documents refuses anything but an object
-    extra = parameters.get("extra_columns")
-    if extra not in (None, "ignore", "refuse"):
+    extra: object = None
+    if type(parameters) is dict:  # the reader of documents refuses other types
+        extra = parameters.get("extra_columns")
+    extra = default if extra is None else extra
+    if extra not in ("ignore", "refuse"):
         msg = f"'extra_columns' must be 'ignore' or 'refuse', got {extra!r:.80}"
         raise InvalidRequest(msg)
     return extra == "ignore"
 
 
-def _by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
+def by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
     """Return the values of all instances, by input."""
     if not isinstance(instances, list) or not instances:
         msg = "'instances' must be a list with at least one instance"
         raise InvalidRequest(msg)
     if not _is_named(instances[0]):
-        return {_only_input(spec): instances}
+        return {only_input(spec): instances}
     values: dict[str, list[Any]] = {name: [] for name in instances[0]}
     for index, instance in enumerate(instances):
         if not _is_named(instance) or instance.keys() != values.keys():
@@ -185,7 +205,7 @@ def _is_bytes(value: object) -> bool:
     return isinstance(value, dict) and value.keys() == {"b64"}
 
 
-def _only_input(spec: ModelSpec) -> str:
+def only_input(spec: ModelSpec) -> str:
     needed = [t.name for t in spec.inputs if t.name not in spec.defaults]
     if len(needed) != 1:
         names = [tensor.name for tensor in spec.inputs]

@@ -34,6 +34,7 @@ from app.api.schemas import (
     ErrorBody,
     GenerateRequest,
     InferenceRequest,
+    InvocationsRequest,
     PredictRequest,
     error_response,
 )
@@ -60,6 +61,7 @@ _TAGS = (
     ("health", "For load balancers and supervisors."),
     ("metrics", "For Prometheus."),
     ("kserve v1", "The protocol before that, of KServe and TensorFlow Serving."),
+    ("mlflow", "Tables, as MLflow's servers take them."),
     ("open inference protocol", "The same over the standard's paths, `/v2`."),
 )
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
@@ -99,7 +101,9 @@ def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, A
     )
     schemas = document["components"]["schemas"]
     # Bodies that routes read or write themselves, and so declare by reference only.
-    for body in (InferenceRequest, GenerateRequest, PredictRequest, ErrorBody):
+    for body in (
+        InferenceRequest, GenerateRequest, PredictRequest, InvocationsRequest, ErrorBody
+    ):  # fmt: skip
         schema = body.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema

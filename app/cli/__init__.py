@@ -14,8 +14,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from app.cli import cache, devices, dump, key, openapi, serve, validate
 from app.cli import compile as compile_command
-from app.cli import devices, dump, key, openapi, serve, validate
 from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
 from app.cli.plugin_commands import Commands
@@ -38,6 +38,7 @@ app.command("serve", cls=serve.ServeCommand)(serve.serve)
 app.command("validate", cls=Command)(validate.validate)
 app.command("dump", cls=Command)(dump.dump)
 app.command("devices", cls=Command)(devices.devices)
+app.command("cache", cls=Command)(cache.cache)
 app.command("key", cls=Command)(key.key)
 app.command("openapi", cls=Command)(openapi.openapi)
 

@@ -25,7 +25,7 @@ HEADINGS = {
     "repository_poll_secs model_memory strict_readiness allow_python reload cache_dir "
     "model_cache model_download_limit",
     "Address": "host port uds workers base_path metrics_port management_socket "
-    "openai_root tei no_pages",
+    "openai_root tei invocations no_pages",
     "Devices": "devices threads device_wait device_wait_sleep device_timeout",
     "Access": "api_key keys trust_loopback restricted_api allow_origin "
     "trusted_proxy tls_cert "

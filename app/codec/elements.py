@@ -196,6 +196,8 @@ class Elements:
             raw = from_base64(value, where) if is_base64 else encode_text(value, where)
         else:
             msg = f"{where} is {_described(value)}; the model expects BYTES (a string)"
+            if value is None:
+                msg += '; send "" for a gap'
             raise InvalidTensor(msg)
         if len(raw) > self.max_string_bytes:
             msg = (

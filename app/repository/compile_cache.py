@@ -7,6 +7,7 @@ of ONNX Runtime. So nothing in the cache is ever stale, and deleting it is alway
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -69,6 +70,8 @@ class CompileCache:
         target, options = self._place(source, changes)
         if target.is_file():
             logger.debug("%s: compiled before, %s", source.name, target)
+            with contextlib.suppress(OSError):  # a cache may be for reading only
+                os.utime(target)  # it was used, for `popgate cache`
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         logger.info("%s: compiling", source.name)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from network import Array
+from numpy.typing import NDArray
 
 SIDE = 8
 #: Points in a pixel, each way: a pixel's value is how many of them are inked.
@@ -25,11 +26,11 @@ Strokes = list[Array]
 Random = np.random.RandomState
 
 
-def drawings(count: int, rng: Random) -> tuple[Array, Array]:
+def drawings(count: int, rng: Random) -> tuple[Array, NDArray[np.int64]]:
     """Return `count` images, float64 ``[count, 1, 8, 8]`` from 0 to 16, and their
     digits, all ten in turn."""
-    digits = np.arange(count) % 10
-    images = np.stack([_drawn(_SHAPES[digit](rng), rng) for digit in digits])
+    digits = np.arange(count, dtype=np.int64) % 10
+    images = np.stack([_drawn(_SHAPES[digit](rng), rng) for digit in digits.tolist()])
     return images[:, np.newaxis], digits
 
 
@@ -62,7 +63,8 @@ def reduced(lines: Strokes, pen: float) -> Array:
         moved = (line - (low + high) / 2) * scale + SIDE / 2
         inked |= _distance(grid, moved) <= pen / 2
     blocks = inked.reshape(SIDE, _FINE, SIDE, _FINE)
-    return blocks.sum((1, 3)).astype(np.float64)
+    image: Array = blocks.sum((1, 3)).astype(np.float64)
+    return image
 
 
 def _distance(grid: Array, line: Array) -> Array:
@@ -72,7 +74,8 @@ def _distance(grid: Array, line: Array) -> Array:
     from_begin = grid[:, :, np.newaxis] - begin
     share = np.clip((from_begin * along).sum(-1) / squared, 0, 1)
     nearest = from_begin - share[..., np.newaxis] * along
-    return np.sqrt((nearest**2).sum(-1).min(-1))
+    distance: Array = np.sqrt((nearest**2).sum(-1).min(-1))
+    return distance
 
 
 def _line(*points: tuple[float, float]) -> Array:

@@ -139,7 +139,7 @@ class ModelCache:
         before = time.time() - KEPT_MODEL
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder / "models"):
-                _remove_unused(Path(entry.path), before)
+                self.remove_unused(Path(entry.path), before)
         for name, seconds in (("blobs", KEPT_BLOB), ("parts", KEPT_PART)):
             before = time.time() - seconds
             with contextlib.suppress(OSError):
@@ -147,6 +147,24 @@ class ModelCache:
                     found = entry.stat(follow_symlinks=False)
                     if found.st_nlink == 1 and found.st_mtime < before:
                         os.unlink(entry.path)
+
+    @staticmethod
+    def remove_unused(folder: Path, before: float) -> None:
+        """Removes what the cache has of a URL, if nobody uses it, nor has since
+        `before`.
+
+        Raises OSError.
+        """
+        if (folder / LOCK).stat().st_mtime >= before:
+            return
+        with _locked_now(folder) as is_locked:
+            if not is_locked:
+                return
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    _remove(path)
+            if not any(path.is_dir() for path in folder.iterdir()):
+                shutil.rmtree(folder)
 
     def __repr__(self) -> str:
         return f"<ModelCache {self.folder}>"
@@ -345,21 +363,23 @@ def _locked_now(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _remove_unused(folder: Path, before: float) -> None:
-    """Removes what the cache has of a URL, unless a server has used it since `before`.
+def is_used(folder: Path) -> bool:
+    """Return whether a process downloads to the folder of a URL or serves from it.
 
     Raises OSError.
     """
-    if (folder / LOCK).stat().st_mtime >= before:
-        return
     with _locked_now(folder) as is_locked:
         if not is_locked:
-            return
-        for path in folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                _remove(path)
-        if not any(path.is_dir() for path in folder.iterdir()):
-            shutil.rmtree(folder)
+            return True
+    for manifest in folder.glob(f"*/{MANIFEST}"):
+        fd = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def _remove(folder: Path) -> None:

@@ -64,7 +64,8 @@ class KnownModel:
         except UnevenRecords as e:
             raise InvalidRequest(str(e)) from None
         if columns is not None:
-            return inputs_of_table(columns, self._inputs)
+            texts = [name for name, spec in self._inputs.items() if spec[0] == "BYTES"]
+            return inputs_of_table(columns, self._inputs, texts)
         if not self._inputs and self.problem is not None:
             raise self.problem
         if len(self._inputs) != 1:

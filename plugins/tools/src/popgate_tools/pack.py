@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,113 +11,17 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.errors import EXIT_USAGE, CommandError
-
-#: The name of the input of models that take one matrix.
-X = "x"
-_NUMBERS = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
-#: Types of columns, as MLflow names them.
-_COLUMNS = {
-    "boolean": "BOOL",
-    "integer": "INT32",
-    "long": "INT64",
-    "float": "FP32",
-    "double": "FP64",
-    "string": "BYTES",
-}
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Parts of a `model.py`: how it imports and loads, and what a call does; `requires`
-    are modules.
-    """
-
-    imports: str
-    load: str
-    call: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    requires: tuple[str, ...]
-    is_code: bool = False
-    batching: bool = True
-    notes: tuple[str, ...] = field(default=())
-
-    def source(self, kind: str, file: str) -> str:
-        """Return the text of `model.py`."""
-        trust = ""
-        if self.is_code:
-            trust = "        # Loading runs what it says: trust it like this one.\n"
-        names = ", ".join(self.inputs)
-        return (
-            f'"""{file}, served. Made by `popgate pack {kind}`; yours to edit."""\n\n'
-            f"{self.imports}\n\n\nclass Packed:\n"
-            f"    inputs = {_table(self.inputs)}\n"
-            f"    outputs = {_table(self.outputs)}\n"
-            f"    batching = {self.batching}  # rows do not depend on each other\n\n"
-            f"    def load(self, context):\n{trust}"
-            f"        file = context.folder / {file!r}\n        {self.load}\n\n"
-            f"    def __call__(self, {names}):\n        {self.call}\n"
-        )
-
-
-def _table(tensors: Mapping[str, str]) -> str:
-    return "{" + ", ".join(f'"{k}": "{v}"' for k, v in tensors.items()) + "}"
-
-
-def sklearn(file: Path) -> Packed:
-    """Estimators and pipelines that joblib or pickle has written."""
-    model = _library("joblib", "sklearn").load(file)
-    first = model[0] if hasattr(model, "steps") else model
-    texts = hasattr(first, "analyzer")  # a vectorizer
-    columns = getattr(model, "n_features_in_", -1)
-    inputs = {"text": "BYTES[-1]"} if texts else {X: f"FP64[-1,{columns}]"}
-    outputs = {"output": "FP64[-1]"}
-    given = "[each.decode() for each in text]" if texts else X
-    call = f'return {{"output": self.model.predict({given})}}'
-    classes = getattr(model, "classes_", None)
-    if classes is not None:
-        number = _NUMBERS.get(str(classes.dtype))
-        outputs = {"label": f"{number or 'BYTES'}[-1]"}
-        labels = f"self.model.predict({given})"
-        if number is None:
-            labels = f"{labels}.astype(object)"
-        call = f'return {{"label": {labels}}}'
-        if hasattr(model, "predict_proba"):
-            outputs["probabilities"] = f"FP64[-1,{len(classes)}]"
-            call = (
-                f"rows = {given}\n        return {{\n"
-                f'            "label": {labels.replace(given, "rows")},\n'
-                '            "probabilities": self.model.predict_proba(rows),\n'
-                "        }"
-            )
-    return Packed(
-        "import joblib",
-        "self.model = joblib.load(file)",
-        call,
-        inputs,
-        outputs,
-        ("sklearn", "joblib"),
-        is_code=True,
-    )
+from popgate_tools.pack_sklearn import sklearn
+from popgate_tools.packed import COLUMNS, NUMBERS, Packed, X, library, table_of
 
 
 def xgboost(file: Path) -> Packed:
     """Boosters that xgboost has saved as JSON or UBJSON."""
-    library = _library("xgboost", "xgboost")
-    model = library.Booster(model_file=str(file))
+    xgb = library("xgboost")
+    model = xgb.Booster(model_file=str(file))
     columns = model.num_features()
     sample = _row(columns)
-    found = model.predict(library.DMatrix(sample))
+    found = model.predict(xgb.DMatrix(sample))
     return Packed(
         "import xgboost",
         "self.model = xgboost.Booster(model_file=str(file))",
@@ -132,7 +34,7 @@ def xgboost(file: Path) -> Packed:
 
 def lightgbm(file: Path) -> Packed:
     """Boosters that lightgbm has saved as text."""
-    model = _library("lightgbm", "lightgbm").Booster(model_file=str(file))
+    model = library("lightgbm").Booster(model_file=str(file))
     columns = model.num_feature()
     return Packed(
         "import lightgbm",
@@ -146,7 +48,7 @@ def lightgbm(file: Path) -> Packed:
 
 def torch(file: Path) -> Packed:
     """Programs that `torch.export.save` has written."""
-    program = _library("torch", "torch").export.load(str(file))
+    program = library("torch").export.load(str(file))
     taken = set(program.graph_signature.user_inputs)
     inputs, outputs = {}, {}
     for node in program.graph.nodes:
@@ -179,7 +81,7 @@ def torch(file: Path) -> Packed:
 def mlflow(file: Path) -> Packed:
     """Folders of MLflow models, by their `pyfunc` flavour and signature: columns, or
     one tensor, to one output."""
-    model = _library("mlflow.pyfunc", "mlflow").load_model(str(file))
+    model = library("mlflow.pyfunc", "mlflow pandas").load_model(str(file))
     given, taken = model.metadata.get_output_schema(), model.metadata.get_input_schema()
     if taken is None:
         raise CommandError(f"{file} has no signature", EXIT_USAGE)
@@ -202,7 +104,7 @@ def mlflow(file: Path) -> Packed:
             raise CommandError(f"{file} has several outputs, not one", EXIT_USAGE)
         outputs = {"output": _of_mlflow(given.inputs[0])}
     kind, _, dims = outputs["output"].partition("[")
-    made = {name: number for number, name in _NUMBERS.items()}.get(kind, "object")
+    made = {name: number for number, name in NUMBERS.items()}.get(kind, "object")
     shape = "" if "," in dims else ".reshape(-1)"
     return Packed(
         "import mlflow.pyfunc\nimport numpy as np\nimport pandas as pd",
@@ -234,6 +136,14 @@ def pack(
             "-o", "--out", help="The model's folder; else models/ and FILE's name."
         ),
     ] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="sklearn: rows of the DataFrame that the pipeline was fitted on "
+            "(.csv, .parquet, .jsonl), whose types the inputs get.",
+        ),
+    ] = None,
 ) -> None:
     """Make a model in Python from a file of another library.
 
@@ -246,12 +156,14 @@ def pack(
         raise CommandError(f"there is no kind {kind!r}; there are {kinds}", EXIT_USAGE)
     if not file.exists():
         raise CommandError(f"{file}: no such file", EXIT_USAGE)
+    if sample is not None and kind != "sklearn":
+        raise CommandError("--sample is for sklearn", EXIT_USAGE)
     folder = out or Path("models") / file.stem
     version = folder / "1"
     if (version / "model.py").exists():
         raise CommandError(f"{version / 'model.py'} is there already", EXIT_USAGE)
     try:
-        made = make(file)
+        made = make(file) if sample is None else sklearn(file, sample)
     except CommandError:
         raise
     except Exception as error:  # of the library, or of what the file runs
@@ -265,20 +177,13 @@ def pack(
     # As what is installed here is called: xgboost comes as xgboost-cpu too.
     known = packages_distributions()
     names = [known.get(module, [module])[0] for module in made.requires]
-    wanted = ", ".join(f'"{name}"' for name in names)
-    (folder / "config.toml").write_text(f"requirements = [{wanted}]\n")
-    (version / "model.py").write_text(made.source(kind, file.name))
-    typer.echo(f"{version / 'model.py'}: {_table(made.inputs)} to")
-    typer.echo(f"  {_table(made.outputs)}; serve it with --allow-python")
-
-
-def _library(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise CommandError(
-            f"{error}; pip install 'popgate[{extra}]' brings it"
-        ) from None
+    (folder / "config.toml").write_text(made.config(names), encoding="utf-8")
+    text = made.source(kind, file.name)
+    (version / "model.py").write_text(text, encoding="utf-8")
+    typer.echo(f"{version / 'model.py'}: {table_of(made.inputs)} to")
+    typer.echo(f"  {table_of(made.outputs)}; serve it with --allow-python")
+    for note in made.notes:
+        typer.echo(f"  {note}")
 
 
 def _row(columns: int) -> Any:
@@ -296,14 +201,14 @@ def _of_mlflow(spec: Any) -> str:
     """Return the type of a column, or of a tensor, of a signature."""
     shape = getattr(spec, "shape", (-1,))
     name = getattr(spec.type, "name", str(spec.type))
-    kind = (_NUMBERS if hasattr(spec, "shape") else _COLUMNS).get(name)
+    kind = (NUMBERS if hasattr(spec, "shape") else COLUMNS).get(name)
     if kind is None:
         raise CommandError(f"there is no name for {spec}", EXIT_USAGE)
     return f"{kind}[{','.join(map(str, shape))}]"
 
 
 def _of_torch(value: Any) -> str:
-    kind = _NUMBERS.get(str(value.dtype).removeprefix("torch."))
+    kind = NUMBERS.get(str(value.dtype).removeprefix("torch."))
     if kind is None:
         raise CommandError(f"there is no name for tensors of {value.dtype}")
     dims = ",".join(str(d) if isinstance(d, int) else "-1" for d in value.shape)

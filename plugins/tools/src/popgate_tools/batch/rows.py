@@ -164,7 +164,10 @@ def _is_given(record: Mapping[str, Any], name: str, optional: Optional) -> bool:
 
 
 def _value(value: Any, datatype: str) -> Any:
-    """Return a value of .jsonl or .parquet; null is NaN where the input is a float."""
+    """Return a value of .jsonl or .parquet; null is NaN for a float and the empty
+    string for a string, which it is in .csv."""
+    if value is None and datatype == "BYTES":
+        return ""
     if not datatype.startswith(("FP", "BF")):
         return value
     if isinstance(value, list):

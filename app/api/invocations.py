@@ -1,0 +1,237 @@
+"""MLflow's protocol: ``POST /invocations`` with a table, or with tensors.
+
+A table is a JSON object with ``dataframe_split`` (columns and rows) or
+``dataframe_records`` (an object for each row), or CSV with a line of names. Its columns
+are inputs by name, or all together the rows of the only input. Columns without an input
+are dropped, as MLflow does. ``instances`` and ``inputs`` are those of `kserve_v1`. The
+answer is always ``{"predictions": …}``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from app.api.kserve_v1 import by_input, encode_predict, only_input, request_of
+from app.codec import InferRequest, ModelCodec
+from app.codec.chunks import join
+from app.codec.json_text import parse_json
+from app.codec.messages import Body, Response, json_response
+from app.codec.number_lists import LARGE, listed, parse_large
+from app.codec.oip_json import check_json_size
+from app.errors import InvalidRequest, InvalidTensor
+from app.serving.table import ModelTable, infer_path
+from app.spec import ModelSpec, TensorSpec
+from engine import Tensor
+
+FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
+_KEYS: Final = (*FORMS, "params", "parameters", "signature_name")
+_HELP: Final = (
+    "expected CSV, or a JSON object with one of "
+    f"{', '.join(FORMS)}, as in "
+    '{"dataframe_records": [{"age": 33, "city": "Bonn"}]}'
+)
+#: The cells of CSV that are gaps in columns of numbers, as pandas has them.
+_GAPS: Final = frozenset(
+    ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
+     "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
+)  # fmt: skip
+_TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
+
+#: Values by input, and the number of rows if they came in rows.
+Values = tuple[Mapping[str, Any], int | None]
+
+
+class InvocationsForm:
+    """One request of this protocol (`app.serving.forms.NamingForm`).
+
+    `model` is the one that answers requests whose path names none; empty: the only one.
+    """
+
+    not_one = "the model does not give exactly 1 response"
+
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        self.rows: int | None = None
+
+    def target(self, body: Body, models: ModelTable) -> str:
+        if self.model:
+            return infer_path(self.model)
+        names = models.names()
+        if len(names) != 1:
+            msg = f"/invocations names no model, and {len(names)} are served: "
+            msg += "call /v1/models/NAME/invocations, or start the server with "
+            raise InvalidRequest(msg + "--invocations NAME")
+        return infer_path(names[0])
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        self.not_one = f"model '{codec.spec.name}' does not give exactly 1 response"
+        text = bytes(join(body))
+        check_json_size(len(text), codec.limits)
+        parameters: object = None
+        if text.lstrip()[:1] in (b"{", b"["):
+            document = _document(text, codec)
+            parameters = document.get("params") or document.get("parameters")
+            values, self.rows = _values(codec.spec, document)
+        else:
+            values, self.rows = _from_csv(codec.spec, text)
+        return request_of(codec, values, self.rows, parameters, extra_columns="ignore")
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        return json_response(
+            encode_predict(
+                codec, self.rows, outputs, request.nan, of_columns="predictions"
+            )
+        )
+
+
+def _document(text: bytes, codec: ModelCodec) -> dict[str, Any]:
+    limits = codec.limits
+    document = (
+        parse_json(text, limits)
+        if len(text) <= LARGE
+        else listed(parse_large(text, limits))
+    )
+    if type(document) is not dict:
+        raise InvalidRequest(_HELP)
+    given = [key for key in FORMS if key in document]
+    unknown = [key for key in document if key not in _KEYS]
+    if len(given) != 1 or unknown:
+        what = f", got {', '.join(f'{key:.80}' for key in document) or 'an empty one'}"
+        raise InvalidRequest(_HELP + what)
+    return document
+
+
+def _values(spec: ModelSpec, document: Mapping[str, Any]) -> Values:
+    """Return the values by input of one of the four forms."""
+    if "dataframe_split" in document:
+        return _from_split(spec, document["dataframe_split"])
+    if "dataframe_records" in document:
+        return _from_records(spec, document["dataframe_records"])
+    if "instances" in document:
+        instances = document["instances"]
+        return by_input(spec, instances), len(instances)
+    inputs = document["inputs"]
+    return (inputs if isinstance(inputs, dict) else {only_input(spec): inputs}), None
+
+
+def _from_split(spec: ModelSpec, table: object) -> Values:
+    """Return the values of ``{"columns": […], "data": [[…], …]}``."""
+    if type(table) is not dict or not isinstance(table.get("data"), list):
+        msg = "'dataframe_split' must be an object with 'columns' and 'data', as in "
+        raise InvalidRequest(msg + '{"columns": ["age"], "data": [[33]]}')
+    rows, columns = table["data"], table.get("columns")
+    width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
+    if columns is None:
+        columns = [str(number) for number in range(width)]
+    if not isinstance(columns, list) or not all(
+        isinstance(name, str | int) for name in columns
+    ):
+        raise InvalidRequest("'columns' of 'dataframe_split' must be a list of strings")
+    names = [str(name) for name in columns]
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != len(names):
+            got = f"{len(row)} values" if isinstance(row, list) else "no list"
+            msg = f"row {number} of 'dataframe_split' has {got}, expected "
+            raise InvalidRequest(f"{msg}{len(names)}, one for each of 'columns'")
+    return _of_table(spec, names, rows, _as_it_is)
+
+
+def _from_records(spec: ModelSpec, records: object) -> Values:
+    """Return the values of ``[{…}, …]``; a key that a record lacks is a gap."""
+    if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
+        msg = "'dataframe_records' must be a list of objects, as in "
+        raise InvalidRequest(msg + '[{"age": 33, "city": "Bonn"}]')
+    names = list(dict.fromkeys(name for record in records for name in record))
+    rows = [[record.get(name) for name in names] for record in records]
+    return _of_table(spec, names, rows, _as_it_is)
+
+
+def _from_csv(spec: ModelSpec, text: bytes) -> Values:
+    """Return the values of CSV with a line of names."""
+    try:
+        lines = csv.reader(io.StringIO(text.decode("utf-8-sig"), newline=""))
+        names = next(lines, [])
+        rows = [row for row in lines if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRequest(f"the body is neither JSON nor CSV: {error}") from None
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            msg = f"row {number} of the CSV has {len(row)} cells, expected "
+            raise InvalidRequest(f"{msg}{len(names)}, one for each name: {_HELP}")
+    if not rows:
+        raise InvalidRequest(f"the body has no rows below its line of names: {_HELP}")
+    return _of_table(spec, names, rows, _cell)
+
+
+Reads = Callable[[TensorSpec, Any, int, str], Any]
+"""Makes an element of an input of what a table has; the row and column are for the
+message of an `InvalidTensor`."""
+
+
+def _of_table(
+    spec: ModelSpec, names: Sequence[str], rows: Sequence[Sequence[Any]], read: Reads
+) -> Values:
+    """Return the values of a table by input."""
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise InvalidRequest(f"the table has the column '{twice[0]:.200}' twice")
+    if not rows:
+        raise InvalidRequest("the table has no rows")
+    needed = [t for t in spec.inputs if t.name not in spec.defaults]
+    if len(needed) == 1 and not set(names) & spec.inputs_by_name.keys():
+        (only,) = needed
+        if only.shape is not None and len(only.shape) == len(names) == 1:
+            one = [read(only, row[0], at, names[0]) for at, row in enumerate(rows)]
+            return {only.name: one}, len(rows)
+        table = [
+            [read(only, v, at, n) for v, n in zip(row, names, strict=True)]
+            for at, row in enumerate(rows)
+        ]
+        return {only.name: table}, len(rows)
+    values: dict[str, Any] = {}
+    for column, name in enumerate(names):
+        tensor = spec.inputs_by_name.get(name)
+        found = [row[column] for row in rows]
+        if tensor is not None:
+            found = [read(tensor, value, at, name) for at, value in enumerate(found)]
+        values[name] = found
+    return values, len(rows)
+
+
+def _as_it_is(tensor: TensorSpec, value: Any, row: int, column: str) -> Any:
+    """Return a value of JSON. A gap in a column of strings is the empty string."""
+    return "" if value is None and tensor.type.kind == "s" else value
+
+
+def _cell(tensor: TensorSpec, text: str, row: int, column: str) -> Any:
+    """Return the value of a cell of CSV. Raises `InvalidTensor`."""
+    kind = tensor.type.kind
+    if kind == "s":
+        return text
+    cell = text.strip().replace("_", "no digit")
+    if cell in _GAPS:
+        return None
+    try:
+        if kind == "b":
+            return _TRUTHS[cell.lower()]
+        if kind == "f":
+            return float(cell)
+        return _whole(cell)
+    except (KeyError, ValueError):
+        msg = f"'{text:.80}' in row {row} of column '{column:.80}' is no "
+        raise InvalidTensor(msg + tensor.datatype) from None
+
+
+def _whole(cell: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:
+        number = float(cell)
+        if not number.is_integer():
+            raise ValueError from None
+        return int(number)

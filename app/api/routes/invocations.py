@@ -1,0 +1,77 @@
+"""MLflow's protocol: `POST /invocations`, and the same on a model's path."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.invocations import InvocationsForm
+from app.api.plugin_routes import PluginRoutes
+from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
+from app.api.schemas import InvocationsResponse
+from app.http.front import NamingOperation, Operation
+from app.settings import Settings
+
+_PATH = "/invocations"
+_EXTRA: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/InvocationsRequest"}
+            },
+            "text/csv": {"schema": {"type": "string"}},
+        },
+    }
+}
+_TEXT = """A table in, `predictions` out, one for each row. The table is a JSON object
+with `dataframe_split` or `dataframe_records`, or CSV with a line of names. Columns are
+inputs by name, or all together the rows of the only input. An empty cell and null are
+NaN for floats and the empty string for strings. `instances` and `inputs` work as in
+`:predict`. `params` are parameters of the request.
+"""
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"model": InvocationsResponse},
+    **ERROR_RESPONSES,
+}
+
+
+def routes(settings: Settings) -> PluginRoutes:
+    """Return the routes of a server with these settings."""
+    router = APIRouter(tags=["mlflow"])
+
+    async def run(request: Request) -> Response:
+        return to_front(request)
+
+    router.add_api_route(
+        _PATH,
+        run,
+        methods=["POST"],
+        name="invocations",
+        summary="Run the only model on a table",
+        description=_TEXT,
+        response_class=Response,
+        responses=_RESPONSES,
+        openapi_extra=_EXTRA,
+    )
+    for model, what in (
+        ("/v1/models/{name}", "a model"),
+        ("/v1/models/{name}/versions/{version}", "a version"),
+    ):
+        declare(
+            router,
+            model + _PATH,
+            "invocations",
+            summary=f"Run {what} on a table",
+            description=_TEXT,
+            responses=_RESPONSES,
+            openapi_extra=_EXTRA,
+        )
+    form = partial(InvocationsForm, settings.invocations)
+    return PluginRoutes(
+        router,
+        [Operation("/v1/models/", _PATH, InvocationsForm)],
+        [NamingOperation(_PATH, form)],
+    )
