@@ -1,7 +1,8 @@
 """Pipelines that were fitted on a DataFrame: packed, served, asked in every way.
 
 Covers: plugins/tools/src/popgate_tools/pack_sklearn.py,
-plugins/tools/src/popgate_tools/pack_columns.py, plugins/tools/src/popgate_tools/packed.py.
+plugins/tools/src/popgate_tools/pack_columns.py,
+plugins/tools/src/popgate_tools/packed.py.
 """
 
 from __future__ import annotations

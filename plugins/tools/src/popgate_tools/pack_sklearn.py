@@ -230,7 +230,8 @@ def _imported(source: str) -> Any:
         file = Path(folder) / "packed_model.py"
         file.write_text(source, encoding="utf-8")
         spec = spec_from_file_location("packed_model", file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
     return module
