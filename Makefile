@@ -30,7 +30,7 @@ example := examples/digits/digits.onnx
 	pin-image lock sbom audit docs clean
 
 help:
-	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT)"
+	@echo "make serve          compile the example model and serve it on $(HOST):$(PORT) (PORT=8080)"
 	@echo "make compiled       compile the hot path: about twice as fast, needs a C compiler"
 	@echo "make test           everything CI runs: ruff, mypy, pytest"
 	@echo "make check          ruff and mypy only (changes nothing)"
@@ -58,8 +58,8 @@ help:
 	@echo "make clean          remove .venv, the compiled example and caches"
 
 serve: $(VENV)/.installed $(MODELS)/digits.popef
-	@test "$(COMPILE)" = 0 || $(bin)/python -m native.build --if-possible
-	$(bin)/popgate serve -m $(MODELS) --host $(HOST) --port $(PORT) --trust-loopback$(if $(DEVICES), --devices $(DEVICES))
+	$(bin)/python -m native.serve --url http://$(HOST):$(PORT)$(if $(filter 0,$(COMPILE)), --no-compile) -- \
+		-m $(MODELS) --host $(HOST) --port $(PORT) --trust-loopback$(if $(DEVICES), --devices $(DEVICES))
 
 $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 	@mkdir -p $(MODELS)

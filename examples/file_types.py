@@ -1,6 +1,6 @@
 """Serve Magika, Google's file type model, as its PyPI package ships it.
 
-    pip install 'popgate[examples]'
+    pip install '.[examples]'
     python examples/file_types.py [FILE ...]       # default: files of this folder
 
 The package brings an ONNX file and its own Python code to run it. Here the gateway

@@ -58,7 +58,9 @@ def popgate() -> str:
     beside = Path(sys.executable).with_name("popgate")
     found = str(beside) if beside.exists() else shutil.which("popgate")
     if found is None:
-        raise FileNotFoundError("no popgate command; run: pip install popgate")
+        raise FileNotFoundError(
+            "no popgate command; run in the checkout: pip install ."
+        )
     return found
 
 

