@@ -3,9 +3,9 @@
     python -m native.serve --url http://127.0.0.1:8000 -- -m models --port 8000
 
 This process becomes `popgate serve` with the arguments behind ``--``. Another process
-waits until the server answers at `--url`, compiles at the lowest priority, and ends with
-the server.
-The server goes on as plain Python; the next start takes the compiled modules.
+waits until the server answers at `--url`. It then compiles at the lowest priority, and
+ends with the server. The server goes on as plain Python. The next start takes the
+compiled modules.
 """
 
 from __future__ import annotations
