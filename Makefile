@@ -107,7 +107,7 @@ test-ray: $(VENV)/.installed-dev
 
 test-mpi: $(VENV)/.installed-dev
 	$(pip) install -q --no-compile -e '.[mpi]'
-	$(bin)/python -m pytest tests/popir/instances/test_machines.py
+	$(bin)/python -m pytest plugins/popxl/tests/popir/instances/test_machines.py
 
 # Azurite is npm's, the registry Debian's; where those are not, their tests are skipped.
 test-buckets: $(VENV)/.installed-dev

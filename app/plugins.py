@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 #: Commands of `popgate` (a tuple of `app.cli.plugin_commands.PluginCommand`).
 COMMANDS: Final = "popgate.commands"
+#: Kinds of files that `popgate compile` takes beside ONNX: modules with `split_name`
+#: and `compile_program` (docs/plugins.md).
+EXECUTABLES: Final = "popgate.executables"
 #: Kinds of model folders (`app.repository.formats.ModelFormat`).
 MODEL_FORMATS: Final = "popgate.model_formats"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).

@@ -27,13 +27,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import popxl
-from popxl import ops
-from popxl.transforms import autodiff
 
+import popxl
 from engine.devices.cores import usable_cores
 from engine.programs.executable import Execute, Steps, StreamIn
 from engine.programs.onnx_session import OnnxSession
+from popxl import ops
+from popxl.transforms import autodiff
 
 Way = Callable[[], object]
 

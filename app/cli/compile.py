@@ -15,7 +15,7 @@ import typer
 
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 from app.cli.pairs import parse_pairs, parse_shapes
-from app.cli.popxl_program import compile_program, split_name
+from app.plugins import EXECUTABLES, plugins
 
 if TYPE_CHECKING:
     from engine.compiler import (
@@ -188,7 +188,7 @@ def _jobs(
             _Job(source, target, _compiler(source, compilations))
             for source, target in _targets(models, output, out_dir).items()
         ]
-    if any(split_name(model) for model in models):
+    if any(_program(model) for model in models):
         raise CommandError("--fuse puts ONNX models together, no programs", EXIT_USAGE)
     if output is None:
         raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
@@ -254,17 +254,31 @@ def _compilations(timeout: float, memory: str) -> Compilations:
 
 
 def _compiler(source: Path, compilations: Compilations) -> Compiler:
-    program = split_name(source)
+    program = _program(source)
     if program is None:
         return partial(_compile_one, compilations)
-    path, name = program
+    plugin, path, name = program
 
     def compile_it(
         _: Path, target: Path, options: CompileOptions, progress: Progress
     ) -> CompileReport:
-        return compile_program(path, name, target, options, progress)
+        report: CompileReport = plugin.compile_program(
+            path, name, target, options, progress
+        )
+        return report
 
     return compile_it
+
+
+def _program(source: Path) -> tuple[Any, Path, str] | None:
+    """Return the plugin for a file of another kind than ONNX, its path, and the name
+    of what is meant in it."""
+    if source.suffix == ".onnx":
+        return None
+    for plugin in plugins(EXECUTABLES).values():
+        if found := plugin.split_name(source):
+            return plugin, *found
+    return None
 
 
 def _compile_one(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import popdist
 import popxl
 from popxl import ops, transforms

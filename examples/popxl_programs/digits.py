@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import popxl
-from popxl import ops, transforms
 
 import popir
+import popxl
+from popxl import ops, transforms
 
 DATA = Path(__file__).resolve().parents[1] / "digits"
 BATCH, HIDDEN, RATE = 16, 64, 0.3

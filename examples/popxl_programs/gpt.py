@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 import numpy as np
+
+import popir
 import popxl
 from popxl import ops, transforms
 from popxl.ops import var_updates as updates
-
-import popir
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 8
 LETTERS = sorted(set(TEXT))

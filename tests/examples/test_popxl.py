@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import popxl
 import pytest
 
+import popxl
 from tests.app.served import ServedGateway
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "popxl_programs"

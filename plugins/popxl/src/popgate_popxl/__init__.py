@@ -1,0 +1,5 @@
+"""`popgate compile program.py[:name]`: programs of popxl as executables.
+
+A plugin of PopGate (docs/plugins.md), beside `popir`, `popxl` and `popart`.
+Runs in the process of the command. May import of PopGate: `app`, `engine`.
+"""

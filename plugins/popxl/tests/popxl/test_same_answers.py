@@ -1,0 +1,277 @@
+"""Calls that the original answers in another way than one might expect."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import popart
+import popxl
+from popxl import ops
+from popxl.ops import collectives
+from popxl.ops import var_updates as updates
+from popxl.transforms import autodiff
+
+F32 = popxl.float32
+BYTES = np.array([1, 200], np.uint8).view(popxl.dtypes.np_dtype_float8_143)
+
+
+def test_strides_compare_with_numpys() -> None:
+    with popxl.Ir().main_graph:
+        array = np.zeros((2, 3, 4), np.float32)
+        assert popxl.variable(array).strides() == array.strides
+        assert popxl.variable(1.0).strides() == ()
+
+
+def test_variables_of_float8_take_their_type_from_the_data() -> None:
+    with popxl.Ir().main_graph:
+        assert popxl.variable(BYTES).dtype is popxl.float8_143
+        with pytest.raises(TypeError):
+            popxl.constant(BYTES)
+
+
+def test_integers_have_gradients() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable([1, 2, 3])
+        graph = ir.create_graph(lambda t: t * t, x)
+        info = autodiff(graph)
+        assert not isinstance(info, dict)
+        call = ops.call_with_info(graph, x)
+        (dx,) = ops.call(info.graph, x * 0 + 1, inputs_dict=info.inputs_dict(call))
+        out = popxl.d2h_stream(dx.shape, dx.dtype)
+        ops.host_store(out, dx)
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [2, 4, 6]
+
+
+def test_losses_with_gradients_take_labels_of_any_type() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        probs = popxl.variable(np.full((2, 4), 0.25, np.float32))
+        labels = popxl.variable(np.array([1, 3], np.float32))
+        loss, dx = ops.nll_loss_with_softmax_grad(probs, labels)
+        out = popxl.d2h_stream(dx.shape, dx.dtype)
+        ops.host_store(out, dx)
+        with pytest.raises(popart.popart_exception):
+            ops.nll_loss(probs, labels)
+    with popxl.Session(ir) as session:
+        found = session.run()[out]
+    assert loss.shape == ()
+    assert found[0].tolist() == [0.125, -0.375, 0.125, 0.125]
+
+
+def test_conditionals_find_tensors_of_either_branch() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x, y = popxl.variable(1.0), popxl.variable(2.0)
+        then = ir.create_graph(lambda t: t + 1, x)
+        other = ir.create_graph(lambda t: t - 1, y)
+        condition = popxl.constant(True)
+        info = ops.conditional_with_info(condition, then, other, [x], [y])
+        assert info.graph_to_parent(then.inputs[0]) == x
+        assert info.graph_to_parent(other.inputs[0]) == y
+        assert info.graph_to_parent(other.outputs[0]) == info.outputs[0]
+        with pytest.raises(ValueError, match="neither"):
+            info.graph_to_parent(x)
+
+
+@pytest.mark.parametrize("pad_type", ["same_upper", "same_lower", "not_set"])
+@pytest.mark.parametrize("more", [0, 1, 2, 3])
+def test_transposed_convolutions_may_give_more_than_their_kernel(
+    pad_type: Any, more: int
+) -> None:
+    size = 2 * 3 + 3 + more  # stride * (input - 1) + kernel
+    kernel = np.arange(1, 4, dtype=np.float32).reshape(1, 1, 3)
+    data = np.array([[[1, 0, 0, 2]]], np.float32)
+    ir = popxl.Ir()
+    with ir.main_graph:
+        made = ops.conv_transpose(
+            popxl.variable(data),
+            popxl.variable(kernel),
+            (2,),
+            (0, 0),
+            (1,),
+            pad_type=pad_type,
+            output_shape=(size,),
+        )
+        assert made.shape == (1, 1, size)
+        out = popxl.d2h_stream(made.shape, made.dtype)
+        ops.host_store(out, made)
+    with popxl.Session(ir) as session:
+        found = session.run()[out].reshape(-1).tolist()
+    full = [1, 2, 3, 0, 0, 0, 2, 4, 6]
+    # Of an odd number the larger part of what is added is negative padding's smaller.
+    low, high = -more // 2, -more - -more // 2
+    before = -(low if pad_type == "same_upper" else high)
+    assert found == [0] * before + full + [0] * (more - before)
+
+
+def test_shapes_that_do_not_fit_are_refused_when_compiled() -> None:
+    def sparse() -> None:
+        t, x = (popxl.variable(np.zeros(n, np.float32)) for n in (3, 2))
+        at = popxl.constant(np.array([0, 1]), popxl.int32)
+        updates.sparse_accumulate_(t, x, at, axis=1)
+
+    def window() -> None:
+        t = popxl.variable(np.zeros((3, 2), np.float32))
+        row = popxl.variable(np.zeros(1, np.float32))
+        at = popxl.constant(np.array([0]), popxl.uint32)
+        ops.dynamic_update_(t, at, row, [0], [1], True)
+
+    for build in (sparse, window):
+        ir = popxl.Ir()
+        with ir.main_graph:
+            build()
+        with pytest.raises(popart.popart_exception):
+            popxl.Session(ir)
+
+
+def test_data_flow_says_how_many_slices_a_run_takes() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        source = popxl.h2d_stream((2,), F32, "in")
+        sink = popxl.d2h_stream((2,), F32, "out")
+
+        def step() -> None:
+            ops.host_store(sink, ops.host_load(source) + 1)
+
+        ops.repeat(ir.create_graph(step), 3)
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 1})
+    session = popart.InferenceSession.fromIr(ir=ir._pb_ir, deviceInfo=device)
+    anchors = {sink.tensor_id: popart.AnchorReturnType("All")}
+    ir._pb_ir.setDataFlow(popart.DataFlow(3, anchors))
+    session.prepareDevice()
+    session.weightsFromHost()
+    outputs = session.initAnchorArrays()
+    given = np.arange(6, dtype=np.float32).reshape(3, 2)
+    session.run(popart.PyStepIO({source.tensor_id: given}, outputs))
+    np.testing.assert_array_equal(outputs[sink.tensor_id], given + 1)
+    device.detach()
+    ir.num_host_transfers = 3
+    with popxl.Session(ir) as other:
+        assert ir._pb_ir.getDataFlow().batchesPerStep() == 3
+        np.testing.assert_array_equal(other.run({source: given})[sink], given + 1)
+
+
+def _decay() -> None:
+    m, v, t = (popxl.variable(1.0) for _ in range(3))
+    updates.adam_updater(m, v, time_step=t, weight_decay=0.1)
+
+
+def _transposed() -> None:
+    ops.transpose(popxl.variable(np.zeros((1, 2, 3))), [5, 4, 3])
+
+
+def _mean() -> None:
+    ops.mean(popxl.variable([1.0]), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (_decay, ValueError, "Weight decay requires weight to not be None."),
+        (_transposed, ValueError, r"\(5, 4, 3\)"),
+        (_mean, TypeError, "axis must be an integer or several, found 0.5"),
+    ],
+)
+def test_texts_of_errors(call: Callable[[], None], kind: Any, words: str) -> None:
+    with popxl.Ir().main_graph, pytest.raises(kind, match=words):
+        call()
+
+
+def test_dot_files_can_be_written_of_a_program_that_runs(tmp_path: Path) -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        ops.tanh(popxl.variable(1.0))
+    with popxl.Session(ir) as session:
+        session.run()
+        ir.dot_checkpoint("late", tmp_path)
+    assert (tmp_path / "late.dot").read_text().startswith("digraph")
+
+
+def test_members_that_layer_libraries_use() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph as graph, popxl.name_scope("a"):
+        x = popxl.variable(1.0, name="x")
+        assert graph._create_tensor_id("x").startswith("a/x__t")
+        assert graph._create_tensor_id() == "a/t"
+        assert popxl.remote_buffer((2,), F32)._current_ir is ir
+        assert x._ensure_tensor(x) is x
+        assert x._ensure_tensor(2).dtype is F32
+        assert x._ensure_tensor(2, popxl.int32).dtype is popxl.int32
+        with pytest.raises(ValueError, match="0 elements"):
+            x._ensure_tensor([])
+
+
+def test_an_ir_of_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = popxl.Ir(replication="popdist")
+    assert (alone.replication_factor, alone.instance_replication_factor) == (1, 1)
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "8")
+    ir = popxl.Ir(replication="popdist")
+    assert (ir.replication_factor, ir.instance_replication_factor) == (8, 4)
+    assert ir._session_options.globalReplicaOffset == 4
+    assert ir.replica_grouping(4).num_groups == 4
+
+
+def test_reductions_over_devices_are_differentiated_and_run() -> None:
+    ir = popxl.Ir()
+
+    def halves(x: popxl.Tensor, w: popxl.Tensor) -> list[popxl.Tensor]:
+        made = []
+        for place in range(2):
+            with popxl.ipu(place):
+                made.append(ops.mul(x.copy_to_ipu(place, 0), w.copy_to_ipu(place, 0)))
+        return collectives.all_reduce(made)
+
+    with ir.main_graph:
+        x, w = popxl.variable([1.0, 2.0]), popxl.variable([3.0, 4.0])
+        graph = ir.create_graph(halves, x, w)
+        info = autodiff(graph)
+        assert not isinstance(info, dict)
+        call = ops.call_with_info(graph, x, w)
+        seeds = [t * 0 + 1 for t in call.outputs[:2]]
+        back = ops.call(info.graph, *seeds, inputs_dict=info.inputs_dict(call))
+        outs = [popxl.d2h_stream(t.shape, t.dtype) for t in back]
+        for stream, tensor in zip(outs, back, strict=True):
+            ops.host_store(stream, tensor)
+    below = ir._pb_ir
+    below.removeIsolatedGraphs()
+    below.applyPreAliasPatterns(below.getMainGraph())
+    with popxl.Session(ir, "ipu_model") as session:
+        found = session.run()
+    assert found[outs[0]].tolist() == [12, 16]
+    assert found[outs[1]].tolist() == [4, 8]
+
+
+def test_every_way_to_call_a_mean_agrees() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for axis, keep in itertools.product((0, 1, (0, 1), None, np.int64(1)), (0, 1)):
+        ir = popxl.Ir()
+        with ir.main_graph:
+            made = ops.mean(popxl.variable(array), axis, bool(keep))
+        expected = array.mean(axis=axis, keepdims=bool(keep))
+        assert made.shape == np.shape(expected)
+
+
+def test_gradients_of_indices_do_not_count() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph:
+        x = popxl.variable(np.array([3.0, 1.0, 2.0], np.float32))
+        graph = ir.create_graph(lambda t: ops.topk(t, 2, 0, True, True), x)
+        info = autodiff(graph)
+        assert not isinstance(info, dict)
+        call = ops.call_with_info(graph, x)
+        seeds = [call.outputs[0] * 0 + 1, call.outputs[1]]
+        (dx,) = ops.call(info.graph, *seeds, inputs_dict=info.inputs_dict(call))
+        out = popxl.d2h_stream(dx.shape, dx.dtype)
+        ops.host_store(out, dx)
+    with popxl.Session(ir) as session:
+        assert session.run()[out].tolist() == [1, 0, 1]
