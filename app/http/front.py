@@ -72,7 +72,7 @@ _COMPRESS_AT_ONCE = 64 * 1024
 
 
 class Connection(Protocol):
-    """The connection of a request (app/http/protocol.py), as far as refusals go."""
+    """The connection of a request (connection/protocol.py), as far as refusals go."""
 
     def slow_down(self, refusals: float = 1.0) -> None: ...
     def drop_rest(self, refusals: float) -> None: ...
@@ -194,18 +194,21 @@ class InferFront:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         client = scope.get("client")
         peer = None if client is None else client[0]
+        operation, target = self._operation(path)
         try:
             if len(headers) < len(scope["headers"]):
                 self.access.check_once(scope["headers"])
             names = scope.get(NAMES, ())
-            about = self._target_of(path) if is_post else path
+            about = target if is_post else path
             key = self.access.check(about, scope["method"], headers, peer, names)
         except HttpError as error:
             _slow_down(scope)
             scope[KEY].key = self.access.name_of(headers, scope.get(NAMES, ()))
             # A body stays unread.
             refusal = ErrorResponse.of(error, close=is_post)
-            await send_error(send, self._in_form(path, refusal))
+            asked = self.naming.get(path) or operation
+            form = None if asked is None else asked.form()
+            await send_error(send, _in_form(refusal, form))
             return
         if key is not None:
             scope[KEY].key = key.config.name
@@ -231,42 +234,28 @@ class InferFront:
             by_name.key = key
             await self._run(by_name, scope, receive, send)
             return
-        for operation in self.operations:
-            target = infer_path_of(path, operation.prefix, operation.suffix)
-            if target:
-                kind = EventCall if operation.in_events else AsgiCall
-                form = operation.form()
-                call = kind(self.service, target, headers, receive, form)
-                call.key = key
-                await self._run(call, scope, receive, send)
-                return
-        await self.fallback(scope, receive, send)
+        if operation is None:
+            await self.fallback(scope, receive, send)
+            return
+        kind = EventCall if operation.in_events else AsgiCall
+        call = kind(self.service, target, headers, receive, operation.form())
+        call.key = key
+        await self._run(call, scope, receive, send)
 
-    def _target_of(self, path: str) -> str:
-        """Return the infer path of the model that an operation is on, else `path`."""
+    def _operation(self, path: str) -> tuple[Operation | None, str]:
+        """Return the operation at `path` and the infer path of the model that it is
+        on; None and `path` if there is none."""
         for operation in self.operations:
             target = infer_path_of(path, operation.prefix, operation.suffix)
             if target:
-                return target
-        return path
+                return operation, target
+        return None, path
 
     def _check_model(
         self, scope: Scope, headers: Mapping[bytes, bytes], path: str
     ) -> None:
         """Raise `HttpError` if the key of a call does not allow the model at `path`."""
         self.access.check_inference(path, headers, scope.get(NAMES, ()))
-
-    def _in_form(self, path: str, refusal: ErrorResponse) -> ErrorResponse:
-        """Return the refusal of a request to `path` in the form of that operation."""
-        form: object = None
-        if path in self.naming:
-            form = self.naming[path].form()
-        else:
-            for operation in self.operations:
-                if infer_path_of(path, operation.prefix, operation.suffix):
-                    form = operation.form()
-                    break
-        return _in_form(refusal, form)
 
     async def _run(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send

@@ -32,11 +32,11 @@ from typing import Any
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
+from app.http.connection.exchange import Exchange
+from app.http.connection.protocol import GatewayProtocol
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
-from app.http.exchange import Exchange
 from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront
-from app.http.protocol import GatewayProtocol
 from app.http.tls import Certificate
 from app.observe.loop_watch import watch
 from app.observe.shared_totals import Total
@@ -214,9 +214,6 @@ class GatewayServer(uvicorn.Server):
             server_header=False,
             date_header=True,
             timeout_keep_alive=75,
-            ssl_context_factory=(
-                None if certificate is None else lambda *_: certificate.context
-            ),
         )
         super().__init__(config)
         self.exit_code = 0
@@ -320,7 +317,8 @@ class GatewayServer(uvicorn.Server):
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
         is_plain = is_side and listener.family == socket.AF_UNIX
-        tls = None if is_plain else self.config.ssl
+        certificate = None if is_plain else self._certificate
+        tls = None if certificate is None else certificate.context
         patience = self._header_timeout
         door = Door(
             listener,

@@ -6,7 +6,7 @@
 `Call` owns all of it: look-up, loading on demand, decoding, the deadline, a client that
 goes, failures, the answer, accounting and tracing. What brings requests in is a
 subclass that can write a response (`respond`) and that tells of a client that has gone
-(`disconnect`): app/http/exchange.py on a connection, app/http/asgi_call.py for ASGI.
+(`disconnect`): exchange.py in app/http/connection, app/http/asgi_call.py for ASGI.
 """
 
 from __future__ import annotations

@@ -117,6 +117,11 @@ class Share:
         if self.size > SMALL and self._memory.is_full:
             raise self._memory.refusal()
 
+    def set(self, count: int) -> None:
+        """Count so many bytes in all, whether there is room for them or not."""
+        self._memory.add(count - self.size)
+        self.size = count
+
     def give_back(self) -> None:
         """Give everything back."""
         self._memory.add(-self.size)

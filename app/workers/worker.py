@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from app.http.exchange import Exchange
+from app.http.connection.exchange import Exchange
 from app.limits import Limits
 from app.observe.journal import Journal, part_of
 from app.observe.log import LogControl, LogSettings, lines_dropped
@@ -97,7 +97,7 @@ class Worker:
         #: Paths of inference that requests which come now are answered at; the table
         #: has those too that requests wait for whose bodies are still coming.
         self.paths: dict[str, ModelEntry] = {}
-        #: Of these, where they can go the short way (app/http/protocol.py).
+        #: Of these, where they can go the short way (app/http/connection/protocol.py).
         self.short: dict[str, ModelEntry] = {}
         #: The connections, and the infer paths of requests that do not go that way.
         self.connections: Callable[[], Iterable[Any]] = tuple

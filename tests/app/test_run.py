@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.app.http.test_protocol import SLOW
+from tests.app.http.connection.test_protocol import SLOW
 from tests.app.served import POPGATE, ROOT, ServedGateway
 from tests.engine import models
 from tests.support import WAIT

@@ -24,7 +24,7 @@ from app.main import ROUTERS
 from app.serving.keys import Key, Keys
 from tests.app import fronts
 from tests.app.fronts import Client, Doubler
-from tests.app.http.test_protocol import Wire
+from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models
 from tests.support import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.http.test_protocol import Wire
+from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import ServedGateway
 from tests.engine import models
 

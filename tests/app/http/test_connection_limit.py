@@ -13,7 +13,7 @@ import pytest
 
 from app.http.connection_limit import ConnectionLimit, Entry
 from app.observe.shared_totals import SharedTotals
-from tests.app.http.test_protocol import Wire
+from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import WAIT, until

@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from app.config.keys import digest_of
-from tests.app.http.test_protocol import Wire, expected, request
+from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
 from tests.support import WAIT, until

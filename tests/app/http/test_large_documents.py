@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.http.test_protocol import Wire
+from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
 

@@ -1,7 +1,7 @@
 """The line of a request in the access log, however it ended, for programs and people.
 
 Covers nothing of its own: app/http/request_log.py, app/serving/call.py and
-app/http/protocol.py each tell of some of these.
+app/http/connection/protocol.py each tell of some of these.
 """
 
 from __future__ import annotations

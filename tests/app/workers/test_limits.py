@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.config.keys import digest_of
-from tests.app.http.test_protocol import Wire, expected, request
-from tests.app.http.test_transfers import big, fill
+from tests.app.http.connection.test_protocol import Wire, expected, request
+from tests.app.http.connection.test_transfers import big, fill
 from tests.app.served import ServedGateway
 from tests.app.workers.conftest import ROWS, connect, infer, prefix
 from tests.app.workers.test_workers import workers_of

@@ -12,7 +12,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from app.codec.messages import Buffer
-from app.http.exchange import CommonHead, Exchange
+from app.http.connection.exchange import CommonHead, Exchange
 from app.serving.service import Service
 from engine import DeviceLost
 from tests.app.fronts import Doubler, Submitted, front

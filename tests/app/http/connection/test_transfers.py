@@ -18,7 +18,7 @@ import pytest
 
 from app.errors import TransferMemoryFull
 from app.serving.transfer_memory import Share, TransferMemory, half_of_memory
-from tests.app.http.test_protocol import WAIT, Wire, expected, request, slow
+from tests.app.http.connection.test_protocol import WAIT, Wire, expected, request, slow
 from tests.app.served import Serve, ServedGateway, memory_of
 from tests.engine import models
 

@@ -1,17 +1,17 @@
-"""A call on a connection, answered without ASGI: in place of uvicorn's cycle."""
+"""`Exchange`: a call on a connection, which is answered without ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from app.codec.chunks import JOIN_BELOW
 from app.codec.messages import Buffer, Header, Refusal, Response
 from app.errors import error_body
+from app.http.connection.response_framing import STATUS_LINE
 from app.observe.answers import GONE
 from app.observe.journal import Asked
 from app.serving.call import Call
@@ -40,32 +40,22 @@ class CommonHead:
 
 
 class Connection(Protocol):
-    """The connection of an exchange (app/http/protocol.py), as far as that uses it."""
+    """The connection of an exchange (protocol.py), as far as that uses it."""
 
     transport: asyncio.Transport
     server_state: ServerState
     common: CommonHead
     base: str
     scheme: Any
-    parser: Any
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str: ...
     def on_exchange_complete(self) -> None: ...
 
 
-class _Event:
-    """What uvicorn sets on a cycle to wake its task; there is none here."""
-
-    def set(self) -> None:
-        """The client is gone."""
-
-
 class Exchange(Call):
     """A call whose answer is written to the connection that it came on."""
 
-    message_event: ClassVar[_Event] = _Event()
-
-    __slots__ = ("connection", "is_past_parser", "keep_alive", "missing")
+    __slots__ = ("connection", "keep_alive")
 
     def __init__(
         self,
@@ -79,23 +69,22 @@ class Exchange(Call):
         Call.__init__(self, service, path, headers)
         self.connection = connection
         self.keep_alive = keep_alive
-        self.missing = 0  # bytes of the body that have yet to come
-        self.is_past_parser = False
 
     def client(self) -> str:
         return self.connection.client_of(self.headers)
 
     def wire(self) -> tuple[str, str]:
-        connection = self.connection
-        parser = connection.parser  # None once the connection is lost
-        version = "1.1" if parser is None else parser.get_http_version()
-        return connection.scheme or "http", version
+        return self.connection.scheme or "http", "1.1"
 
     def asked(self) -> Asked:
         asked, base = Call.asked(self), self.connection.base
         return asked._replace(path=base + asked.path) if base else asked
 
-    def give_up(self) -> None:
+    def be_last(self) -> None:
+        """Make the answer its connection's last."""
+        self.keep_alive = False
+
+    def drop(self) -> None:
         """The rest of its body will not come, and it has been answered."""
         self.body = []
         self.response_complete = True

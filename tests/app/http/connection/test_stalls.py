@@ -6,8 +6,8 @@ import json
 import select
 from pathlib import Path
 
-from app.http.stalls import Stall
-from tests.app.http.test_protocol import Wire
+from app.http.connection.stalls import Stall
+from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import ServedGateway
 from tests.engine import models
 

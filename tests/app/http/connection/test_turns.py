@@ -15,11 +15,11 @@ import uvloop
 from uvicorn.server import ServerState
 
 from app.http.asgi import Receive, Scope, Send
+from app.http.connection.protocol import GatewayProtocol
+from app.http.connection.turns import BYTES, PART, ReadBudget, Turns
 from app.http.connection_limit import ConnectionLimit
 from app.http.floods import Floods
 from app.http.front import InferFront
-from app.http.protocol import GatewayProtocol
-from app.http.turns import BYTES, PART, ReadBudget, Turns
 from app.serving.service import Service
 from app.serving.table import ModelTable
 from tests.support import WAIT

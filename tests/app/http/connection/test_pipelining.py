@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.http.test_protocol import Wire, expected, large, request, slow
+from tests.app.http.connection.test_protocol import Wire, expected, large, request, slow
 from tests.app.served import Serve, ServedGateway, memory_of
 from tests.engine import models
 

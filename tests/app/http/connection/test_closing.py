@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from app.http.protocol import GatewayProtocol
+from app.http.connection.protocol import GatewayProtocol
 from app.http.tls import Certificate
 from tests.app.http.test_server import WAIT, Running, running
 from tests.support import until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.http.known_head import KnownHead
+from app.http.connection.known_head import KnownHead
 from app.serving.keys import KeyTable
 
 RULES = KeyTable(())

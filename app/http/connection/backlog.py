@@ -1,0 +1,44 @@
+"""`Backlog`: bytes that a client has sent behind the request under way."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: With this number of bytes the connection is not read from.
+MOST: Final = 64 * 1024
+
+
+class Backlog:
+    """What came behind a request waits here, as bytes, until its turn has come.
+
+    `data` is empty if nothing waits. `is_due` says that a turn was asked for.
+    """
+
+    __slots__ = ("_at", "data", "is_due")
+
+    def __init__(self) -> None:
+        self.data = b""
+        self._at = 0
+        self.is_due = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.data) - self._at >= MOST
+
+    def hold(self, data: bytes, at: int) -> None:
+        """Keep `data[at:]` behind what waits already."""
+        if self.data:
+            data, at = self.data[self._at :] + data[at:], 0
+        self.data, self._at = data, at
+
+    def take(self) -> tuple[bytes, int]:
+        """Return what waits, as bytes and where in them it begins."""
+        data, at = self.data, self._at
+        self.clear()
+        return data, at
+
+    def clear(self) -> None:
+        self.data, self._at = b"", 0
+
+    def __repr__(self) -> str:
+        return f"<Backlog of {len(self.data) - self._at} bytes>"

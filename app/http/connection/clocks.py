@@ -1,0 +1,110 @@
+"""`Clocks`: how long a client has been idle, sends nothing, or takes nothing.
+
+One look at all connections every few seconds takes the place of a timer for every
+request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import Final, NamedTuple
+
+from app.http.connection.stalls import Stall, acknowledged, is_all_taken
+
+#: What a connection waits for: the next request, the rest of a head or of a body, or
+#: an answer that is being made.
+REQUEST: Final = 0
+REST_OF_HEAD: Final = 1
+REST_OF_BODY: Final = 2
+ANSWER: Final = 3
+
+
+class Patience(NamedTuple):
+    """Seconds that a head may take in all, that a body may stop coming for, and that a
+    client may take nothing of its answer for."""
+
+    head: float
+    body: float
+    send: float
+
+
+class Verdict(enum.Enum):
+    """What becomes of a connection that was looked at."""
+
+    STAYS = enum.auto()
+    #: Nothing has happened on it for too long.
+    IDLE = enum.auto()
+    #: Its client takes nothing of what is there for it.
+    NOT_TAKEN = enum.auto()
+    #: `Clocks.stood` says for how long.
+    HEAD_TOO_SLOW = enum.auto()
+    BODY_STOPPED = enum.auto()
+
+
+class Clocks:
+    """The clocks of one connection, which may be idle for `keep_alive` seconds."""
+
+    __slots__ = (
+        "_coming",
+        "_is_closed",
+        "_leaving",
+        "idle_since",
+        "keep_alive",
+        "stood",
+    )
+
+    def __init__(self, keep_alive: float, now: float) -> None:
+        self.keep_alive = keep_alive
+        self.idle_since = now
+        #: Seconds for which nothing had come, at the last look.
+        self.stood = 0.0
+        self._coming = Stall()
+        self._leaving = Stall()
+        # Whether it was closed when it was last looked at.
+        self._is_closed = False
+
+    def look(
+        self,
+        now: float,
+        unsent: int,
+        awaited: int,
+        message: object,
+        arrived: int,
+        patience: Patience,
+    ) -> Verdict:
+        """Judge a connection that is open and `awaited` something of its client.
+
+        `unsent` are bytes that the client has not taken. `arrived` is any number that
+        changes when something comes of the `message`.
+        """
+        if unsent:
+            self.idle_since = now
+            if self._leaving.stands_still(self, unsent, now) > patience.send:
+                return Verdict.NOT_TAKEN
+        else:
+            self._leaving.forget()
+        if awaited in (REST_OF_HEAD, REST_OF_BODY):
+            self.stood = self._coming.stands_still(message, arrived, now)
+            if awaited == REST_OF_BODY:
+                late = self.stood > patience.body
+                return Verdict.BODY_STOPPED if late else Verdict.STAYS
+            if self.stood > patience.head:
+                return Verdict.HEAD_TOO_SLOW
+        else:
+            self._coming.forget()
+        if awaited != ANSWER and now - self.idle_since >= self.keep_alive:
+            return Verdict.IDLE
+        return Verdict.STAYS
+
+    def is_over(self, transport: asyncio.Transport, now: float, send: float) -> bool:
+        """Return whether a connection that is closed can be ended: its client has taken
+        everything, or has taken nothing for `send` seconds."""
+        if self._is_closed and is_all_taken(transport):
+            return True
+        self._is_closed = True  # what was just written goes out first
+        taken = acknowledged(transport)
+        return self._leaving.stands_still(transport, taken, now) > send
+
+    def __repr__(self) -> str:
+        return f"<Clocks idle since {self.idle_since:.1f}>"

@@ -1,0 +1,134 @@
+"""`AsgiCycle`: a request on a connection that an ASGI application answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, Protocol
+
+from app.codec.messages import Header
+from app.errors import ErrorResponse, error_body
+from app.http.asgi import ASGIApp, Message, Scope, send_error
+from app.http.connection.flow import Flow
+from app.http.connection.framing import Head
+from app.http.connection.response_framing import ResponseFramer
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FAILED: Final = error_body(
+    "internal error; the server's log has the details", "internal_error"
+)
+
+
+class Connection(Protocol):
+    """The connection of a cycle (protocol.py), as far as that uses it."""
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+    @property
+    def flow(self) -> Flow: ...
+    @property
+    def default_headers(self) -> list[Header]: ...
+
+    def on_exchange_complete(self) -> None: ...
+
+
+class AsgiCycle:
+    """The ASGI messages of one request, both ways."""
+
+    def __init__(self, scope: Scope, head: Head, connection: Connection) -> None:
+        self.scope = scope
+        self.head = head
+        self.logger = logging.getLogger(__name__)
+        self.body = bytearray()
+        self.more_body = True
+        self.disconnected = False
+        self.response_started = False
+        self.response_complete = False
+        self._connection = connection
+        self._expects_continue = any(
+            name == b"expect" and value.lower() == b"100-continue"
+            for name, value in head.headers
+        )
+        self._framer = ResponseFramer(head.keep_alive, head.method == b"HEAD")
+        self._changed = asyncio.Event()
+
+    # -- what the connection tells
+
+    def on_body(self) -> None:
+        """More of the body has come, or its end."""
+        self._changed.set()
+
+    def be_last(self) -> None:
+        """Make the answer its connection's last; its head says so if it can."""
+        self._framer.keep_alive = False
+
+    def drop(self) -> None:
+        """The application gets no more of the body, and nobody takes its answer."""
+        self.disconnected = True
+        self.body = bytearray()
+        self._changed.set()
+
+    # -- ASGI
+
+    async def run(self, app: ASGIApp) -> None:
+        try:
+            await app(self.scope, self.receive, self.send)
+        except BaseException as error:
+            self.logger.error("the application failed", exc_info=error)
+        else:
+            if self.disconnected or self.response_complete:
+                return
+            self.logger.error("the application has not completed its answer")
+        if self.response_started:
+            self._connection.transport.close()
+        else:
+            close = ((b"connection", b"close"),)
+            await send_error(self.send, ErrorResponse(500, _FAILED, close))
+
+    async def send(self, message: Message) -> None:
+        connection = self._connection
+        if connection.flow.write_paused and not self.disconnected:
+            await connection.flow.drain()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        framer = self._framer
+        if not self.response_started and kind == "http.response.start":
+            self.response_started = True
+            self._expects_continue = False
+            given = message.get("headers", ())
+            headers = [*connection.default_headers, *given]
+            connection.transport.write(framer.head(message["status"], headers))
+        elif (
+            self.response_started
+            and not self.response_complete
+            and kind == "http.response.body"
+        ):
+            more = message.get("more_body", False)
+            part = framer.body(message.get("body", b""), more)
+            connection.transport.write(part)
+            if not more:
+                self.response_complete = True
+                self._changed.set()
+                if not framer.keep_alive:
+                    connection.transport.close()
+                connection.on_exchange_complete()
+        else:
+            raise RuntimeError(f"unexpected ASGI message {kind!r}")
+
+    async def receive(self) -> Message:
+        connection = self._connection
+        if self._expects_continue and not connection.transport.is_closing():
+            connection.transport.write(_CONTINUE)
+            self._expects_continue = False
+        if not (self.disconnected or self.response_complete):
+            connection.flow.resume_reading()
+            await self._changed.wait()
+            self._changed.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    def __repr__(self) -> str:
+        return f"<AsgiCycle {self.head.method!r} {self.head.target!r}>"

@@ -1,0 +1,167 @@
+"""`Dispatch`: what becomes of the head of a request.
+
+An inference whose body has a length becomes an `Exchange`, which needs no ASGI: no
+task, no future and no message, which halves what a small request costs (bench/LOG.md).
+Any other request becomes a scope for the application, and so does an unusual inference:
+without a length, too long, compressed, with Expect, with events for its answer, or by
+HTTP/1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import httptools
+
+from app.codec.model import DECODED_AT_ONCE
+from app.errors import HttpError
+from app.http.access import key_group
+from app.http.asgi import BARE, BASE, CONNECTION, Scope
+from app.http.connection.exchange import Connection, Exchange
+from app.http.connection.framing import Head, bad_http
+from app.http.connection.known_head import LARGEST_BODY, KnownHead
+from app.http.connection_limit import Entry
+from app.http.front import NAMES, InferFront
+from app.http.streaming import wants_events
+
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+
+
+class Peer(Protocol):
+    """The connection of a request (protocol.py), as far as its scope is concerned."""
+
+    base: str
+    is_bare: bool
+    scheme: Any
+    client: tuple[str, int] | None
+    server: tuple[str, int | None] | None
+    names: tuple[str, ...]
+
+    def client_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the address of the client that sends these headers."""
+
+
+class Dispatch:
+    """The heads of all connections of a listener. `front` answers inference, and is
+    the application."""
+
+    def __init__(self, front: InferFront) -> None:
+        self.front = front
+        self.service = front.service
+        self.access = front.access
+        #: The paths of requests that can become exchanges.
+        self.short = front.short
+        # Clients usually ask for the same URL again.
+        self._last_url = b""
+        self._last_path = ""
+
+    def exchange(
+        self, head: Head, connection: Connection, names: tuple[str, ...]
+    ) -> Exchange | None:
+        """Return the exchange that a head begins; None if it needs the application."""
+        if head.method != b"POST" or head.version != "1.1":
+            return None
+        path = self._path(head.target)
+        if path not in self.short:
+            return None
+        front, access = self.front, self.access
+        headers = dict(head.headers)
+        if len(headers) < len(head.headers):
+            access.check_once(head.headers)
+        if (
+            not 0 <= head.length <= self.service.limits.max_body_bytes
+            or b"content-encoding" in headers
+            or b"expect" in headers
+            or (b"accept" in headers and wants_events(headers))
+            or (b"accept-encoding" in headers and front.coding_for(headers) is not None)
+            or (front.for_pages is not None and b"origin" in headers)
+        ):
+            return None
+        exchange = Exchange(self.service, path, headers, connection, head.keep_alive)
+        if access.guards_inference:
+            exchange.key = access.check_inference(path, headers, names)
+        exchange.is_large = head.length > DECODED_AT_ONCE
+        exchange.arrived = monotonic_ns()
+        return exchange
+
+    def _path(self, url: bytes) -> str:
+        if url != self._last_url:
+            path = url.partition(b"?")[0].decode("latin-1")
+            self._last_path = unquote(path) if "%" in path else path
+            self._last_url = url
+        return self._last_path
+
+    def known(self, data: bytes, begun: Exchange) -> KnownHead | None:
+        """Return the head of an exchange for the next one that begins like it; `data`
+        is all of its request."""
+        return KnownHead.of(
+            data,
+            begun.path,
+            begun.headers,
+            begun.key,
+            self.access.rules,
+            min(self.service.limits.max_body_bytes, LARGEST_BODY),
+            self.access.restrictions.header_names,
+        )
+
+    def target(self, url: bytes) -> tuple[bytes, str, bool]:
+        """Return a URL without the base path, which a proxy in front has not taken off;
+        the base path that it had; and whether it had nothing else."""
+        base = self.front.base_path
+        if not base or not url.startswith(base):
+            return url, "", False
+        rest = url[len(base) :]
+        if rest[:1] not in (b"/", b"?", b""):
+            return url, "", False
+        is_bare = rest[:1] != b"/"
+        return (b"/" + rest if is_bare else rest), base.decode(), is_bare
+
+    def scope(self, head: Head, peer: Peer, state: Mapping[str, Any]) -> Scope:
+        """Return the scope of a request. Raises `HttpError` if its URL is none."""
+        try:
+            # Any: its types do not say that a path may be missing.
+            url: Any = httptools.parse_url(head.target)
+        except httptools.HttpParserInvalidURLError:
+            raise bad_http("") from None
+        path: str = url.path.decode("ascii")
+        scope: Scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": head.version,
+            "server": peer.server,
+            "client": peer.client,
+            "scheme": peer.scheme,
+            "method": head.method.decode("ascii"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": head.headers,
+            "state": dict(state),
+            CONNECTION: peer,
+        }
+        if peer.base:
+            scope[BASE] = peer.base
+            if peer.is_bare:
+                scope[BARE] = True
+        if peer.names:
+            scope[NAMES] = peer.names
+        return scope
+
+
+def check_extra(head: Head, entry: Entry) -> None:
+    """Raise for what a connection beyond the limit may not ask for."""
+    path = unquote(head.target.partition(b"?")[0].decode("latin-1"))
+    group = key_group(path, head.method.decode())
+    if group is None or group == "manage":
+        return
+    msg = "the server has as many connections as it may have (--max-connections)"
+    if entry is Entry.EXTRA_OF_ADDRESS:
+        msg = (
+            "this address has as many connections as one may have "
+            "(--max-connections-per-address)"
+        )
+    raise HttpError(503, msg, "too_many_connections", ((b"retry-after", b"1"),))

@@ -1,0 +1,57 @@
+"""`Flow`: whether a connection is read from, and whether its answers are taken."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Flow:
+    """Reading stops for two reasons: the application has to take what there is of a
+    body (`pause_reading`), or the connection has to wait (`hold_reading`). The
+    application's `resume_reading` does not end the second.
+    """
+
+    __slots__ = ("_transport", "_writable", "is_held", "read_paused", "write_paused")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.is_held = False
+        self.read_paused = False
+        self.write_paused = False
+
+    def hold_reading(self) -> None:
+        """Stop reading until `release_reading`."""
+        self.is_held = True
+        self.pause_reading()
+
+    def release_reading(self) -> None:
+        """Let `resume_reading` read again."""
+        self.is_held = False
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self.is_held:
+            self.read_paused = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Return when the client has taken most of what was written."""
+        await self._writable.wait()
+
+    def __repr__(self) -> str:
+        reads = "held" if self.is_held else "paused" if self.read_paused else "read"
+        return f"<Flow {reads}{', not taken' if self.write_paused else ''}>"

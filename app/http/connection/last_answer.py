@@ -1,0 +1,59 @@
+"""`last_answer`: what a client gets before its connection is closed for its mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic_ns
+
+from app.errors import ErrorResponse, row_of
+from app.http.answer_watch import route_of
+from app.http.connection.dispatch import Dispatch, Peer
+from app.http.connection.framing import Head
+from app.http.connection.response_framing import STATUS_LINE
+from app.observe.journal import Asked, Failed
+from app.observe.request_ids import id_of
+
+
+def last_answer(
+    dispatch: Dispatch,
+    peer: Peer,
+    error: BaseException,
+    asked: Asked,
+    headers: Mapping[bytes, bytes],
+    stood: float,
+) -> bytes:
+    """Return the bytes of an answer to a request that is no `Call`, or not yet one.
+
+    The answer is counted and logged. The request took `stood` seconds at least.
+    """
+    answer = ErrorResponse.of(error, asked.request_id, close=True)
+    lines = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
+    lines += dispatch.front.lines_for_origin(headers.get(b"origin"))
+    service, code = dispatch.service, row_of(error).code
+    route = route_of(asked.path.removeprefix(peer.base), asked.method)
+    key = dispatch.access.label(headers, peer.names)
+    service.answers.count(route, answer.status, code, key)
+    now, why = monotonic_ns(), str(error)
+    service.journal.fail(Failed(asked, None, answer.status, code, why, now, stood))
+    return b"%b%bx-request-id: %b\r\n\r\n%b" % (
+        STATUS_LINE[answer.status],
+        lines,
+        asked.request_id,
+        answer.body,
+    )
+
+
+def asked_so_far(head: Head | None, peer: Peer) -> tuple[Asked, Mapping[bytes, bytes]]:
+    """Return what has been read of a message, and its headers; `head` is None if its
+    URL has not come."""
+    if head is None:
+        return Asked(id_of({}), "-", "-", peer.client_of({})), {}
+    headers = dict(head.headers)
+    asked = Asked(
+        id_of(headers),
+        head.method.decode(),
+        head.target.decode("latin-1"),
+        peer.client_of(headers),
+        headers.get(b"traceparent", b""),
+    )
+    return asked, headers

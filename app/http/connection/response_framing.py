@@ -1,0 +1,92 @@
+"""`ResponseFramer`: an application's messages in, the bytes of an answer out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Final
+
+from app.codec.messages import Buffer, Header
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+STATUS_LINE: Final = {status: _status_line(status) for status in range(100, 600)}
+
+_not_in_name: Final = re.compile(rb'[\x00-\x20\x7f()<>@,;:\[\]={}\\"]').search
+_not_in_value: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]").search
+# Answers with these statuses have no body.
+_WITHOUT_BODY: Final = (204, 304)
+
+
+class ResponseFramer:
+    """One answer. `is_to_head` says that it is to a HEAD request, so has no body.
+
+    Raises `RuntimeError` if the application breaks the rules of HTTP.
+    """
+
+    __slots__ = ("_is_chunked", "_is_to_head", "_left", "keep_alive")
+
+    def __init__(self, keep_alive: bool, is_to_head: bool) -> None:
+        #: Whether the connection can go on behind the answer, also by its headers.
+        self.keep_alive = keep_alive
+        self._is_to_head = is_to_head
+        self._is_chunked = False
+        self._left = 0
+
+    def head(self, status: int, headers: Iterable[Header]) -> bytes:
+        lines = [STATUS_LINE[status]]
+        says_length = says_close = False
+        for name, value in headers:
+            if _not_in_name(name):
+                raise RuntimeError(f"invalid name of a header: {name!r}")
+            if _not_in_value(value):
+                raise RuntimeError(f"invalid value of the header {name!r}: {value!r}")
+            name = name.lower()
+            if name == b"content-length" and not says_length:
+                self._left = int(value)
+                says_length = True
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
+                self._left = 0
+                self._is_chunked = says_length = True
+            elif name == b"connection":
+                tokens = [token.strip() for token in value.lower().split(b",")]
+                says_close |= b"close" in tokens
+            lines += (name, b": ", value, b"\r\n")
+        if says_close:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if not (says_length or self._is_to_head or status in _WITHOUT_BODY):
+            self._is_chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def body(self, part: Buffer, more: bool) -> Buffer:
+        """Return the bytes of a part of the body; `more` says that others follow."""
+        if self._is_to_head:
+            self._left = 0
+            return b""
+        if self._is_chunked:
+            pieces = [b"%x\r\n" % len(part), part, b"\r\n"] if part else []
+            if not more:
+                pieces.append(b"0\r\n\r\n")
+            return b"".join(pieces)
+        self._left -= len(part)
+        if self._left < 0:
+            raise RuntimeError("the body is longer than its Content-Length says")
+        if self._left and not more:
+            raise RuntimeError("the body is shorter than its Content-Length says")
+        return part
+
+    def __repr__(self) -> str:
+        how = "in chunks" if self._is_chunked else f"{self._left} bytes left"
+        return f"<ResponseFramer {how}>"

@@ -1,0 +1,1 @@
+"""Fuzzers with a seed: random bytes for the parts that read what others send."""
