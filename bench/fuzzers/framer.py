@@ -37,7 +37,7 @@ DIFFERENCES: Final = {
     "h11 is stricter": "h11 refuses what llhttp accepts: Host twice or with HTTP/1.0, "
     "a header that goes on in the next line, other characters in a URL",
     "h11 is laxer": "h11 accepts what llhttp refuses: lines that end in LF alone, "
-    "methods that nobody knows, spaces behind the length of a chunk; and heads that "
+    "unknown methods, spaces behind the length of a chunk; and heads that "
     "this server refuses: CONNECT, other versions, URLs that are none",
 }
 
@@ -193,7 +193,7 @@ def _path(target: bytes) -> bytes:
 
 
 def by_h11(stream: bytes) -> Found:
-    """What h11 finds."""
+    """Return what h11 finds."""
     found = Found()
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(stream)

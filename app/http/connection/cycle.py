@@ -63,7 +63,7 @@ class AsgiCycle:
         self._framer.keep_alive = False
 
     def drop(self) -> None:
-        """The application gets no more of the body, and nobody takes its answer."""
+        """The application gets no more of the body, and no client takes its answer."""
         self.disconnected = True
         self.body = bytearray()
         self._changed.set()
