@@ -222,13 +222,14 @@ $(VENV)/.python:
 		$(PYTHON) -m pip --python $(bin)/python install -q pip; }
 	@touch $@
 
+# What is imported is compiled to bytecode then: half of pip's processor time.
 ifeq ($(LOCKED),0)
 $(VENV)/.installed: pyproject.toml $(VENV)/.python
-	$(pip) install -q -e .
+	$(pip) install -q --no-compile -e .
 	@touch $@
 else
 $(VENV)/.installed: pyproject.toml requirements/build.txt $(VENV)/.python
-	$(pip) install -q --require-hashes -r requirements/build.txt || { \
+	$(pip) install -q --no-compile --require-hashes -r requirements/build.txt || { \
 		echo "make: the package index lacks a locked package; try LOCKED=0"; exit 1; }
 	$(pip) install -q --no-deps --no-build-isolation -e .
 	@touch $@
