@@ -52,6 +52,7 @@ from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
 from app.http.streaming import send_events, wants_events
 from app.serving.forms import ErrorForm, Form, NamingForm
+from app.serving.keys import Key
 from app.serving.service import Service
 from app.serving.table import ModelEntry, infer_path_of
 from app.serving.transfer_memory import Share
@@ -229,16 +230,28 @@ class InferFront:
             return
         naming = self.naming.get(path)
         if naming is not None:
-            check = partial(self._check_model, scope, headers)
-            by_name = NamingCall(self.service, headers, receive, naming.form(), check)
-            by_name.key = key
-            await self._run(by_name, scope, receive, send)
+            await self._run_named(naming.form(), key, scope, receive, send)
             return
         if operation is None:
             await self.fallback(scope, receive, send)
             return
         kind = EventCall if operation.in_events else AsgiCall
         call = kind(self.service, target, headers, receive, operation.form())
+        call.key = key
+        await self._run(call, scope, receive, send)
+
+    async def _run_named(
+        self,
+        form: NamingForm,
+        key: Key | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Run inference with a body that names the model. `key` has let it in."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        check = partial(self._check_model, scope, headers)
+        call = NamingCall(self.service, headers, receive, form, check)
         call.key = key
         await self._run(call, scope, receive, send)
 

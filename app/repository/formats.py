@@ -7,8 +7,9 @@ compiled, and gives what stands between requests and the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from app.codec import InferRequest
 from app.plugins import MODEL_FORMATS, plugins
@@ -28,6 +29,30 @@ class FormatScheduler(Protocol):
     ) -> Submitted:
         """Run a request; `on_done` is called once, however it ends. Raises errors of
         requests and of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFormat:
+    """What another process makes a scheduler of.
+
+    `format` is the name of the format's entry point, `spec` has the tensors of the
+    converted model. `description` is the format's own, as msgpack can hold it.
+    """
+
+    format: str
+    spec: ModelSpec
+    description: Mapping[str, Any]
+
+
+@runtime_checkable
+class SharedScheduler(Protocol):
+    """A `FormatScheduler` whose model HTTP workers may run, each with a scheduler of
+    its own. Its format has a method `join(spec, runner, description)`, which returns
+    one or raises ValueError or OSError."""
+
+    @property
+    def shared(self) -> SharedFormat:
+        """What the scheduler of a worker is made of."""
 
 
 class ModelFormat(Protocol):
@@ -76,6 +101,14 @@ def format_named(name: str) -> ModelFormat:
     """Return the format of that name, which a scan has found."""
     found: ModelFormat = plugins(MODEL_FORMATS)[name]
     return found
+
+
+def join_format(shared: SharedFormat, runner: Runner) -> FormatScheduler:
+    """Return a scheduler for a model that another process has loaded. Raises
+    ValueError, OSError."""
+    kind: Any = format_named(shared.format)
+    made: FormatScheduler = kind.join(shared.spec, runner, shared.description)
+    return made
 
 
 def recognise(

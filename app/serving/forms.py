@@ -42,5 +42,5 @@ class NamingForm(Form, Protocol):
     def target(self, body: Body, models: ModelTable) -> str:
         """Return the infer path of the model that a body names. Raises `RequestError`.
 
-        Large bodies are read in a thread.
+        Large bodies are read in a thread. A worker may ask twice for one body.
         """

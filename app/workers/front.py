@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.codec.compression import CompressResponses
+from app.codec.messages import Body
+from app.codec.model import DECODED_AT_ONCE
+from app.errors import RequestError
 from app.http.access import Access
 from app.http.answer_watch import AnswerWatch
 from app.http.asgi import Message, Receive, Scope, Send
-from app.http.front import NAMES, InferFront, Operation
+from app.http.front import NAMES, InferFront, NamingOperation, Operation
 from app.http.proxies import TrustedProxies
 from app.http.relay import Relay
-from app.serving.keys import given_key
+from app.http.request_log import KEY
+from app.observe.request_ids import HEADER
+from app.serving.forms import NamingForm
+from app.serving.keys import Key, given_key
 from app.serving.service import Service
 from app.serving.table import infer_path_of
 from app.workers.worker import Worker
+
+#: Digits of a length that is read: more are no length of a body.
+_DIGITS = 10
 
 
 class WorkerFront(InferFront):
@@ -32,6 +41,7 @@ class WorkerFront(InferFront):
         access: Access,
         *,
         operations: Sequence[Operation],
+        naming: Sequence[NamingOperation] = (),
         compress_responses: CompressResponses,
         base_path: str,
         origins: Sequence[str],
@@ -41,6 +51,7 @@ class WorkerFront(InferFront):
             relay,
             service,
             operations=operations,
+            naming=naming,
             compress_responses=compress_responses,
             base_path=base_path,
             access=access,
@@ -61,6 +72,8 @@ class WorkerFront(InferFront):
                 await super().__call__(scope, receive, send)
             finally:
                 del local[mark]
+        elif self._may_be_named(scope):
+            await super().__call__(scope, receive, send)
         else:
             await self._count_relayed(scope, receive, send)
 
@@ -91,13 +104,86 @@ class WorkerFront(InferFront):
         paths = self._worker.paths
         of = (infer_path_of(path, o.prefix, o.suffix) for o in self.operations)
         found = next((target for target in (path, *of) if target in paths), "")
+        return "" if found and self._is_counted(scope) else found
+
+    def _is_counted(self, scope: Scope) -> bool:
+        """Whether the limits of the request's key hold for all workers together."""
         table = self.access.keys.table
-        if found and any(key.is_limited for key in table.keys):
-            given, names = given_key(dict(scope["headers"])), scope.get(NAMES, ())
-            key = table.of_certificate(names) if given is None else table.find(given)
-            if key is not None and key.is_limited:
-                return ""
-        return found
+        if not any(key.is_limited for key in table.keys):
+            return False
+        given, names = given_key(dict(scope["headers"])), scope.get(NAMES, ())
+        key = table.of_certificate(names) if given is None else table.find(given)
+        return key is not None and key.is_limited
+
+    def _may_be_named(self, scope: Scope) -> bool:
+        """Whether the body of a request may name a model that is to be run here.
+
+        Bodies that are compressed, long or come in pieces are read elsewhere.
+        """
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        if path not in self.naming or scope["method"] != "POST":
+            return False
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        is_short = length.isdigit() and len(length) < _DIGITS
+        return (
+            is_short
+            and int(length) <= DECODED_AT_ONCE
+            and b"content-encoding" not in headers
+            and not self._is_counted(scope)
+        )
+
+    async def _run_named(
+        self,
+        form: NamingForm,
+        key: Key | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Run the request if the model that its body names runs here, else relay it."""
+        came: list[Message] = []
+        body: Body = []
+        while not came or came[-1].get("more_body", False):
+            came.append(await receive())
+            body.append(came[-1].get("body", b""))
+        if came[-1]["type"] != "http.request":
+            return  # the client has gone
+        left = iter(came)
+
+        async def receive_again() -> Message:
+            for message in left:
+                return message
+            return await receive()
+
+        try:
+            target = form.target(body, self.service.models)
+        except RequestError:
+            target = ""  # the supervisor says why
+        if target not in self._worker.paths:
+            await self._relay_named(scope, receive_again, send)
+            return
+        local, mark = self._worker.local, object()
+        local[mark] = target
+        try:
+            await super()._run_named(form, key, scope, receive_again, send)
+        finally:
+            del local[mark]
+
+    async def _relay_named(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[KEY].is_done = True  # the supervisor logs it
+
+        async def send_once(message: Message) -> None:
+            """Send a message without the request id, which `send` adds."""
+            if message["type"] == "http.response.start":
+                rest = [one for one in message["headers"] if one[0] != HEADER]
+                message = {**message, "headers": rest}
+            await send(message)
+
+        await self._relay(scope, receive, send_once)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:

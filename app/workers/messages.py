@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 
+from app.repository.formats import SharedFormat, SharedScheduler
 from app.serving.ensemble_graph import EnsembleGraph, Face, Step
 from app.serving.ensembles import face_of
 from app.serving.generators import GeneratorScheduler
@@ -94,7 +95,8 @@ class SharedEntry:
     `key` is another one for everything that is loaded: a runner that a worker has for
     it is for this and for nothing else. `block` is where it is counted. `timeout`,
     `max_timeout` and `level_timeouts` are those of the `ModelEntry`; `generator` is of
-    all tensors of a model that gives several responses.
+    all tensors of a model that gives several responses, `format` what stands in front
+    of a model of a plugin's format.
     """
 
     key: int
@@ -105,6 +107,7 @@ class SharedEntry:
     max_timeout: float | None = None
     level_timeouts: Mapping[int, float | None] | None = None
     generator: ModelSpec | None = None
+    format: SharedFormat | None = None
 
     @classmethod
     def of(
@@ -124,6 +127,7 @@ class SharedEntry:
             entry.max_timeout,
             entry.level_timeouts,
             scheduler.spec if isinstance(scheduler, GeneratorScheduler) else None,
+            scheduler.shared if isinstance(scheduler, SharedScheduler) else None,
         )
 
     def to_message(self) -> Message:
@@ -136,12 +140,13 @@ class SharedEntry:
             "timeouts": [self.timeout, self.max_timeout],
             "levels": [list(item) for item in (self.level_timeouts or {}).items()],
             "generator": self.generator and _spec_message(self.generator),
+            "format": self.format and _format_message(self.format),
         }
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> SharedEntry:
         timeout, max_timeout = message["timeouts"]
-        generator = message["generator"]
+        generator, format_ = message["generator"], message["format"]
         kind = SharedEnsemble if message["is_ensemble"] else RunnerDescription
         return cls(
             message["key"],
@@ -152,7 +157,19 @@ class SharedEntry:
             max_timeout,
             dict(message["levels"]),
             generator and _spec_of(generator),
+            format_
+            and SharedFormat(
+                format_["name"], _spec_of(format_["spec"]), format_["description"]
+            ),
         )
+
+
+def _format_message(shared: SharedFormat) -> Message:
+    return {
+        "name": shared.format,
+        "spec": _spec_message(shared.spec),
+        "description": dict(shared.description),
+    }
 
 
 def _spec_message(spec: ModelSpec) -> Message:
@@ -162,6 +179,7 @@ def _spec_message(spec: ModelSpec) -> Message:
         "inputs": list(map(_tensor_message, spec.inputs)),
         "outputs": list(map(_tensor_message, spec.outputs)),
         "rows": [spec.max_batch_size, spec.max_rows, spec.optional_inputs],
+        "aliases": dict(spec.aliases),
         "defaults": [
             [name, t.data_type.name, list(t.shape), t.tobytes()]
             for name, t in spec.defaults.items()
@@ -183,6 +201,7 @@ def _spec_of(message: Mapping[str, Any]) -> ModelSpec:
             name: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
             for name, data_type, shape, raw in message["defaults"]
         },
+        message["aliases"],
     )
 
 

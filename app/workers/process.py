@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from app.api.plugin_routes import access_groups, plugin_routes
 from app.api.routes import generate, kserve_v1
 from app.codec.compression import CompressResponses
 from app.http.access import Access
@@ -124,6 +125,7 @@ def _server(
     listener: socket.socket,
 ) -> WorkerServer:
     number = start["number"]
+    added = plugin_routes(settings)
     transfers = TransferMemory(settings.transfer_memory, totals.bytes_held(number))
     front = WorkerFront(
         worker,
@@ -135,8 +137,13 @@ def _server(
             journal=journal,
             answers=answers,
         ),
-        Access(settings.restrictions, worker.keys),
-        operations=(*generate.OPERATIONS, *kserve_v1.OPERATIONS),
+        Access(settings.restrictions, worker.keys, groups=access_groups(added)),
+        operations=(
+            *generate.OPERATIONS,
+            *kserve_v1.OPERATIONS,
+            *(operation for one in added for operation in one.operations),
+        ),
+        naming=[operation for one in added for operation in one.naming],
         compress_responses=CompressResponses(settings.compress_responses),
         base_path=settings.base_path,
         origins=settings.allow_origin,

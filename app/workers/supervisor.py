@@ -28,9 +28,11 @@ from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import MOST_MODELS, CounterSegment, OwnNumbers
 from app.observe.shared_totals import SharedTotals
 from app.other_processes import OtherProcesses, WorkerState
+from app.repository.formats import SharedScheduler
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.sequences import SequenceScheduler
+from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable, RequestScheduler
 from app.settings import Settings
 from app.workers.messages import Message, SharedEnsemble, SharedEntry
@@ -380,10 +382,12 @@ def _why_relayed(scheduler: RequestScheduler | None) -> str:
     if isinstance(scheduler, SequenceScheduler):
         return "one process holds the state of its sequences"
     if scheduler is None or isinstance(
-        scheduler, GeneratorScheduler | EnsembleScheduler
+        scheduler, GeneratorScheduler | EnsembleScheduler | SharedScheduler
     ):
         return ""
-    return "its requests go by [responses]"
+    if isinstance(scheduler, StepScheduler):
+        return "its requests go by [responses]"
+    return "its format runs in one process"
 
 
 def settings_message(settings: Settings) -> Message:

@@ -24,6 +24,7 @@ from app.limits import Limits
 from app.observe.journal import Journal, part_of
 from app.observe.log import LogControl, LogSettings, lines_dropped
 from app.observe.shared_counters import CounterSegment, OwnNumbers
+from app.repository.formats import join_format
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
@@ -227,9 +228,14 @@ class Worker:
             now: dict[int, tuple[ModelEntry, LocalRunner]] = {}
             for one in map(SharedEntry.from_message, entries):
                 known = before.get(one.key)
-                runner = known[1] if known is not None else await self._runner(one)
-                if runner is not None:
-                    now[one.key] = self._entry(one, runner), runner
+                if known is not None:
+                    scheduler = known[0].scheduler
+                    now[one.key] = self._entry(one, known[1], scheduler), known[1]
+                    continue
+                found = await self._found(one)
+                if found is not None:
+                    runner, scheduler = found
+                    now[one.key] = self._entry(one, runner, scheduler), runner
                 else:
                     self._send({"op": "left", "key": one.key})
             self._models[name] = now
@@ -267,13 +273,35 @@ class Worker:
             logger.debug("model %s: %s", one.spec.name, error)
             return None
 
-    def _entry(self, one: SharedEntry, runner: LocalRunner) -> ModelEntry:
-        spec = one.spec
-        scheduler: EnsembleScheduler | GeneratorScheduler | None = None
+    async def _found(
+        self, one: SharedEntry
+    ) -> tuple[LocalRunner, RequestScheduler | None] | None:
+        """What runs a version here, and what stands in front of it. None if a device
+        has died meanwhile, or files of the model differ from what was loaded."""
+        runner = await self._runner(one)
+        if runner is None:
+            return None
         if isinstance(runner, EnsembleRunner):
-            scheduler = EnsembleScheduler(runner)
-        elif one.generator is not None:
-            scheduler = GeneratorScheduler(one.generator, runner)
+            return runner, EnsembleScheduler(runner)
+        if one.generator is not None:
+            return runner, GeneratorScheduler(one.generator, runner)
+        if one.format is None:
+            return runner, None
+        try:
+            made = await asyncio.to_thread(join_format, one.format, runner)
+        except (ValueError, OSError) as error:
+            logger.warning(
+                "model %s/%s is run by the supervisor: %s",
+                *(one.spec.name, one.spec.version, error),
+            )
+            await asyncio.to_thread(runner.close)
+            return None
+        return runner, made
+
+    def _entry(
+        self, one: SharedEntry, runner: LocalRunner, scheduler: RequestScheduler | None
+    ) -> ModelEntry:
+        spec = one.spec
         return ModelEntry(
             spec,
             runner,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,6 +82,21 @@ class TextModel:
     sigmoid: bool = False
     model_type: str = ""
 
+    def to_message(self) -> dict[str, Any]:
+        """Return the fields, as msgpack can hold them."""
+        return {**asdict(self), "prompts": dict(self.prompts)}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> TextModel:
+        return cls(
+            **{
+                **message,
+                "pooling": tuple(message["pooling"]),
+                "dense": tuple(Dense(**one) for one in message["dense"]),
+                "labels": tuple(message["labels"]),
+            }
+        )
+
     def recipe(self) -> dict[str, Any]:
         """Return what the conversion of the graph depends on."""
         return {
@@ -122,7 +138,21 @@ def other_weights(folder: Path, taken: Path) -> list[str]:
 
 
 def understand(folder: Path, options: TextConfig) -> TextModel:
-    """Return what a folder says; `options` overrule. Raises ValueError, OSError."""
+    """Return what a folder says; `options` overrule. Raises ValueError, OSError.
+
+    One load asks several times; the files are read again only if one has changed.
+    """
+    stamps = []
+    for path in files_of(folder, options):
+        found = path.stat()
+        stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
+    return _understood(folder, options, tuple(stamps))
+
+
+@lru_cache(maxsize=64)
+def _understood(
+    folder: Path, options: TextConfig, stamps: tuple[tuple[str, int, int, int], ...]
+) -> TextModel:
     config = _read(folder, "config.json")
     modules = _modules(folder)
     kind = options.kind or _kind(config, modules)

@@ -62,5 +62,13 @@ class TextFormat:
         model = understand(folder, options)
         return TextScheduler(spec, runner, model, TextTokenizer(folder, model), options)
 
+    def join(
+        self, spec: ModelSpec, runner: Runner, description: Mapping[str, Any]
+    ) -> Any:
+        """Return the scheduler of an HTTP worker (`app.repository.formats`)."""
+        from popgate_text.scheduler import TextScheduler
+
+        return TextScheduler.from_shared(spec, runner, description)
+
 
 FORMAT = TextFormat()

@@ -75,7 +75,8 @@ class NamedForm(ABC):
         """Return the response. Raises `RequestError`."""
 
     def target(self, body: Body, models: ModelTable) -> str:
-        self.document = read_document(body, models.limits)
+        if not self.document:  # a worker asks before it relays
+            self.document = read_document(body, models.limits)
         name = field(self.document, "model", str)
         if not name:
             raise InvalidRequest("'model' is missing; expected the name of a model")

@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,15 +23,18 @@ import numpy as np
 from app.codec import InferRequest
 from app.codec.outputs import strings_of
 from app.errors import InvalidRequest, InvalidTensor
+from app.repository.formats import SharedFormat
 from app.serving.pending import Pending
 from app.serving.table import Runner, Submitted
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, QueueFull, Tensor
 from popef_io import DataType
 from popgate_text.config import TextConfig
-from popgate_text.folder import TextModel
+from popgate_text.folder import TOKENIZER, TextModel
 from popgate_text.tokenizer import Encoded, TextTokenizer
 
+#: The name of the format's entry point.
+FORMAT: Final = "text"
 #: Where a request has its `TextOptions`, if a form has made them.
 OPTIONS: Final = "popgate.text"
 TEXT, PAIR, ALIAS = "text", "text_pair", "input_text"
@@ -147,6 +151,32 @@ class TextScheduler:
         self._runner = runner
         self._inputs = {t.name: t.type.dtype for t in spec.inputs}
         self.visible = _visible(spec, model, config)
+        #: What a worker makes its own scheduler of (`from_shared`).
+        self.shared = SharedFormat(
+            FORMAT,
+            spec,
+            {
+                "folder": str(tokenizer.folder),
+                "digest": tokenizer.digest,
+                "model": model.to_message(),
+                "config": {**asdict(config), "pooling": list(config.pooling)},
+            },
+        )
+
+    @classmethod
+    def from_shared(
+        cls, spec: ModelSpec, runner: Runner, description: Mapping[str, Any]
+    ) -> TextScheduler:
+        """Return a scheduler for a model that another process has loaded. Raises
+        ValueError if its tokenizer has changed since, OSError."""
+        model = TextModel.from_message(description["model"])
+        tokenizer = TextTokenizer(Path(description["folder"]), model)
+        if tokenizer.digest != description["digest"]:
+            msg = f"{TOKENIZER} has changed since the model was loaded; load it again"
+            raise ValueError(msg)
+        given = description["config"]
+        config = TextConfig(**{**given, "pooling": tuple(given["pooling"])})
+        return cls(spec, runner, model, tokenizer, config)
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]

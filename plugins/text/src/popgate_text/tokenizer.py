@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +46,17 @@ class TextTokenizer:
             from tokenizers import Tokenizer
         except ImportError:
             raise ValueError(_NEEDED) from None
-        text = (folder / TOKENIZER).read_text(encoding="utf-8")
+        data = (folder / TOKENIZER).read_bytes()
+        #: Of the file, so that another process can tell whether it reads the same.
+        self.digest = hashlib.sha256(data).hexdigest()
         try:
+            text = data.decode()
             self._whole = Tokenizer.from_str(text)
             # Truncating is a setting of the whole tokenizer, not of a call.
             self._cut = {side: Tokenizer.from_str(text) for side in ("right", "left")}
         except Exception as e:  # the library raises plain Exception
             raise ValueError(f"{TOKENIZER}: {e}") from None
+        self.folder = folder
         self.model = model
         for tokenizer in (self._whole, *self._cut.values()):
             tokenizer.no_padding()
