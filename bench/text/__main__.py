@@ -2,6 +2,8 @@
 
     python -m bench.text
     python -m bench.text --texts 1000 --median 8 --connections 1,16,64
+    python -m bench.text --texts 1000 --median 8 --spread 0
+    python -m bench.text --fastembed ENV/bin/python --infinity ENV/bin/infinity_emb
 
 An encoder of MiniLM's size with random weights is served twice: rows of different
 length run together, or only rows of one length do. Each connection sends one text after
@@ -11,8 +13,16 @@ thread as the device does. Shown are texts a second of processor time, the whole
 server's, as shares of the bound in the same run: other work on the machine changes that
 less than texts a second of wall time.
 
+With one connection the median time of a request is shown beside that of the tokenizer
+and one run of ONNX Runtime in a process. All is measured `--rounds` times in turns, and
+the median of the ratios is shown.
+
 The share of padding is measured on the same model without a server: the batches are
 told apart by when they began.
+
+`--fastembed` and `--infinity` name programs of environments that have those; they serve
+the same folder (bench/text/peer_servers.py), and their texts a second of wall and of
+processor time are shown beside PopGate's in the same rounds.
 """
 
 from __future__ import annotations
@@ -24,9 +34,11 @@ import os
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -34,7 +46,16 @@ import onnxruntime
 from bench.cases.payloads import Payload
 from bench.drivers.client import Client
 from bench.servers.server import HOST, Server, gateway
-from bench.text.encoder import INPUTS, MEDIAN, WORDS, lengths, texts, write_encoder
+from bench.text.encoder import (
+    INPUTS,
+    MEDIAN,
+    SPREAD,
+    WORDS,
+    lengths,
+    texts,
+    write_encoder,
+)
+from bench.text.peers import known_peers
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig, Request, Tensor
 from engine.compiler import CompileOptions, compile_model
 from engine.model.ragged import MAX_PADDING, PROCESSOR_TOKENS
@@ -86,24 +107,63 @@ def bound(model: Path, batches: Sequence[Sequence[int]]) -> float:
     return sum(map(len, batches)) / (time.process_time() - began)
 
 
+class Rates(NamedTuple):
+    """Texts a second of processor time and of wall time, and the median time of a
+    request in seconds."""
+
+    processor: float
+    wall: float
+    median: float
+
+
+def of_popgate(text: str) -> dict[str, Any]:
+    """The document of PopGate's own form."""
+    return {"inputs": {"text": [text]}}
+
+
 async def served(
-    server: Server, name: str, given: list[str], connections: int
-) -> float:
-    """Texts a second of processor time over so many connections."""
-    waiting = deque(given)
+    server: Server,
+    path: str,
+    given: list[str],
+    connections: int,
+    document: Callable[[str], dict[str, Any]] = of_popgate,
+) -> Rates:
+    """Send all texts over so many connections."""
+    waiting, took = deque(given), []
 
     async def one() -> None:
         async with Client(HOST, server.port, timeout=300) as client:
             while waiting:
-                document = {"inputs": {"text": [waiting.popleft()]}}
-                body = json.dumps(document).encode()
+                body = json.dumps(document(waiting.popleft())).encode()
                 payload = Payload({"content-type": "application/json"}, body)
-                answer = await client.post(f"/v1/models/{name}/infer", payload)
+                began = time.perf_counter()
+                answer = await client.post(path, payload)
+                took.append(time.perf_counter() - began)
                 assert answer.status == 200, answer.body
 
-    began = server.cpu()
+    began, since = server.cpu(), time.perf_counter()
     await asyncio.gather(*(one() for _ in range(connections)))
-    return len(given) / (server.cpu() - began)
+    seconds = time.perf_counter() - since
+    count = len(given)
+    return Rates(count / (server.cpu() - began), count / seconds, median(took))
+
+
+def alone(model: Path, given: Sequence[str]) -> float:
+    """The median time of the tokenizer and one run for each text, in seconds."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model.parent / "tokenizer.json"))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options)
+    took = []
+    for text in given:
+        began = time.perf_counter()
+        ids = np.array([tokenizer.encode(text).ids], np.int64)
+        feed = dict(zip(INPUTS, (ids, np.ones_like(ids)), strict=True))
+        session.run(None, feed)[0].mean(1)
+        took.append(time.perf_counter() - began)
+    return median(took[1:])
 
 
 def batches_run(path: Path, tokens: Sequence[int], in_flight: int) -> list[list[int]]:
@@ -126,45 +186,75 @@ def batches_run(path: Path, tokens: Sequence[int], in_flight: int) -> list[list[
     return list(began.values())
 
 
+def _compared(options: argparse.Namespace, folder: Path) -> None:
+    """Print the rates of the served model beside those of the loop and of others."""
+    given = texts(options.texts, options.median, options.spread)
+    tokens = lengths(options.texts, options.median, options.spread)
+    counts = [int(count) for count in options.connections.split(",")]
+    model = folder / "models" / TOGETHER / "1" / "model.onnx"
+    batches = sorted_batches(tokens)
+    print(
+        f"{len(tokens)} texts, {sum(tokens) / len(tokens):.0f} tokens on average; "
+        f"bound: {len(batches)} runs, {padding_of(batches):.1%} padding"
+    )
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    with ExitStack() as stack:
+        cache = ("--cache-dir", str(folder / "cache"))
+        ours = gateway(folder / "models", *cache, devices="cpu:1")
+        stack.enter_context(ours)
+        ours.wait_ready(300)
+        peers = [
+            (one, stack.enter_context(one.start(model.parent)))
+            for one in known_peers(options.fastembed, options.infinity)
+        ]
+        for one, server in peers:
+            asyncio.run(served(server, one.path, given[:2], 1, one.document))
+        for _ in range(options.rounds):
+            rate = bound(model, batches)
+            found["bound, all sorted beforehand"].append([rate, 1.0, 0.0])
+            for count in counts:
+                for name in (TOGETHER, ALONE):
+                    path = f"/v1/models/{name}/infer"
+                    rates = asyncio.run(served(ours, path, given, count))
+                    label = f"{count:3} connections, {name}"
+                    found[label].append([rates.wall, rates.processor / rate, 0.0])
+                    if count == 1 and name == TOGETHER:
+                        plain = alone(model, given)
+                        found[label][-1][2] = rates.median / plain
+                for one, server in peers:
+                    rates = asyncio.run(
+                        served(server, one.path, given, count, one.document)
+                    )
+                    label = f"{count:3} connections, {one.name}"
+                    found[label].append([rates.wall, rates.processor / rate, 0.0])
+    for label, rows in found.items():
+        wall, share, latency = (median(column) for column in zip(*rows, strict=True))
+        last = f", a request takes {latency:.2f} of it alone" if latency else ""
+        print(f"{label:32} {wall:7.1f} texts/s, {share:.2f} of the bound{last}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--texts", type=int, default=200)
     parser.add_argument("--median", type=int, default=MEDIAN)
+    parser.add_argument("--spread", type=float, default=SPREAD)
     parser.add_argument("--connections", default="1,16,64")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fastembed", help="Python with fastembed, fastapi, litserve")
+    parser.add_argument("--infinity", help="infinity_emb of an environment")
     options = parser.parse_args()
-    counts = [int(count) for count in options.connections.split(",")]
     # As the gateway's: others on this machine have devices of their own.
     os.environ["POPGATE_POOL"] = f"bench-{os.getpid()}"
-    given = texts(options.texts, options.median)
-    tokens = lengths(options.texts, options.median)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_encoder(folder / "models" / TOGETHER)
         write_encoder(folder / "models" / ALONE, "[ragged]\nenabled = false\n")
+        _compared(options, folder)
         model = folder / "models" / TOGETHER / "1" / "model.onnx"
-        batches = sorted_batches(tokens)
-        rate = bound(model, batches)
-        print(f"{len(tokens)} texts, {sum(tokens) / len(tokens):.0f} tokens on average")
-        print(
-            f"bound, all sorted beforehand: {rate:.1f} texts/cpu-s, "
-            f"{len(batches)} runs, {padding_of(batches):.1%} padding"
-        )
-        cache = ("--cache-dir", str(folder / "cache"))
-        with gateway(folder / "models", *cache, devices="cpu:1") as server:
-            server.wait_ready(300)
-            for count in counts:
-                rates = [
-                    asyncio.run(served(server, model, given, count))
-                    for model in (TOGETHER, ALONE)
-                ]
-                shares = [f"{each / rate:.2f}" for each in rates]
-                print(
-                    f"{count:3} connections: together {shares[0]} of the bound, one "
-                    f"length at a time {shares[1]}"
-                )
         compiled = folder / "encoder.popef"
         compile_model(model, compiled, CompileOptions(ragged=dict.fromkeys(INPUTS, 0)))
-        for count in counts:
+        tokens = lengths(options.texts, options.median, options.spread)
+        for count in (int(count) for count in options.connections.split(",")):
             batches = batches_run(compiled, tokens, count)
             print(
                 f"{count:3} in flight: {len(batches)} runs, largest "

@@ -17,19 +17,19 @@ INPUTS = ("input_ids", "attention_mask")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-def lengths(count: int, median: int = MEDIAN) -> list[int]:
+def lengths(count: int, median: int = MEDIAN, spread: float = SPREAD) -> list[int]:
     """Return log-normal lengths in tokens."""
     random = np.random.default_rng(0)
-    found = np.exp(random.normal(np.log(median), SPREAD, count))
+    found = np.exp(random.normal(np.log(median), spread, count))
     return [int(length) for length in np.clip(found.round(), SHORTEST, LONGEST)]
 
 
-def texts(count: int, median: int = MEDIAN) -> list[str]:
+def texts(count: int, median: int = MEDIAN, spread: float = SPREAD) -> list[str]:
     """Return texts of `lengths`."""
     random = np.random.default_rng(1)
     return [
         " ".join(f"w{n}" for n in random.integers(0, WORDS, length - 2))
-        for length in lengths(count, median)
+        for length in lengths(count, median, spread)
     ]
 
 
@@ -129,8 +129,32 @@ def write_encoder(folder: Path, config: str = "") -> None:
         for n, kind in enumerate(kinds)
     ]
     for name, document in {
-        "config.json": {"max_position_embeddings": POSITIONS, "pad_token_id": 0},
-        "tokenizer_config.json": {"pad_token": "[PAD]", "model_max_length": POSITIONS},
+        # More than PopGate reads: Infinity loads the folder by transformers.
+        "config.json": {
+            "model_type": "bert",
+            "architectures": ["BertModel"],
+            "pad_token_id": 0,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "vocab_size": len(names),
+            "num_attention_heads": HEADS,
+            "intermediate_size": INNER,
+            "max_position_embeddings": POSITIONS,
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+            "model_max_length": POSITIONS,
+        },
+        "special_tokens_map.json": {
+            "pad_token": "[PAD]",
+            "unk_token": "[UNK]",
+            "cls_token": "[CLS]",
+            "sep_token": "[SEP]",
+        },
         "modules.json": modules,
         "1_Pooling/config.json": {"pooling_mode": "mean"},
     }.items():

@@ -21,6 +21,7 @@ from popgate_client.errors import (
     Unavailable,
 )
 from popgate_client.tensors import DTYPES, Array, Tensor, array_of, tensor_of
+from popgate_client.texts import Label, Ranked
 from popgate_client.tls import default_context
 
 __all__ = [
@@ -37,9 +38,11 @@ __all__ = [
     "DeadlineExceeded",
     "Encoding",
     "InvalidRequest",
+    "Label",
     "Model",
     "NotFound",
     "Outputs",
+    "Ranked",
     "Sequence",
     "ServerError",
     "Tensor",

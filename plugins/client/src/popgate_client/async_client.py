@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -24,6 +25,8 @@ from popgate_client.shared import (
     response_of,
 )
 from popgate_client.steps import CallOptions, Exchange, Steps
+from popgate_client.tensors import Array
+from popgate_client.texts import Ranked, classify, embed, rerank
 
 if TYPE_CHECKING:
     import httpx
@@ -101,6 +104,56 @@ class AsyncClient:
         return await self.run(
             self._core.infer(model, version, inputs_of(value, inputs), options)
         )
+
+    async def embed(
+        self,
+        model: str,
+        texts: str | Many[str],
+        *,
+        version: str = "",
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Return the vectors of strings, one row for each; of one string one vector.
+
+        As `Client.embed`.
+        """
+        parameters = {
+            "prompt_name": prompt,
+            "dimensions": dimensions,
+            "normalize": normalize,
+        }
+        steps = embed(self._core, model, texts, version, parameters, timeout)
+        return await self.run(steps)
+
+    async def rerank(
+        self,
+        model: str,
+        query: str,
+        texts: Many[str],
+        *,
+        top: int | None = None,
+        raw_scores: bool = False,
+        timeout: float | None = None,
+    ) -> list[Ranked]:
+        """Return documents by how well they answer a query, the best first."""
+        steps = rerank(self._core, model, query, texts, top, timeout, raw=raw_scores)
+        return await self.run(steps)
+
+    async def classify(
+        self,
+        model: str,
+        texts: str | Many[str],
+        *,
+        raw_scores: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the classes of strings, the best first: a list of `Label` for each; of
+        one string one list."""
+        steps = classify(self._core, model, texts, timeout, raw=raw_scores)
+        return await self.run(steps)
 
     def __getitem__(self, model: str) -> AsyncModel:
         return AsyncModel(self, model)

@@ -47,6 +47,12 @@ def batch(
         typer.Option("--keep", metavar="COLUMN",
                      help="Copy a column of the input to the results."),
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="[INPUT=]COLUMN",
+                     help="Take an input from a column of another name; without "
+                          "INPUT the model's first one.")
+    ] = None,
     in_flight: Annotated[
         int, typer.Option("--in-flight", min=1, max=1024,
                           help="Requests at the same time.")
@@ -67,6 +73,7 @@ def batch(
     again. Rows that fail are written to FILE.errors.jsonl, and tried again next time.
 
     For example: popgate batch digits --input rows.parquet
+    or, to embed a column: popgate batch minilm -i reviews.csv --column body
     """
     from popgate_client import ClientError
     from popgate_tools.batch.results import Results
@@ -78,7 +85,7 @@ def batch(
     options: dict[str, Any] = {"timeout": timeout, "retries": retries}
     client = server.async_client(max_connections=in_flight, **options)
     with (
-        open_rows(source, keep or []) as rows,
+        open_rows(source, keep or [], column or []) as rows,
         Results(place, source, name, request.version) as results,
     ):
         before = len(results.done)

@@ -45,8 +45,13 @@ class Rows:
 
 
 @contextlib.contextmanager
-def open_rows(source: Path, keep: Sequence[str]) -> Iterator[Rows]:
-    """Open the rows of a file or folder. Raises `CommandError` for anything else."""
+def open_rows(
+    source: Path, keep: Sequence[str], columns: Sequence[str] = ()
+) -> Iterator[Rows]:
+    """Open the rows of a file or folder. Raises `CommandError` for anything else.
+
+    `columns` name the columns that inputs are taken from, as ``[INPUT=]COLUMN``.
+    """
     if source.is_dir():
         yield _images(source)
         return
@@ -56,18 +61,18 @@ def open_rows(source: Path, keep: Sequence[str]) -> Iterator[Rows]:
         raise CommandError(msg, EXIT_USAGE)
     if not source.is_file():
         raise CommandError(f"--input {source}: no such file", EXIT_USAGE)
-    yield kinds[source.suffix](source, keep)
+    yield kinds[source.suffix](source, keep, columns)
 
 
-def _csv(source: Path, keep: Sequence[str]) -> Rows:
+def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
     def records() -> Iterator[dict[str, Any]]:
         with source.open(newline="", encoding="utf-8-sig") as file:
             yield from csv.DictReader(file)
 
-    return Rows(sum(1 for _ in records()), _reader(records, keep, texts=True))
+    return Rows(sum(1 for _ in records()), _reader(records, keep, columns, texts=True))
 
 
-def _jsonl(source: Path, keep: Sequence[str]) -> Rows:
+def _jsonl(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
     def records() -> Iterator[Any]:
         with source.open(encoding="utf-8") as file:
             for line in file:
@@ -78,10 +83,10 @@ def _jsonl(source: Path, keep: Sequence[str]) -> Rows:
                         record = e
                     yield record
 
-    return Rows(sum(1 for _ in records()), _reader(records, keep))
+    return Rows(sum(1 for _ in records()), _reader(records, keep, columns))
 
 
-def _parquet(source: Path, keep: Sequence[str]) -> Rows:
+def _parquet(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -96,11 +101,15 @@ def _parquet(source: Path, keep: Sequence[str]) -> Rows:
         for part in file.iter_batches(batch_size=1024):
             yield from part.to_pylist()
 
-    return Rows(file.metadata.num_rows, _reader(records, keep))
+    return Rows(file.metadata.num_rows, _reader(records, keep, columns))
 
 
 def _reader(
-    records: Callable[[], Iterator[Any]], keep: Sequence[str], *, texts: bool = False
+    records: Callable[[], Iterator[Any]],
+    keep: Sequence[str],
+    columns: Sequence[str],
+    *,
+    texts: bool = False,
 ) -> Callable[[Takes, Optional], Iterator[Row]]:
     def read(takes: Takes, optional: Optional) -> Iterator[Row]:
         for number, record in enumerate(records()):
@@ -115,13 +124,33 @@ def _reader(
             )
             kept = {name: record.get(name) for name in keep}
             try:
-                inputs = _inputs(values, takes, keep, optional, texts=texts)
+                named = _renamed(values, takes, columns)
+                inputs = _inputs(named, takes, keep, optional, texts=texts)
             except (ValueError, TypeError) as e:
                 yield Row(number, {}, kept, str(e))
             else:
                 yield Row(number, inputs, kept)
 
     return read
+
+
+def _renamed(
+    record: Mapping[str, Any], takes: Takes, columns: Sequence[str]
+) -> Mapping[str, Any]:
+    """Return a record with its columns named as the inputs that they are for. Raises
+    ValueError."""
+    if not columns:
+        return record
+    found = {}
+    for given in columns:
+        name, _, column = given.rpartition("=")
+        name = name or next(iter(takes))
+        if name not in takes:
+            raise ValueError(f"--column: no input {name}; there are {', '.join(takes)}")
+        if column not in record:
+            raise ValueError(f"no column {column}; there are {', '.join(record)}")
+        found[name] = record[column]
+    return found
 
 
 def _inputs(
