@@ -33,7 +33,7 @@ class FormatScheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedFormat:
-    """What another process makes a scheduler of.
+    """The description that another process makes a scheduler of.
 
     `format` is the name of the format's entry point, `spec` has the tensors of the
     converted model. `description` is the format's own, as msgpack can hold it.
@@ -52,7 +52,7 @@ class SharedScheduler(Protocol):
 
     @property
     def shared(self) -> SharedFormat:
-        """What the scheduler of a worker is made of."""
+        """Return the description for the schedulers of workers."""
 
 
 class ModelFormat(Protocol):

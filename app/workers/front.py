@@ -107,7 +107,7 @@ class WorkerFront(InferFront):
         return "" if found and self._is_counted(scope) else found
 
     def _is_counted(self, scope: Scope) -> bool:
-        """Whether the limits of the request's key hold for all workers together."""
+        """Return whether the key's limits hold for all workers together."""
         table = self.access.keys.table
         if not any(key.is_limited for key in table.keys):
             return False
@@ -116,7 +116,7 @@ class WorkerFront(InferFront):
         return key is not None and key.is_limited
 
     def _may_be_named(self, scope: Scope) -> bool:
-        """Whether the body of a request may name a model that is to be run here.
+        """Return whether the body of a request may name a model to be run here.
 
         Bodies that are compressed, long or come in pieces are read elsewhere.
         """

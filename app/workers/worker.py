@@ -276,7 +276,7 @@ class Worker:
     async def _found(
         self, one: SharedEntry
     ) -> tuple[LocalRunner, RequestScheduler | None] | None:
-        """What runs a version here, and what stands in front of it. None if a device
+        """Return the runner of a version, and its scheduler. None if a device
         has died meanwhile, or files of the model differ from what was loaded."""
         runner = await self._runner(one)
         if runner is None:

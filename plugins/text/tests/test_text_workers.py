@@ -1,8 +1,4 @@
-"""Text models in HTTP workers: each worker tokenizes and submits what it is asked.
-
-Covers: app/repository/formats.py, app/workers/front.py, app/workers/messages.py,
-plugins/text/src/popgate_text/scheduler.py.
-"""
+"""Text models in HTTP workers: each worker tokenizes and submits what it is asked."""
 
 from __future__ import annotations
 
