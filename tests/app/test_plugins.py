@@ -7,6 +7,8 @@ app/serving/forms.py.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save_model
 
+from app.cli.plugin_commands import plugin_commands
 from app.plugins import MODEL_FORMATS, plugins
-from tests.app.served import ServedGateway, run_popgate
+from tests.app.served import ROOT, ServedGateway, run_popgate
 from tests.docs.reader import read_blocks
 
 
@@ -77,6 +80,65 @@ def test_a_plugin_answers_routes(served: ServedGateway) -> None:
     answer: httpx.Response = served.client.get("/v1/scales")
     assert answer.json() == {"scales": [2, 3]}
     assert "/v1/scales" in served.client.get("/openapi.json").json()["paths"]
+
+
+def test_a_plugin_adds_a_command(installed: Path) -> None:
+    def popgate(*arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "popgate", *arguments],
+            env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+
+    assert re.search(r"^  scales +Print the scales\.$", popgate("--help"), re.M)
+    assert popgate("scales") == "2 3\n"
+
+
+#: A process in which no package of `plugins/` can be imported or found.
+BARE = """
+import importlib.metadata, sys
+
+class Bare:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in PLUGINS:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Bare())
+importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()
+from app.cli import main
+sys.argv = ["popgate", *sys.argv[1:]]
+main()
+"""
+
+
+def test_the_core_needs_no_plugin(tmp_path: Path) -> None:
+    """Without any, the commands of the core are there: it compiles and it serves."""
+    names = {path.name for path in ROOT.glob("plugins/*/src/*") if path.is_dir()}
+    assert len(names) > 5
+
+    def popgate(*arguments: str | Path) -> str:
+        code = f"PLUGINS = {names!r}\n{BARE}"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    shown = popgate("--help").partition("Commands:\n")[2]
+    commands = {line.split()[0] for line in shown.splitlines()}
+    assert {"compile", "serve", "validate", "openapi"} <= commands
+    assert not commands & {command.name for command in plugin_commands()}
+    digits = ROOT / "examples" / "digits" / "digits.onnx"
+    popgate("compile", digits, "-o", tmp_path / "digits.popef")
+    assert "digits" in popgate("validate", tmp_path)
+    assert "/v2/models" in popgate("openapi")
 
 
 def test_a_section_of_a_plugin_is_checked(served: ServedGateway) -> None:
