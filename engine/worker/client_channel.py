@@ -83,20 +83,28 @@ class ClientChannel:
         for ring in self.channel.inputs:
             ring.complete_held()
 
-    def peek(self) -> list[tuple[int, int]]:
-        """Return (submitted, rows) of the waiting requests; `LONG_AGO` for those that
-        must not be delayed.
+    def peek(self, with_inputs: bool = False) -> list[tuple[int, int, list[int]]]:
+        """Return (submitted, rows, slots) of the requests that wait.
 
-        One that has been written and not announced yet does not count: it is left to
-        the next batch, so none must be formed in expectation of it.
+        `submitted` is `LONG_AGO` if the request must not be delayed. The slots of the
+        inputs are there if asked for, and can be read until the next look. A request
+        that was written and is not announced yet does not count: it is left to the next
+        batch, so none must be formed in expectation of it.
         """
         requests = self.channel.requests
-        waiting: list[tuple[int, int]] = []
+        waiting: list[tuple[int, int, list[int]]] = []
         while len(waiting) < self.pending and (slot := requests.try_read_lock()) >= 0:
             at = self.channel.request_at(slot)
-            _, rows, flags, _, submitted = REQUEST.unpack_from(self.channel.view, at)
-            waiting.append((LONG_AGO if flags & UNDELAYED else submitted, rows))
+            number, rows, flags, _, submitted = REQUEST.unpack_from(
+                self.channel.view, at
+            )
+            slots = self.input_slots(number) if with_inputs else []
+            since = LONG_AGO if flags & UNDELAYED else submitted
+            waiting.append((since, rows, slots))
         requests.read_reset()
+        if with_inputs:
+            for ring in self.channel.inputs:
+                ring.read_reset()
         return waiting
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry, RunningBatch
 from engine.worker.cancellation import cancelled_outcome
-from engine.worker.client_channel import ClientChannel
+from engine.worker.client_channel import LONG_AGO, ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import DeviceShares, FairQueue
 from engine.worker.results import Results, Waiter
@@ -167,13 +167,22 @@ class Replica:
     def _waiting(
         self, order: Sequence[ClientChannel], now: int
     ) -> tuple[int, int, int]:
-        """Return rows that wait, when the oldest of them was submitted, and how many of
-        them the preferred sizes want to run at once (0: as many as there are).
+        """Return the rows that wait, when the oldest was submitted, and how many of
+        the rows the preferred sizes want to run at once (0: as many as there are).
+
+        A request that cannot join those before it, because its shapes differ, ends
+        their batch: no delay would make it fuller. So their delay is over.
         """
-        sizes = self.policy.preferred
+        sizes, alike = self.policy.preferred, self.policy.same_shapes
         rows, oldest, best = 0, now, 0
+        first: tuple[object, ...] | None = None
         for client in order:
-            for submitted, more in client.peek():
+            for submitted, more, slots in client.peek(alike):
+                if alike:
+                    shape = self._shape_of(client, slots)
+                    if first is not None and shape != first:
+                        return rows, oldest if best else LONG_AGO, best
+                    first = shape
                 if sizes and rows and not best and rows + more > sizes[-1]:
                     best = rows
                 rows += more
@@ -294,9 +303,16 @@ class Replica:
         return now + min(self._took)
 
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
-        """Return whether the shapes of a request equal those of the `others` in its
-        batch.
-        """
+        """Return whether the shapes of a request are those of the `others` in its
+        batch."""
+        key = self._shape_of(client, slots)
+        if others and key != self._shape:
+            return False
+        self._shape = key
+        return True
+
+    def _shape_of(self, client: ClientChannel, slots: list[int]) -> tuple[object, ...]:
+        """Return the shape of each input of a request, without its rows."""
         dim = self._plan.dim
         shape: list[object] = []
         for ring, slot in zip(client.channel.inputs, slots, strict=True):
@@ -305,11 +321,7 @@ class Replica:
                 continue
             rank = ring.head(slot)[3]
             shape.append(_without(ring.dims(slot, rank), dim))
-        key = tuple(shape)
-        if others and key != self._shape:
-            return False
-        self._shape = key
-        return True
+        return tuple(shape)
 
     def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """Run a batch and publish its results; how it failed, if it did."""

@@ -32,7 +32,7 @@ SECOND = 1_000_000_000
 class Written:
     """A replica that waits for four rows, with real rings and nothing to run."""
 
-    def __init__(self) -> None:
+    def __init__(self, **policy: Any) -> None:
         self.link = Link.create()
         self.channel = Channel.create("test", ChannelLayout(8, (PAGE,), (PAGE,)))
         self.client = ClientChannel(0, self.channel, self.link)
@@ -44,13 +44,20 @@ class Written:
             (),
             AnchorTable((), (), nothing),
             BatchPlan(0, 0, 0, 8, (), ()),
-            BatchingPolicy(max_rows=8, delay_ns=DELAY, preferred=(4,)),
+            BatchingPolicy(
+                **{"max_rows": 8, "delay_ns": DELAY, "preferred": (4,)} | policy
+            ),
             nothing,
         )
         self.replica.add(self.client)
 
-    def write(self, submitted: int, deadline: int = 0) -> None:
-        """Put a request of one row into the ring, not yet announced."""
+    def write(self, submitted: int, deadline: int = 0, width: int = 0) -> None:
+        """Put a request of one row into the ring, not yet announced; with an input of
+        this width if there is one."""
+        if width:
+            ring = self.channel.inputs[0]
+            ring.describe(0, submitted, ring.place(8 * width), 8 * width, (1, width))
+            ring.write_complete()
         slot = self.channel.requests.try_write_lock()
         at = self.channel.request_at(slot)
         REQUEST.pack_into(self.channel.view, at, submitted, 1, 0, deadline, submitted)
@@ -196,3 +203,81 @@ def test_one_slow_batch_proves_nothing(written: Written) -> None:
     learn_slow(written)
     written.queue(1, 1)
     assert written.step() == [1, 2]
+
+
+# -- shapes
+
+
+@pytest.fixture
+def mixed() -> Iterator[Written]:
+    """A replica whose batches are of requests of one width."""
+    made = Written(same_shapes=True, preferred=())
+    yield made
+    made.close()
+
+
+def announce(replica: Written, *requests: tuple[int, int]) -> None:
+    """Submit requests of (submitted, width)."""
+    for submitted, width in requests:
+        replica.write(submitted, width=width)
+    replica.client.pending += len(requests)
+
+
+def test_other_shapes_do_not_wait_for_the_delay_of_those_before(
+    mixed: Written,
+) -> None:
+    announce(mixed, (101, 2), (102, 2))
+    assert mixed.replica.due_ns(500) == 101 + DELAY
+    announce(mixed, (103, 3))
+    # No request can join the two of width 2 any more.
+    assert mixed.replica.due_ns(500) <= 500
+    assert mixed.step() == [101, 102]
+    # The third has a delay of its own, in which others of its shape can come.
+    assert mixed.replica.due_ns(500) == 103 + DELAY
+    announce(mixed, (104, 3))
+    assert mixed.replica.due_ns(500) == 103 + DELAY
+    announce(mixed, (105, 2))
+    assert mixed.step() == [103, 104]
+    assert mixed.step() == [105]
+
+
+def test_shapes_of_several_channels_are_compared_in_their_turn(mixed: Written) -> None:
+    other = Channel.create("other", ChannelLayout(8, (PAGE,), (PAGE,)))
+    client = ClientChannel(1, other, mixed.link)
+    mixed.replica.add(client)
+    try:
+        announce(mixed, (101, 2))
+        ring = other.inputs[0]
+        ring.describe(0, 102, ring.place(24), 24, (1, 3))
+        ring.write_complete()
+        REQUEST.pack_into(
+            other.view,
+            other.request_at(other.requests.try_write_lock()),
+            102,
+            1,
+            0,
+            0,
+            102,
+        )
+        other.requests.write_complete()
+        assert mixed.replica.due_ns(500) == 101 + DELAY  # it is not announced yet
+        client.pending = 1
+        assert mixed.replica.due_ns(500) <= 500
+        assert sorted([mixed.step(), mixed.step()]) == [[101], [102]]
+    finally:
+        mixed.replica.remove(client)
+        other.close()
+
+
+def test_a_preferred_size_is_counted_among_equal_shapes() -> None:
+    mixed = Written(same_shapes=True, preferred=(2,), delay_ns=3600 * SECOND)
+    try:
+        now = time.monotonic_ns()
+        announce(mixed, (now, 2), (now + 1, 3), (now + 2, 3), (now + 3, 3))
+        assert mixed.replica.due_ns(now) <= now
+        assert mixed.step() == [now]
+        assert mixed.replica.due_ns(now) <= now
+        assert mixed.step() == [now + 1, now + 2]
+        assert mixed.replica.due_ns(now + 4) == now + 3 + 3600 * SECOND
+    finally:
+        mixed.close()
