@@ -88,7 +88,10 @@ class GatewayDevices:
         Raises `engine.InvalidConfig` for a specification it cannot read.
         """
         self._manager = DeviceManager(
-            specification, reserve_cores=event_loops, threads=threads
+            specification,
+            overcommit=True,
+            reserve_cores=event_loops,
+            threads=threads,
         )
         self._take_all = specification is not None
         self._wait = wait

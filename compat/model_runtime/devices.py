@@ -72,8 +72,7 @@ class DeviceManager:
     """
 
     def __init__(self) -> None:
-        # As many as there are on a machine: programs ask until there is none.
-        self._manager = engine.DeviceManager(default=max(2, engine.usable_cores()))
+        self._manager = engine.DeviceManager()
 
     def ipuHardwareVersion(self) -> int:
         """-1: devices of an architecture that the original does not know."""

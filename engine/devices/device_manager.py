@@ -10,10 +10,10 @@ A device of kind `cpu` is a process of ours that runs graphs on the processor; o
     cpu:2,cuda:0 both kinds
     python:4     four processes of Python models at most, python:0 to python:3
 
-Where a program names none, `POPGATE_DEVICES` in the environment may. Default: CPU
-devices enough for all programs (`DEFAULT_DEVICES`), which share the cores. Attaching
-is exclusive across processes (engine/devices/device_lock.py); `DeviceWaitConfig` says
-how it retries, here and nowhere else.
+If a program names none, `POPGATE_DEVICES` in the environment may. The default pool has
+a CPU device for each usable core, and at least two; those that are attached share the
+cores. Attaching is exclusive across processes (engine/devices/device_lock.py);
+`DeviceWaitConfig` decides how attaching retries, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ logger = logging.getLogger(__name__)
 VARIABLE = "POPGATE_DEVICES"
 #: More devices than this in one specification is a slip of the pen.
 MAX_DEVICES = 1024
-#: CPU devices by default, or twice the cores if that is more: programs that
-#: know nothing of each other must not fail because others have all of them.
-DEFAULT_DEVICES = 64
+#: The default pool has at least so many devices.
+MIN_DEVICES = 2
+#: CPU devices of a manager that overcommits, or twice the cores if that is more.
+OVERCOMMITTED = 64
 _ITEM = re.compile(r"(?P<kind>cpu|cuda|python):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
 _CPU = "CPUExecutionProvider"
 
@@ -128,26 +129,26 @@ def named_devices(devices: str | None) -> tuple[str, ...] | None:
 class DeviceManager:
     """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
 
-    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or so
-    many CPU devices as `default`; 0: enough for all programs). `reserve_cores` are left
-    to other work when threads are shared out (a gateway keeps one), or the devices
-    share `threads` of them (0: all that are left): `plan` says how. Thread-safe.
-    Raises InvalidConfig for devices that cannot be understood, or not be used.
+    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or the
+    default pool: a CPU device for each usable core, and at least two). A manager that
+    may `overcommit` takes CPU devices beyond the default pool if all of it is attached.
+    `reserve_cores` are left to other work when threads are shared out (a gateway keeps
+    one), or the devices share `threads` of them (0: all that are left): `plan` says
+    how. Thread-safe. Raises InvalidConfig for devices that cannot be understood, or not
+    be used.
     """
 
     def __init__(
         self,
         devices: str | None = None,
         *,
-        default: int = 0,
+        overcommit: bool = False,
         reserve_cores: int = 0,
         threads: int = 0,
     ) -> None:
         named = named_devices(devices)
         self._is_argument, self._is_named = bool(devices), named is not None
-        self.units = named or parse_devices(
-            f"cpu:{default or max(DEFAULT_DEVICES, 2 * usable_cores())}"
-        )
+        self.units = named or _cpu_devices(overcommit)
         gpus = [unit for unit in self.units if _kind(unit) == "cuda"]
         if gpus and not _has_gpu_build():
             raise InvalidConfig(
@@ -170,22 +171,25 @@ class DeviceManager:
         """
         devices = len(self.units)
         if not self._is_named:
-            devices = len(claimed_units(self.units)) + model_devices()
+            devices = len(claimed_units(_cpu_devices(True))) + model_devices()
         return ThreadPlan(
             self._budget, max(1, devices), self._reserve_cores, self._threads
         )
 
     def list(self) -> tuple[DeviceInfo, ...]:
-        """Return every device of the pool with its owner. The default pool lists
-        attached devices, and as many others as there are cores.
+        """Return every device of the pool with its owner, and beyond the default pool
+        those that are attached.
         """
-        claimed = claimed_units(self.units)
-        shown = (
-            set(self.units)
-            if self._is_named
-            else claimed.union(self.units[: max(2, usable_cores())])
+        if self._is_named:
+            claimed = claimed_units(self.units)
+            return tuple(_info(unit, unit in claimed) for unit in self.units)
+        every, pool = _cpu_devices(True), _cpu_devices(False)
+        claimed = claimed_units(every)
+        return tuple(
+            _info(unit, unit in claimed)
+            for unit in every
+            if unit in claimed or unit in pool
         )
-        return tuple(_info(u, u in claimed) for u in self.units if u in shown)
 
     def ipu_hardware_version(self) -> int:
         """Return -1: devices of an architecture that the original does not know (0
@@ -252,7 +256,8 @@ class DeviceManager:
         if isinstance(options, Model):
             options = DeviceSpec.of(options).options
         spec = DeviceSpec(1, options or {})
-        claims = _claim([device_id], 1, 1, wait_config or DeviceWaitConfig())
+        wait = wait_config or DeviceWaitConfig()
+        claims = _claim([device_id], 1, 1, wait, "wait for it, or take another")
         return self._devices(claims, spec)[0]
 
     def try_get_specific_device(
@@ -344,7 +349,9 @@ class DeviceManager:
         units = [unit for unit in self.graph_units if unit not in held]
         if size < 1 or count > _most(units, size):
             raise NoDeviceAvailable(self._why_never(size, count, len(held)))
-        claims = _claim(units, size, count, wait or DeviceWaitConfig())
+        more = self._how_to_have(len(self.graph_units) + size * count)
+        hint = f"wait for one with a DeviceWaitConfig, or {more}"
+        claims = _claim(units, size, count, wait or DeviceWaitConfig(), hint)
         return self._devices(claims, spec)
 
     def _devices(
@@ -387,17 +394,26 @@ class DeviceManager:
             wanted += f" beside {counted(held, 'device')} that other replicas have"
         units = self.graph_units
         text = f"{wanted}, the pool has {len(units)} ({_listed(units)})"
-        enough = count * size + held
-        if enough > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in units):
-            hint = f"name more devices in {VARIABLE}"
-        else:
-            hint = f"set {VARIABLE}=cpu:{enough}"
-        if self._is_argument:
-            hint = "name more devices"
+        hint = self._how_to_have(count * size + held)
         return f"{text}; {hint}" + " or lower replication_factor" * replicas
+
+    def _how_to_have(self, count: int) -> str:
+        """Return what a user does for a pool of `count` devices."""
+        if self._is_argument:
+            return "name more devices"
+        if count > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
+            return f"name more devices in {VARIABLE}"
+        return f"set {VARIABLE}=cpu:{count}"
 
     def __repr__(self) -> str:
         return f"<DeviceManager {_listed(self.units)}>"
+
+
+def _cpu_devices(overcommit: bool) -> tuple[str, ...]:
+    """Return the default pool, or all CPU devices of a manager that overcommits."""
+    cores = usable_cores()
+    count = max(OVERCOMMITTED, 2 * cores) if overcommit else max(MIN_DEVICES, cores)
+    return parse_devices(f"cpu:{min(count, MAX_DEVICES)}")
 
 
 def _listed(units: Sequence[str]) -> str:
@@ -434,9 +450,16 @@ def _most(units: Sequence[str], size: int) -> int:
 
 
 def _claim(
-    candidates: Sequence[str], size: int, count: int, wait: DeviceWaitConfig
+    candidates: Sequence[str],
+    size: int,
+    count: int,
+    wait: DeviceWaitConfig,
+    hint: str,
 ) -> Sequence[Mapping[str, socket.socket]]:
-    """Claims on `count` devices of `size` of these units; waits as configured."""
+    """Claim `count` devices of `size` of these units; wait as configured.
+
+    If none is free, `hint` tells the user what to do.
+    """
     end = time.monotonic() + wait.timeout
     while True:
         claims = _try_claim(candidates, size, count)
@@ -444,13 +467,14 @@ def _claim(
             return claims
         wanted = f"{count * size} of {_listed(candidates)}"
         if wait.strategy is DeviceWaitStrategy.NO_WAIT:
-            raise NoDeviceAvailable(f"no free device: wanted {wanted}")
+            raise NoDeviceAvailable(f"no free device: wanted {wanted}; {hint}")
         pause = max(0.001, wait.sleep_time)
         if wait.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT:
             left = end - time.monotonic()
             if left <= 0:
                 raise DeviceWaitTimeout(
-                    f"no device came free within {wait.timeout:g} s: wanted {wanted}"
+                    f"no device came free within {wait.timeout:g} s: wanted "
+                    f"{wanted}; {hint}"
                 )
             pause = min(pause, left)
         logger.info("waiting for a device: %s", wanted)

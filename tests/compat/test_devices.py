@@ -12,7 +12,7 @@ import popef
 import pytest
 from model_runtime import DeviceConstraints, DeviceWaitConfig
 
-from engine import DeviceWaitTimeout, NoDeviceAvailable
+from engine import DeviceWaitTimeout, NoDeviceAvailable, usable_cores
 
 
 @pytest.fixture
@@ -76,6 +76,29 @@ def test_a_program_that_names_no_devices_has_those_of_the_environment(
     # A number is a place in the pool.
     device = model_runtime.DeviceManager().getSpecificDevice(2)
     assert device.engine.id == "cpu:62"
+
+
+def test_a_runner_that_names_no_devices_is_refused_when_all_are_attached(
+    simple: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner takes from the pool that the manager shows, with the wait policy."""
+    monkeypatch.setenv("POPGATE_POOL", f"refused-{os.getpid()}")
+    monkeypatch.delenv("POPGATE_DEVICES", raising=False)
+    manager = model_runtime.DeviceManager()
+    devices = [manager.getDevice(1)]
+    while (device := manager.tryGetDevice(1)) is not None:
+        devices.append(device)
+    assert len(devices) == max(2, usable_cores())
+    config = model_runtime.ModelRunnerConfig()
+    with pytest.raises(NoDeviceAvailable, match="no free device"):
+        model_runtime.ModelRunner(simple, config)
+    config.device_wait_config = DeviceWaitConfig(0.01, 0.005)
+    with pytest.raises(DeviceWaitTimeout):
+        model_runtime.ModelRunner(simple, config)
+    devices.pop()
+    runner = model_runtime.ModelRunner(simple, config)
+    assert manager.tryGetDevice(1) is None
+    del runner
 
 
 def test_replicas_on_a_device_of_the_caller(model: popef.Model) -> None:

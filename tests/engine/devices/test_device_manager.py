@@ -63,25 +63,67 @@ def test_bad_specifications_are_refused(specification: str) -> None:
         parse_devices(specification)
 
 
-def test_programs_that_name_no_devices_are_not_refused_for_lack_of_cores(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("named", [False, True])
+def test_programs_that_name_no_pool_have_one_rule(
+    named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("POPGATE_POOL", f"default-{os.getpid()}")
-    manager, cores = DeviceManager(), max(2, usable_cores())
-    assert all(unit.startswith("cpu:") for unit in manager.units)
-    claims = [try_claim(unit) for unit in manager.units[: cores + 1]]
+    """A manager, a runner and a session see the same pool: a device for each core."""
+    monkeypatch.setenv("POPGATE_POOL", f"default-{os.getpid()}-{named}")
+    cores = max(2, usable_cores())
+    if named:
+        cores = 2
+        monkeypatch.setenv("POPGATE_DEVICES", "cpu:2")
+    path = models.affine(tmp_path / "m.popef")
+    manager = DeviceManager()
+    assert manager.units == tuple(f"cpu:{n}" for n in range(cores))
+    assert [info.id for info in manager.list()] == list(manager.units)
+    claims = [try_claim(unit) for unit in manager.units[1:]]
+    config = ModelRunnerConfig()
+    session = SessionConfig(LaunchPolicy.IMMEDIATE)
     try:
-        with manager.get_device() as device:  # all that there are cores for are taken
-            assert device.id == f"cpu:{cores + 1}"
-            assert device.threads == 1
-            listed = manager.list()
-            assert [info.id for info in listed] == list(manager.units[: cores + 2])
-            assert all(info.state == "attached" for info in listed)
+        with ModelRunner(path, config) as runner:
+            assert [device.id for device in runner.devices] == ["cpu:0"]
+            assert all(info.state == "attached" for info in manager.list())
+            refused = f"no free device: .*set POPGATE_DEVICES=cpu:{cores + 1}$"
+            with pytest.raises(NoDeviceAvailable, match=refused):
+                manager.get_device()
+            with pytest.raises(NoDeviceAvailable, match=refused):
+                ModelRunner(path, config)
+            with pytest.raises(NoDeviceAvailable, match=refused):
+                Session(path, session)
+            wait = DeviceWaitConfig.with_timeout(0.01, 0.001)
+            with pytest.raises(
+                DeviceWaitTimeout, match=r"within 0\.01 s: .*; wait for"
+            ):
+                ModelRunner(path, replace(config, device_wait_config=wait))
     finally:
         for claim in claims:
             if claim is not None:
                 claim.close()
     assert [info.state for info in manager.list()] == ["free"] * cores
+
+
+def test_a_manager_may_overcommit_the_default_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POPGATE_POOL", f"overcommit-{os.getpid()}")
+    program, manager = DeviceManager(), DeviceManager(overcommit=True)
+    cores = len(program.units)
+    claims = [try_claim(unit) for unit in program.units]
+    try:
+        with manager.get_device() as device:
+            assert device.id == f"cpu:{cores}"
+            # It shares the cores with the default pool, and whoever looks sees it.
+            assert device.threads == 1
+            assert program.plan.devices == manager.plan.devices == cores + 1
+            assert [info.id for info in program.list()] == [*program.units, device.id]
+            assert program.list() == manager.list()
+    finally:
+        for claim in claims:
+            if claim is not None:
+                claim.close()
+    monkeypatch.setenv("POPGATE_DEVICES", "cpu:2")
+    assert DeviceManager(overcommit=True).units == ("cpu:0", "cpu:1")
 
 
 def test_the_environment_names_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

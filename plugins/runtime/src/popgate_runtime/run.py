@@ -113,7 +113,7 @@ def run(
             batching_dim=None,
             timeout_ns=_FILL_NS,
         )
-        manager = None if devices is None else DeviceManager(devices)
+        manager = DeviceManager(devices, overcommit=True)
         with ModelRunner(model, config, manager=manager) as runner:
             tensors = run_data.make_inputs(
                 runner.execute_inputs,

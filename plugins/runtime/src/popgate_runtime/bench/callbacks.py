@@ -78,7 +78,7 @@ def measure_callbacks(
     """Run the main programs over callbacks for `seconds`."""
     own = rows_of(model)
     data = synthetic_rows(model, own or case.rows, seed)
-    manager = DeviceManager()
+    manager = DeviceManager(overcommit=True)
     latencies = [array("d") for _ in range(case.threads)]
     sessions: list[Session] = []
     calls = Counter()
