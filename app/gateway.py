@@ -414,7 +414,7 @@ class Gateway:
             reasons.append(f"devices are lost and being restarted{which}")
         serving = self.repository.names_in(State.READY, State.ON_DEMAND)
         if self._phase == "serving" and failed and not serving:
-            reasons.append("none of the models could be loaded")
+            reasons.append("no model could be loaded")
         elif failed and self.settings.strict_readiness:
             reasons.append("some models could not be loaded")
         if not is_open:

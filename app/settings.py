@@ -246,7 +246,7 @@ class Settings(BaseSettings):
     cache_dir: Annotated[Path, Shown("DIR", "~/.cache/popgate")] = Field(
         default_factory=default_cache_dir
     )
-    """Where compiled ONNX files are kept. The default follows XDG_CACHE_HOME."""
+    """Folder for compiled ONNX files. The default follows XDG_CACHE_HOME."""
     model_cache: Annotated[
         Path | None, Shown("DIR", "the folder models of --cache-dir")
     ] = None
@@ -263,7 +263,7 @@ class Settings(BaseSettings):
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
     """Interval at which the mode poll looks for changes, of remote models too."""
     reload: bool = False
-    """For development: load changed models at once. Where loading fails, the error is
+    """For development: load changed models at once. If loading fails, the error is
     logged and the version before goes on serving."""
     lazy: bool = False
     """Load a model at the first request to it: for many models, few of them in use."""
@@ -432,7 +432,7 @@ class Settings(BaseSettings):
         cls, value: tuple[str, ...], info: ValidationInfo
     ) -> tuple[str, ...]:
         if value and info.data.get("model_control_mode", "explicit") != "explicit":
-            msg = "models are named only where --model-control-mode is explicit"
+            msg = "--load-model needs --model-control-mode explicit"
             raise ValueError(msg)
         return value
 

@@ -26,7 +26,7 @@ def parse_size(value: object) -> int:
     decimal = bool(unit) and not binary and str(value).strip().lower().endswith("b")
     size = float(number) * (1000 if decimal else 1024) ** _POWER[unit.lower()]
     if not math.isfinite(size):
-        raise ValueError("a size of hundreds of digits is none")
+        raise ValueError("a size may not have hundreds of digits")
     return int(size)
 
 

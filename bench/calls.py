@@ -52,7 +52,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class RequestPath:
-    """Both ends of the request path."""
+    """Request path of both processes."""
 
     gateway: Calls
     device: Calls

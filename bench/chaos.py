@@ -46,7 +46,7 @@ def wait_gone(pids: Sequence[int], seconds: float = 10.0) -> float:
 
 
 def only(traffic: Traffic, *statuses: int) -> None:
-    """Nothing but these statuses was seen, no wrong, cut or missing answer."""
+    """Check that only these statuses came, and no wrong, cut or missing answer."""
     assert traffic.complaints() == [], traffic.complaints()[:5]
     strange = set(traffic.statuses()) - set(statuses)
     assert not strange, f"statuses {dict(traffic.statuses())}, expected {statuses}"

@@ -1,4 +1,4 @@
-"""What the gateway spends on one request besides the model: decoding and encoding.
+"""Time that the gateway spends on one request besides the model: decoding and encoding.
 
     python -m bench.codec [--seconds 0.3]
 

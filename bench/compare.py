@@ -57,7 +57,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Both servers in one scenario at one number of connections, all rounds."""
+    """Result of both servers in one scenario at one number of connections,
+    all rounds.
+    """
 
     scenario: str
     connections: int
@@ -255,7 +257,7 @@ def run(options: argparse.Namespace) -> list[Cell]:
 def sent(
     scenario: Scenario, modes: Iterable[Mode]
 ) -> Iterator[Mapping[Mode, Prepared]]:
-    """What is sent in each of the modes."""
+    """Prepare the requests of each mode."""
     with ExitStack() as stack:
         yield {
             mode: stack.enter_context(

@@ -1,4 +1,4 @@
-"""Every ONNX backend test that OIP can carry, over HTTP with a stock client.
+"""Run of every ONNX backend test that OIP can carry, over HTTP with a stock client.
 
     python -m bench.conformance                    # all of them
     python -m bench.conformance --only softmax     # names that contain a text
@@ -45,7 +45,7 @@ READY_WITHIN = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one case ended. `reason` is empty if it passed."""
+    """Result of one case. `reason` is empty if it passed."""
 
     name: str
     step: str  # in process, compile, load, binary, json
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def failures(self) -> list[Outcome]:
-        """Everything that ONNX Runtime does in process and we did not."""
+        """Return the cases that ONNX Runtime passes in process and we did not."""
         return self.refused + [each for each in self.calls if not each.passed]
 
     @property
@@ -95,7 +95,9 @@ def first_lines(error: BaseException | str, limit: int = 300) -> str:
 
 
 def in_process(cases: Sequence[Case]) -> tuple[list[Case], list[Outcome]]:
-    """Those that ONNX Runtime passes, and why it does not pass the others."""
+    """Return the cases that ONNX Runtime passes, and why it does not pass
+    the others.
+    """
     passing, failing = [], []
     for case in cases:
         try:
@@ -172,7 +174,7 @@ def triton_datatype(array: np.ndarray) -> str:
 
 
 def client_cannot(case: Case) -> str:
-    """Why the stock client cannot send this case as JSON; empty if it can."""
+    """Return why the stock client cannot send this case as JSON; empty if it can."""
     if any(
         a.dtype.name == "bfloat16" for d in case.data_sets for a in d.inputs.values()
     ):

@@ -63,7 +63,7 @@ Way = Callable[[], int]
 
 @dataclass(slots=True)
 class Cell:
-    """What was measured of one way and size, a number for each round."""
+    """Measurement of one way and size, a number for each round."""
 
     seconds: list[float] = field(default_factory=list)
     faults: list[float] = field(default_factory=list)

@@ -25,7 +25,7 @@ CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
 def command(url: str, examples: int, seed: int | None) -> list[str]:
-    """What runs schemathesis against a server."""
+    """Return the command that runs schemathesis against a server."""
     code = "from schemathesis.cli import schemathesis; schemathesis()"
     found = [sys.executable, "-c", code, "--config-file", str(CONFIG), "run"]
     found += [f"{url}/openapi.json", "--continue-on-failure"]

@@ -331,7 +331,7 @@ def run(name: str, server: Server, tls: ssl.SSLContext | None, windows: int) -> 
 
 
 def _wait_ready(server: Server, trust: ssl.SSLContext) -> None:
-    """As `Server.wait_ready`, over TLS."""
+    """Wait until a server with TLS is ready, as `Server.wait_ready` does."""
     end = time.monotonic() + 60
     while True:
         try:

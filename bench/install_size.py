@@ -1,4 +1,4 @@
-"""How large is an installation without extras: `python -m bench.install_size`.
+"""Size of an installation without extras: `python -m bench.install_size`.
 
 Makes a fresh virtual environment, runs `pip install .` there and adds up what came.
 Bytecode is counted apart: pip writes it, and Python would write it at first import.
@@ -59,7 +59,7 @@ def _sum(paths: Iterable[Path]) -> int:
 
 
 def copy_of_the_source(folder: Path) -> Path:
-    """What the build needs, elsewhere: building leaves folders behind."""
+    """Copy the sources to another folder, because building leaves folders behind."""
     packages = ("popef_io", "engine", "app", "compat")
     for package in packages:
         if (ROOT / package).is_dir():

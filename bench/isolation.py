@@ -84,7 +84,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Seen:
-    """What became of the requests, by kind and status (0: the client has left)."""
+    """Outcomes of requests, by kind and status (0: the client has left)."""
 
     over: bool = False
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -166,7 +166,7 @@ async def leave(asked: Asked, port: int, chance: random.Random) -> None:
 
 
 def complaint(asked: Asked, answer: Answer, took: float, lag: float) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """Return what is wrong with an answer; empty if nothing is."""
     allowed = ALLOWED.get(asked.kind, {200, 429, 504})
     if answer.status not in allowed:
         return f"{asked.kind}: {answer.status} {answer.body[:200]!r}"
@@ -225,7 +225,7 @@ async def swap(server: Server, models: Path, seen: Seen) -> None:
 
 
 async def watch(seen: Seen) -> None:
-    """How late we are ourselves, who share the cores with the gateway."""
+    """Watch how late this process is, which shares the cores with the gateway."""
     while not seen.over:
         began = time.monotonic()
         await asyncio.sleep(0.01)
@@ -235,7 +235,7 @@ async def watch(seen: Seen) -> None:
 async def run(
     server: Server, models: Path, asked: Sequence[Asked], count: int, seconds: float
 ) -> Seen:
-    """Everything at once for so long; then nothing may be left in flight."""
+    """Run everything at once for so long; then check that nothing is in flight."""
     seen = Seen()
     async with asyncio.TaskGroup() as group:
         group.create_task(watch(seen))
@@ -268,7 +268,7 @@ def show(seen: Seen) -> None:
 
 
 def run_all(seconds: float, count: int) -> list[str]:
-    """What was wrong; empty if nothing was."""
+    """Return what was wrong; empty if nothing was."""
     with tempfile.TemporaryDirectory() as name:
         models, asked = prepare(Path(name))
         with gateway(models, devices="cpu:1") as server:

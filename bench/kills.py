@@ -84,8 +84,9 @@ def counted(server: Server) -> Counter[str]:
 
 
 def disagreements(server: Server, events: Sequence[Event]) -> list[str]:
-    """Where the server has counted other answers than clients: what a killed worker
-    counted and did not send any more is no client's answer, and nothing else."""
+    """Return the differences between the counts of server and clients: answers that a
+    killed worker counted and did not send belong to no client.
+    """
     found = []
     told = counted(server)
     for model in {event.model for event in events}:
@@ -113,7 +114,7 @@ def wait_workers(server: Server, path: str, count: int) -> None:
 
 
 def _answers(server: Server, method: str, path: str) -> str:
-    """Who answers on a connection of its own."""
+    """Return which process answers on a connection of its own."""
     connection = http.client.HTTPConnection(HOST, server.port, timeout=BACK_WITHIN)
     try:
         connection.request(method, path)
@@ -155,7 +156,7 @@ async def kill_at_random(
 
 
 def check(server: Server, traffic: Traffic) -> list[str]:
-    """What is wrong with what was seen."""
+    """Return what is wrong with the traffic."""
     # A killed worker takes its connections along, and half an answer with one.
     found = [c for c in traffic.complaints() if not c.startswith("cut")]
     strange = set(traffic.statuses()) - {200, 503, 0}

@@ -195,7 +195,7 @@ class Ratio:
 
     @classmethod
     def of(cls, ratios: list[float]) -> Ratio:
-        """Nothing is assumed of how ratios spread (order statistics)."""
+        """Make the ratio without assuming a distribution (order statistics)."""
         ranked = sorted(ratios)
         count = len(ranked)
         at = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))
@@ -234,7 +234,7 @@ def judge(readings: list[Reading]) -> int:
 
 
 def added(each: Reading, first: Reading) -> str:
-    """What each model adds that one gateway has and the other has not."""
+    """Return the cost of each model that one gateway has and the other has not."""
     more = each.models - first.models
     if more <= 0:
         return ""

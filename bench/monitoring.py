@@ -1,4 +1,4 @@
-"""What recording tracepoints costs.
+"""Cost of recording tracepoints.
 
     python -m bench.monitoring
 
@@ -60,7 +60,9 @@ def measure(run: Callable[[], None]) -> tuple[float, float]:
 
 
 def median(values: list[float]) -> tuple[float, float, float]:
-    """It, and the order statistics that it lies between in 95 of 100 cases."""
+    """Return the median, and the order statistics between which it lies in 95 of 100
+    cases.
+    """
     values = sorted(values)
     middle, spread = len(values) / 2, 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(middle - spread))

@@ -56,7 +56,7 @@ CONFIGS = {"alone": "batching = false", "batched": "max_batch_size = 8"}
 
 
 class Connections:
-    """As many connections as are needed at the same time; kept open."""
+    """Pool of as many connections as are needed at the same time; kept open."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -77,7 +77,7 @@ class Connections:
 
 @dataclass(slots=True)
 class Overload:
-    """What became of the requests of the second part; times in seconds."""
+    """Outcomes of the requests of the second part; times in seconds."""
 
     deadline: float
     taken: list[float] = field(default_factory=list)
@@ -104,7 +104,9 @@ class Overload:
         return len(self.taken) / taken if taken else 0.0
 
     def complaints(self, slack: float) -> Iterator[str]:
-        """What was not as predicted; `slack` seconds are the network's and ours."""
+        """Yield what was not as predicted; `slack` seconds are the network's
+        and ours.
+        """
         if self.other:
             yield f"{len(self.other)} other answers, the first: {self.other[0]}"
         if not self.taken or not self.refused:
@@ -273,7 +275,7 @@ def prepare(
 
 
 async def run(server: Server, seconds: float, tries: int) -> list[str]:
-    """Both models, one after the other; what was not as predicted."""
+    """Run both models, one after the other; returns what was not as predicted."""
     found = []
     for name in CONFIGS:
         found += await run_model(server, name, seconds, tries)

@@ -49,8 +49,9 @@ WINDOWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of one run: requests a second and seconds; `counted` are the requests that the
-    server answered for each that the client did, `server` seconds of one there."""
+    """Result of one run: requests a second and seconds; `counted` are the requests that
+    the server answered for each that the client did, `server` seconds of one there.
+    """
 
     rate: float
     p50: float
@@ -60,7 +61,7 @@ class Seen:
 
 @contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
-    """What is started meanwhile runs on these."""
+    """Run what is started meanwhile on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -70,7 +71,9 @@ def on_cores(cores: set[int]) -> Iterator[None]:
 
 
 def successes(client: Client) -> tuple[int, int]:
-    """How many requests the server has answered, and nanoseconds that they took."""
+    """Return how many requests the server has answered, and the nanoseconds
+    they took.
+    """
     (model,) = client.statistics(MODEL)["model_stats"]
     said = model["inference_stats"]["success"]
     return int(said["count"]), int(said["ns"])
@@ -148,7 +151,7 @@ def open_loop(server: Server, seconds: float) -> bool:
 
 
 def write_requests(server: Server, file: Path) -> Prepared:
-    """What `popgate perf` sends as well, with other values."""
+    """Write the requests of `popgate perf`, with other values."""
     random = np.random.default_rng(0)
     with Client(server.url) as client:
         made = [

@@ -110,7 +110,7 @@ Weights = list[np.ndarray[Any, Any]]
 
 
 def transformer_weights(layers: int, width: int) -> list[Weights]:
-    """For each layer the scales and shifts of two norms, and six matrices."""
+    """Return for each layer the scales and shifts of two norms, and six matrices."""
     rng = np.random.default_rng(1)
 
     def matrix(*shape: int) -> np.ndarray[Any, Any]:
@@ -177,7 +177,7 @@ def learner(weights: list[Weights], x: Any, y: Any) -> Callable[[], float]:
 def torch_learner(
     torch: Any, weights: list[Weights], x: Any, y: Any
 ) -> Callable[[], float]:
-    """The same in torch, with its own kernels for what it has."""
+    """Return the learner in torch, with its own kernels."""
     functional = torch.nn.functional
     variables = [
         [torch.tensor(w, requires_grad=True) for w in layer] for layer in weights

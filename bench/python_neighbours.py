@@ -1,4 +1,4 @@
-"""What a Python model that behaves badly costs its neighbour, an ONNX model.
+"""Cost of a misbehaving Python model for its neighbour, an ONNX model.
 
     python -m bench.python_neighbours                  # two minutes
     python -m bench.python_neighbours --rounds 20

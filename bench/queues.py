@@ -258,7 +258,7 @@ def table(cells: Sequence[Cell], value: Callable[[Cell], float], unit: str) -> s
 
 
 def ratios(cells: Sequence[Cell]) -> str:
-    """How many times better the rings are than each other way."""
+    """Return how many times better the rings are than each other way."""
     sizes = list(dict.fromkeys(cell.size for cell in cells))
     by_key = {(cell.way, cell.size): cell for cell in cells}
     lines = [

@@ -52,7 +52,7 @@ TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class Stress:
-    """What happened so far; each thread counts for itself and adds at its end."""
+    """Counts so far; each thread counts for itself and adds at its end."""
 
     end: float
     counts: Counter[str] = field(default_factory=Counter)

@@ -36,7 +36,7 @@ MEMORY_SHARE = 0.03
 
 @dataclass(slots=True)
 class Soak:
-    """What happened so far; filled by the clients and by the watcher."""
+    """Counts so far; filled by the clients and by the watcher."""
 
     over: bool = False
     answered: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Soak:
     usage: list[tuple[float, Usage]] = field(default_factory=list)
 
     def complaints(self) -> list[str]:
-        """Everything that must not be; empty if all was well."""
+        """Return everything that must not be; empty if all was well."""
         found = self.wrong[:20]
         if not self.answered:
             found.append("no request was answered")
@@ -54,7 +54,7 @@ class Soak:
 
 
 def growth(usages: Sequence[Usage]) -> list[str]:
-    """What grew between the first and the second half, beyond noise."""
+    """Return what grew between the first and the second half, beyond noise."""
     half = len(usages) // 2
     if not half:
         return []

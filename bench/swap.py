@@ -45,7 +45,7 @@ TIMEOUT = 2.0  # seconds until what was replaced must be gone
 
 @dataclass(slots=True)
 class Swaps:
-    """What was replaced: begin and end of each (monotonic), by kind."""
+    """Replacements: begin and end of each (monotonic), by kind."""
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ def report(traffic: Traffic, swaps: Swaps) -> list[str]:
 
 
 def run(seconds: float, count: int, jobs_each: int) -> list[str]:
-    """What is wrong; empty if nothing is."""
+    """Return what is wrong; empty if nothing is."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = prepare(folder, MODELS, jobs_each)

@@ -189,7 +189,7 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
         place = _inside(where, unpacker.tell())
         reason = str(error) or type(error).__name__
         raise CorruptError(
-            f"the descriptor is not msgpack, or not ours: {reason}", where=place
+            f"the descriptor is no valid msgpack: {reason}", where=place
         ) from error
     return info
 

@@ -134,9 +134,9 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
     if path.startswith("/v2/models/{name}"):
         errors["503"] = "It is not served now."
     if "{request_id}" in path:
-        errors["404"] = "It is none of the last requests."
+        errors["404"] = "The last requests do not include it."
     if any(each["in"] == "query" for each in operation.get("parameters", ())):
-        errors["400"] = "A parameter of the query is not what it should be."
+        errors["400"] = "A parameter of the query is invalid."
     if "requestBody" in operation or _LOADING.search(path):
         errors["400"] = "The request is malformed, or it could not be done."
         errors["413"] = "The body is larger than allowed."

@@ -28,7 +28,7 @@ class Body(BaseModel):
 class ErrorBody(Body):
     """The error of every operation."""
 
-    error: str = Field(description="What was expected and what came, for a person.")
+    error: str = Field(description="For people: what was expected and what came.")
     code: str = Field(description="A short constant word, for a program.")
     help: str = Field(
         default="", description="The address of the code's entry in the documentation."
@@ -190,7 +190,7 @@ class ModelSummary(Body):
     reason: str = Field(default="", description="Why it is not ready; else empty.")
     version: str | None = None
     versions: list[VersionStatus]
-    instances: int = Field(default=0, description="Replicas; 0 where none is loaded.")
+    instances: int = Field(default=0, description="Replicas; 0 if none is loaded.")
     url: str
 
 
@@ -213,7 +213,7 @@ class ModelDetails(ModelSummary):
         default="", description="Why rows of different requests may be mixed, or not."
     )
     properties: dict[str, str] = Field(
-        default={}, description="What its file says of it."
+        default={}, description="Description from its file."
     )
     memory: int = Field(default=0, description="Bytes, as --model-memory counts it.")
 
@@ -278,7 +278,7 @@ class DeviceStatus(Body):
 
     id: str
     state: str = Field(description="ready, lost (being restarted) or closed.")
-    pid: int | None = Field(description="Of its process; null while there is none.")
+    pid: int | None = Field(description="Process id; null if there is no process.")
     threads: int
     models: int
     in_flight: int

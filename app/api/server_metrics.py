@@ -46,7 +46,7 @@ def _bounds(gateway: Gateway) -> Iterator[Family]:
         ("popgate_log_lines_dropped_total", "counter",
          "Lines of the log that could not be written in time", own.lines_dropped),
         ("popgate_spans_dropped_total", "counter",
-         "Requests whose spans could not be made in time", own.spans_dropped),
+         "Requests whose spans were dropped", own.spans_dropped),
     ):  # fmt: skip
         yield _single(name, kind, text, value)
 

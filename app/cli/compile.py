@@ -47,7 +47,7 @@ _OutDir = Annotated[
 _Batch = Annotated[
     str,
     typer.Option(metavar="auto|off|N", help="May rows of different requests run "
-                 "together? auto: where a check shows that it changes nothing. off: "
+                 "together? auto: if a check shows that this changes no result. off: "
                  "never. N: as auto, with a fixed batch of N rows."),
 ]  # fmt: skip
 _Weights = Annotated[

@@ -150,7 +150,7 @@ def read_keys(path: Path) -> KeysConfig:
     data = read_bounded(path, _LARGEST_FILE)
     if not data.strip():
         # As it is while something rewrites it: no client may be locked out by that.
-        msg = "it is empty; a file that is to have no keys says anonymous = []"
+        msg = "it is empty; to have no keys, write anonymous = []"
         raise KeyProblem(msg)
     return read_document(KeysConfig, data)
 

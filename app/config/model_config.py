@@ -204,7 +204,7 @@ class ModelConfig:
     )
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
-    ] = key((), "rows of a batch, where so many wait")
+    ] = key((), "preferred rows of a batch")
     max_queue_delay: Annotated[float, between(0, 60)] = key(
         0.0, "how long a free device waits for more rows"
     )
@@ -218,49 +218,49 @@ class ModelConfig:
         0, "the level of requests that name none"
     )
     priority: Annotated[tuple[PriorityLevel, ...], entries(100)] = key(
-        (), "what is different for single levels"
+        (), "options of single levels"
     )
     channel_memory: Annotated[int, size(1 << 16, 1 << 38)] | None = key(
         None, "shared memory of an instance in each direction"
     )
     memory: Annotated[int, size(1, 1 << 50)] | None = key(
-        None, "what it takes when loaded, for --model-memory"
+        None, "memory of the loaded model, for --model-memory"
     )
     timeout: Annotated[float, between(0.001, 86400)] | None = key(
-        None, "how long a request may take that does not say"
+        None, "timeout of requests without one"
     )
     max_timeout: Annotated[float, between(0.001, 86400)] | None = key(
         None, "how long a request may take, even if it asks for longer"
     )
     check_package_hash: Annotated[bool, Strict()] = key(
-        True, "compare what is loaded with the digests recorded in the file"
+        True, "compare the graphs with the digests in the file"
     )
     frozen_inputs: Annotated[Mapping[str, Any], checked(check_frozen)] = key(
         dict, "values of inputs that requests do not bring"
     )
     save_outputs: Annotated[str, text(4000)] = key(
-        "", "the folder where what its save programs deliver is put"
+        "", "folder for the data of its save programs"
     )
     python: Annotated[str, text(4000)] = key(
         "", "the interpreter of a model in Python; empty: the server's"
     )
     requirements: Annotated[tuple[str, ...], checked(_requirements)] = key(
-        (), "packages that a model in Python needs; they are looked for, not installed"
+        (), "packages that a Python model needs; checked, not installed"
     )
     models: Annotated[
         tuple[Annotated[str, text(255)], ...] | None, checked(_models)
     ] = key(None, "the models that a model in Python calls; empty: any")
     parameters: Annotated[Mapping[str, Any], checked(_parameters)] = key(
-        dict, "what a model in Python gets as `context.config`"
+        dict, "the `context.config` of a Python model"
     )
     environment: Annotated[Mapping[str, str], checked(_environment)] = key(
         dict, "environment variables of a model in Python"
     )
     working_folder: Annotated[str, text(4000)] = key(
-        "", "where a model in Python works; empty: the folder of its version"
+        "", "working folder of a Python model; empty: the folder of its version"
     )
     memory_limit: Annotated[int | None, size(1 << 26, 1 << 50)] = key(
-        None, "what the process of a model in Python may take"
+        None, "memory limit of a Python model's process"
     )
     start_timeout: Annotated[float, between(0.001, 86400)] = key(
         60.0, "how long the process of a model in Python may take to start"
@@ -279,7 +279,7 @@ class ModelConfig:
     )
     ragged: RaggedConfig | None = key(None, "rows of different length run together")
     warmup: WarmupConfig | None = key(
-        None, "what every replica runs before it takes requests"
+        None, "runs of every replica before it accepts requests"
     )
     ensemble: EnsembleConfig | None = key(
         None, "the graph of other models that this one is"

@@ -44,7 +44,7 @@ class WarmupSample:
     )
     count: Annotated[int, between(1, 1000)] = key(1, "how often it is run")
     inputs: Annotated[Mapping[str, WarmupInput], entries(1000)] = key(
-        dict, "what single inputs get"
+        dict, "values of single inputs"
     )
 
 
@@ -62,7 +62,7 @@ class WarmupConfig:
     batch_sizes: Annotated[
         tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
     ] = key((), "instead of 1, the preferred ones and the largest")
-    data: Fill = key("ones", "what inputs are filled with")
+    data: Fill = key("ones", "default values of inputs")
     count: Annotated[int, between(1, 1000)] = key(1, "how often each is run")
     samples: Annotated[tuple[WarmupSample, ...], entries(100)] = key(
         (), "requests to run instead"

@@ -122,7 +122,7 @@ async def _connect(address: str) -> socket.socket:
 
 
 def _unreachable() -> ErrorResponse:
-    msg = "the process that answers this has gone"
+    msg = "the process that answers this request has ended; try again"
     return ErrorResponse.of(HttpError(503, msg, "supervisor_gone"), close=True)
 
 

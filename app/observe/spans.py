@@ -579,5 +579,5 @@ def spans_of_environment() -> Spans | None:
     except InvalidConfig as e:
         logger.warning("no spans are made: %s", e)
     except Exception as e:  # OpenTelemetry has its own ways to refuse a variable
-        logger.warning("no spans are made: OpenTelemetry says: %s", e)
+        logger.warning("spans are off: OpenTelemetry: %s", e)
     return None

@@ -327,7 +327,7 @@ class ModelControl:
         source = await self._scan(record.name)
         await self._repository.load(source, lazily=self._lazily, evict=False)
         if not record.problem:
-            logger.warning("model %s: what served before is served", record.name)
+            logger.warning("model %s: the former files are served", record.name)
             for version in record.versions.values():
                 version.reason = problem
 

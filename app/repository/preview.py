@@ -138,7 +138,7 @@ class _NoRunner:
     devices = ()
 
     def submit(self, *arguments: object, **options: object) -> Submitted:
-        raise RunnerClosed("nothing is run here")
+        raise RunnerClosed("PopGate runs no model here")
 
 
 class _Previewer:
@@ -313,7 +313,7 @@ class _Previewer:
                 raise LoadError(f"{label_of(number, step)}: it would run itself")
             member = self._model(step.model)
             if member is not None and member.to_come:
-                msg = f"{step.model!r} has not come yet, so this is not looked at"
+                msg = f"{step.model!r} is not downloaded yet, so this is not checked"
                 raise _NotKnown(f"{label_of(number, step)}: {msg}")
             there = [v for v in member.versions if v.spec] if member else []
             wanted = [v for v in there if step.version in (0, v.version)]

@@ -269,7 +269,7 @@ class CallingProcess:
         self._on_close(self)
         self._unsent.clear()
         for called in list(self._under_way.values()):
-            called.give_up(Cancelled("the model that called has gone"))
+            called.give_up(Cancelled("the calling model has been unloaded"))
         self._under_way.clear()
 
     def __repr__(self) -> str:

@@ -355,7 +355,10 @@ class WorkerProcess:
         try:
             await self._send(message)
         except TooLong:
-            logger.info("model %s is run by the supervisor: too much to tell", name)
+            logger.info(
+                "model %s runs in the supervisor: its description is too long",
+                name,
+            )
             self.held -= new
             self._unacknowledged.discard(message["seq"])
             message = self._model_message(name, ())

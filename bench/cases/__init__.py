@@ -1,1 +1,1 @@
-"""What is sent: models, payloads, and requests with known answers."""
+"""Cases to send: models, payloads, and requests with known answers."""

@@ -79,7 +79,7 @@ def binary_request(inputs: Arrays, request_id: str | None = None) -> Payload:
 
 
 def msgpack_request(inputs: Arrays) -> Payload:
-    """The same document as msgpack, `data` as bytes."""
+    """Return the document as msgpack, `data` as bytes."""
     tensors = [{**_described(k, v), "data": _raw(v)} for k, v in inputs.items()]
     return Payload({"Content-Type": MSGPACK}, msgpack.packb({"inputs": tensors}))
 

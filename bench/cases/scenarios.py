@@ -23,7 +23,7 @@ MOST_DECIMALS = 8
 
 
 class Mode(StrEnum):
-    """What a client sends.
+    """Kinds of requests of a client.
 
     Attributes:
         VARIED: `VARIED` requests in turn, as many clients would send them: no two have
@@ -62,7 +62,7 @@ class Scenario:
 
     @property
     def path(self) -> str:
-        """Where its requests go."""
+        """Return the path of its requests."""
         return f"/v2/models/{self.model}/infer"
 
     def inputs(self, seed: int = 0, decimals: int = 4) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ class Scenario:
         return {"x": random.random(self.shape, np.float32).round(decimals)}
 
     def requests(self, mode: Mode) -> Iterator[Request]:
-        """What is sent in turn: the same whenever it is asked for.
+        """Yield the requests in turn, the same at each call.
 
         An iterator, as all of a large model take much memory.
         """

@@ -57,7 +57,7 @@ class Job:
         return f"/v1/models/{self.model}/infer"
 
     def complaint(self, answer: Answer) -> str:
-        """What is wrong with the answer; empty if nothing is."""
+        """Return what is wrong with the answer; empty if nothing is."""
         if answer.status != 200:
             return f"{answer.status} {answer.body[:200]!r}"
         outputs = read_answer(answer.headers, answer.body)

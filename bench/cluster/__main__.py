@@ -1,4 +1,4 @@
-"""What a service on Ray loses with a node, and what its proxy costs.
+"""Losses of a service on Ray with a node, and the cost of its proxy.
 
     python -m bench.cluster                # a node killed, and one that hangs
     python -m bench.cluster --defaults     # with Ray's own settings for lost nodes
@@ -82,7 +82,7 @@ class Clients:
 
 
 def wait(condition: Callable[[], object]) -> float:
-    """When it came true."""
+    """Wait for the condition; returns when it came true."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:

@@ -72,14 +72,14 @@ class RayCluster:
         serve.run(deployment.options(**options).bind(args), name=NAME)
 
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """What Ray knows of those that run, by their tags."""
+        """Return Ray's data of the running replicas, by tag."""
         client = serve.context._get_global_client()
         application = client.get_serve_details()["applications"][NAME]
         found = application["deployments"][NAME]["replicas"]
         return {r["replica_id"]: r for r in found if r["state"] == "RUNNING"}
 
     def kill(self, node: Any) -> None:
-        """What `kill -9` of all its processes does."""
+        """Kill all its processes, as `kill -9` does."""
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 

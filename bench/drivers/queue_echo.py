@@ -37,7 +37,7 @@ class RingsEcho:
         self._poller.register(sys.stdin, select.POLLIN | select.POLLHUP)
 
     def run(self) -> None:
-        """Until the client closes our standard input, or ends."""
+        """Run until the client closes our standard input, or ends."""
         while True:
             submissions = self._link.submissions.take()
             for _ in submissions:

@@ -35,7 +35,7 @@ class Way(Protocol):
 
     def send(self, message: bytes) -> None: ...
     def receive(self) -> list[bytes]:
-        """At least one; waits for it."""
+        """Wait and return at least one message."""
         ...
 
     def close(self) -> None: ...
@@ -120,8 +120,9 @@ class Rings:
 
 
 class LookingRings(Rings):
-    """The same, with an echo process that looks 300 us before it sleeps, as a device
-    does where requests follow each other."""
+    """Rings with an echo process that polls for 300 us before it sleeps, as a device
+    does if requests follow each other.
+    """
 
     name: ClassVar[str] = "rings, looking"
     spin_ns: ClassVar[int] = 300_000
@@ -177,7 +178,7 @@ class Pipe:
 
 
 def _limit_waits(connection: Connection) -> None:
-    """Have the kernel end what waits for the other end for too long; costs nothing."""
+    """Limit in the kernel how long a wait for the other end lasts; costs nothing."""
     limit = struct.pack("ll", int(TIMEOUT), 0)
     with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -235,7 +236,7 @@ class Copies:
         return messages
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 WAYS: tuple[Callable[[int, int], Way], ...] = (

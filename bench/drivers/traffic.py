@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(slots=True)
 class Traffic:
-    """Everything that the clients saw, in the order in which it ended."""
+    """Answers of all clients, in the order in which they ended."""
 
     over: bool = False
     events: list[Event] = field(default_factory=list)

@@ -1,1 +1,1 @@
-"""What large requests that are right do to the event loop, and to others."""
+"""Effect of large correct requests on the event loop and on other clients."""

@@ -156,7 +156,7 @@ def attack(port: int, names: Sequence[str], seen: Any) -> None:
 
 
 class Others:
-    """Those who ask meanwhile: neighbours, and one that asks for health."""
+    """Other clients meanwhile: neighbours, and one that checks health."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

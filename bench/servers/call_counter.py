@@ -19,8 +19,9 @@ _counts: Counter[str] = Counter()
 
 
 def install(folder: Path) -> None:
-    """At SIGUSR1 make the file `PID.on` in `folder` and count from then on; at SIGUSR2
-    write `PID.json` there: calls by "file function"."""
+    """Install signal handlers: at SIGUSR1 make the file `PID.on` in `folder` and count
+    from then on; at SIGUSR2 write `PID.json` there: calls by "file function".
+    """
 
     def begin(*_: object) -> None:
         (folder / f"{os.getpid()}.on").touch()

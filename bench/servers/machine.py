@@ -1,4 +1,4 @@
-"""What a result was measured on: written beside every number that is kept."""
+"""Machine of a result: written beside every number that is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc says about a process and its children: CPU, memory, descriptors."""
+"""Numbers of /proc for a process and its children: CPU, memory, descriptors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def page_faults(pid: int) -> int:
 
 
 def usage(pids: list[int], *, pss: bool = True) -> Usage:
-    """What the processes hold now. `pss=False` spares a walk through their maps."""
+    """Return the present use of the processes. `pss=False` skips a walk through their
+    maps.
+    """
     living = [pid for pid in pids if alive(pid)]
     return Usage(
         processes=len(living),

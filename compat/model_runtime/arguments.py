@@ -27,7 +27,7 @@ def one_of(names: str, *given: Any) -> Any:
 
 
 def at_most_one_of(names: str, *given: Any) -> Any:
-    """The same, and None if none is given."""
+    """Take at most one of the names; None if none is given."""
     return one_of(names, *given) if any(v is not None for v in given) else None
 
 
@@ -40,12 +40,12 @@ def checked_callback(name: str, callback: T) -> T:
 
 
 def optional_callback(name: str, callback: T) -> T:
-    """The same, or None."""
+    """Take a callback or None."""
     return callback if callback is None else checked_callback(name, callback)
 
 
 def named(name: str, take: Callable[[Any], T], value: object) -> T:
-    """What `take` makes of `value`; where it refuses, the error begins with `name`."""
+    """Return the result of `take` for `value`; an error begins with `name`."""
     try:
         return take(value)
     except (WrongType, WrongValue, WrongOption) as error:
@@ -61,7 +61,7 @@ def unsigned(value: SupportsIndex) -> int:
 
 
 def look_ahead(value: Text | SupportsIndex) -> str:
-    """How far a program may be prepared for: "unlimited" or a number, as text."""
+    """Return the look-ahead as text: "unlimited" or a number."""
     taken = str(number(value)) if isinstance(value, SupportsIndex) else text(value)
     if taken != UNLIMITED and not (
         taken.isascii() and taken.isdigit() and len(taken) < 10

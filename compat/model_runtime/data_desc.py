@@ -67,7 +67,7 @@ class DataDesc(Struct):
 
     @classmethod
     def from_engine(cls, desc: engine.DataDesc) -> DataDesc:
-        """Of the engine's (ours)."""
+        """Make the description from the engine's (ours)."""
         return cls(
             desc.name,
             desc.size_in_bytes,

@@ -47,8 +47,7 @@ class Device(NotPickled):
 
 
 class DeviceConstraints(Options):
-    """What a device must be able to do; every device of ours has it all. False where
-    nothing is asked for."""
+    """Requirements on a device; every device of ours meets all. False: not required."""
 
     __slots__ = ()
 
@@ -120,8 +119,9 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device:
-        """This device; raises where it cannot be attached. Instead of options a model
-        can be given."""
+        """Attach this device; raises if it cannot be attached. A model may be given
+        instead of options.
+        """
         flags, wait = _split(device_options, wait_config, model)
         get = self._manager.get_specific_device
         return Device(get(self._id(device_id), wait, flags))
@@ -203,7 +203,9 @@ class DeviceManager:
 
 
 def _constrained(*given: DeviceConstraints | bool | None) -> None:
-    """Every device of ours can do what may be asked for; WrongType for what may not."""
+    """Check the requirements, which every device of ours meets. Raises WrongType for
+    others.
+    """
     for asked in given:
         if not isinstance(asked, DeviceConstraints | bool | None):
             raise WrongType(f"expected DeviceConstraints, {got(asked)}")

@@ -23,7 +23,7 @@ MAX = timedelta(microseconds=MAX_NS // 1000)
 
 
 def nanoseconds(duration: Nanoseconds) -> int:
-    """As a number, of which the original's maximum is the largest."""
+    """Return a number of nanoseconds, at most the original's maximum."""
     if not isinstance(duration, timedelta | float) and isinstance(
         duration, SupportsIndex
     ):
@@ -33,7 +33,7 @@ def nanoseconds(duration: Nanoseconds) -> int:
 
 
 def seconds(duration: Seconds | SupportsIndex) -> timedelta:
-    """As a `timedelta`, of which the original's maximum is the largest."""
+    """Return a `timedelta`, at most the original's maximum."""
     if not isinstance(duration, timedelta):
         if not isinstance(duration, SupportsFloat | SupportsIndex):
             raise WrongType(f"expected a timedelta or a number, {got(duration)}")
@@ -50,7 +50,7 @@ def seconds(duration: Seconds | SupportsIndex) -> timedelta:
 
 
 def delta(duration: Nanoseconds) -> timedelta:
-    """As a `timedelta`; what is less than its smallest part is not nothing."""
+    """Return a `timedelta`; a duration below its smallest unit is rounded up."""
     if isinstance(duration, timedelta | float):
         return seconds(duration)
     value = nanoseconds(duration)

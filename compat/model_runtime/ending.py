@@ -21,7 +21,7 @@ def close_with(owner: object, close: Callable[[], object]) -> None:
 
 
 def _hush() -> None:
-    """Let daemon threads end in silence that meet what is closed from now on."""
+    """Silence daemon threads that meet closed objects from now on."""
     before = threading.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:

@@ -47,7 +47,7 @@ class Member(Generic[Held, Given]):
 
 
 class Struct:
-    """What has members, and no other attributes."""
+    """Base of classes with members and no other attributes."""
 
     __slots__ = ("_held",)
 

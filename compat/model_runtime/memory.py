@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class WrongName(KeyError, RuntimeError):
-    """Nothing is called so."""
+    """The name does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError shows it in quotes

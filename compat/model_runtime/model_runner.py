@@ -157,7 +157,7 @@ class ModelRunner(NotPickled):
         replica_id: SupportsIndex = 0,
         cur: SupportsIndex = -1,
     ) -> dict[str, float]:
-        """How long the last request took, or number `cur` of those that are kept."""
+        """Return the times of the last request, or of number `cur` of those kept."""
         values = self._traced(replica_id).trace(number(cur))
         return _filled(time_info, values, "duration_us")
 
@@ -178,7 +178,7 @@ class ModelRunner(NotPickled):
         monitoring_info: dict[str, float] | None = None,
         replica_id: SupportsIndex = 0,
     ) -> dict[str, float]:
-        """How long requests took on average."""
+        """Return the mean times of requests."""
         values = self._traced(replica_id).mean()
         return _filled(monitoring_info, values, "monitoring_statistics_mean_us")
 
@@ -187,7 +187,7 @@ class ModelRunner(NotPickled):
         monitoring_info: dict[str, float] | None = None,
         replica_id: SupportsIndex = 0,
     ) -> dict[str, float]:
-        """How many requests there were."""
+        """Return the number of requests."""
         values = self._traced(replica_id).counts()
         return _filled(monitoring_info, values, "monitoring_statistics_count")
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: files, or what was read from them."""
+"""Sources of a model: files, or content read from them."""
 
 from __future__ import annotations
 

@@ -227,8 +227,9 @@ def _each(values: Iterable[T], kind: type[T]) -> Iterator[T]:
 def to_engine(
     predicate: Predicate[Policy], kind: type[Policy]
 ) -> Callable[[popef_io.Anchor], Policy]:
-    """What asks `predicate`, for the engine; WrongType for what cannot be asked, or is
-    no such policy."""
+    """Return a function of the engine that calls `predicate`. Raises WrongType if it is
+    not callable or returns no such policy.
+    """
     asked = checked_callback("predicate", predicate)
 
     def policy(anchor: popef_io.Anchor) -> Policy:

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the original's
-"""What is in the slots of queues: a user's batch, or room for one."""
+"""Content of the slots of queues: a user's batch, or room for one."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ def _unless_disconnected() -> contextlib.AbstractContextManager[None]:
 
 
 class IQueue(NotPickled):
-    """What both kinds have; made by `QueueManager`."""
+    """Common part of both kinds of queues; made by `QueueManager`."""
 
     def __init__(self, queue: engine.InputQueue | engine.OutputQueue) -> None:
         self._queue = queue
 
     def tensorInfo(self) -> TensorInfo:
-        """Of one compiled batch."""
+        """Return shape and type of one compiled batch."""
         return TensorInfo.from_io(self._queue.tensor_info)
 
     def numBuffers(self) -> int:
@@ -60,7 +60,7 @@ class IQueue(NotPickled):
         self._queue.flush()
 
     def _allocate(self, extra_buffers: int) -> engine.RingMemoryPool:
-        """For `allocateQueueStorage`."""
+        """Allocate the pool for `allocateQueueStorage`."""
         return engine.allocate_queue_storage(self._queue, extra_buffers)
 
     def enqueueComplete(self) -> None:

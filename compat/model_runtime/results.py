@@ -1,4 +1,4 @@
-"""What execute calls return (Model Runtime User Guide 3.1).
+"""Results of execute calls (Model Runtime User Guide 3.1).
 
 On every Python we run on, only numpy's arrays have both the buffer protocol and a
 method `numpy`: the future arrays are arrays, and asking a result for one waits.

@@ -111,11 +111,11 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         return self.getState(prefix)
 
     def numBuffers(self) -> int:
-        """How many buffers the ring has."""
+        """Return the number of buffers in the ring."""
         return self._ring.num_buffers
 
     def label(self) -> str:
-        """What it is called in logs and errors."""
+        """Return the name for logs and errors."""
         return self._ring.label
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
 
 
 class IMemoryPool(ABC):
-    """What a pool can do."""
+    """Interface of a memory pool."""
 
     @abstractmethod
     def blobSize(self) -> int:
@@ -152,7 +152,7 @@ class RingMemoryPool(NotPickled, IMemoryPool):
         return self._pool.blob_size
 
     def numBlobs(self) -> int:
-        """How many blobs there are."""
+        """Return the number of blobs."""
         return self._pool.num_blobs
 
     def getMemoryBlob(self) -> memoryview:

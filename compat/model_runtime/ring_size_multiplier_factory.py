@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the original's
-"""How large the rings of queues are, by what programs use an anchor.
+"""Sizes of the rings of queues, by the programs that use an anchor.
 
 For `Session.createQueueManager`: a ring has the multiplier times the rows of the
 compiled batch.

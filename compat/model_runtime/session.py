@@ -62,7 +62,7 @@ class LaunchPolicy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallbackInfo:
-    """What a callback factory is told: the anchor that wants a callback."""
+    """Argument of a callback factory: the anchor that needs a callback."""
 
     anchor: Anchor
 
@@ -208,7 +208,7 @@ class Session(NotPickled):
         anchor_callback_predicate: AnchorCallbackPredicate | None = None,
         skip_connected: bool = False,
     ) -> None:
-        """The same for each user output."""
+        """Set the handler for each user output."""
         self._session.set_user_output_handler(
             _factory(factory), _optional(anchor_callback_predicate), skip_connected
         )
@@ -216,7 +216,7 @@ class Session(NotPickled):
     def anchorsNotConnectedToCallbacks(
         self, progs: Iterable[SupportsIndex]
     ) -> dict[int, list[Anchor]]:
-        """What nothing is connected to, for the programs that have such anchors."""
+        """Return the unconnected anchors of the programs that have any."""
         missing = self._session.anchors_not_connected_to_callbacks(numbers(progs))
         return {program: _listed(anchors) for program, anchors in missing.items()}
 
@@ -312,7 +312,7 @@ class Session(NotPickled):
         return _listed(self._session.user_output_anchors)
 
     def model(self) -> Model:
-        """What it runs."""
+        """Return its model."""
         return self._model
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ class _Memory(np.ndarray[Any, Any]):
 
     @property
     def data_size_bytes(self) -> int:
-        """How many bytes it has."""
+        """Return the number of bytes."""
         return self.nbytes
 
     def __array_ufunc__(
@@ -78,11 +78,11 @@ class TensorMemory(_Memory):
         return np.zeros(unsigned(data_size_bytes), np.uint8).view(cls)
 
     def getView(self) -> TensorMemoryView:
-        """Its bytes, to be read and written in place."""
+        """Return its bytes, to be read and written in place."""
         return TensorMemoryView(self)
 
     def getConstView(self) -> ConstTensorMemoryView:
-        """Its bytes, to be read in place."""
+        """Return its bytes, to be read in place."""
         return ConstTensorMemoryView(self)
 
 

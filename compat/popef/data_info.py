@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the original's
-"""What tensor data and feed data blobs say of themselves (PopEF User Guide 5.1)."""
+"""Descriptions of tensor data and feed data blobs (PopEF User Guide 5.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from popef.values import TensorInfo
 
 
 class _DataInfo:
-    """What says of a blob of data for which anchors it is."""
+    """Description of the anchors for which a blob has data."""
 
     __slots__ = ("_executable", "_name", "_tensor_info")
 
@@ -27,7 +27,7 @@ class _DataInfo:
         self._name = text(name)
 
     def tensorInfo(self) -> TensorInfo:
-        """Of one tensor."""
+        """Return shape and type of one tensor."""
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
@@ -51,7 +51,7 @@ class TensorDataInfo(_DataInfo):
 
     @classmethod
     def from_io(cls, info: popef_io.TensorDataInfo) -> TensorDataInfo:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         made = cls()
         made._name, made._executable = info.name, info.executable
         made._tensor_info = TensorInfo.from_io(info.tensor_info)
@@ -76,7 +76,7 @@ class FeedDataInfo(_DataInfo):
         self._num_tensors = 0
 
     def numTensors(self) -> int:
-        """How many tensors the feed has."""
+        """Return the number of tensors in the feed."""
         return self._num_tensors
 
     def setNumTensors(self, num_tensors: int) -> None:
@@ -85,7 +85,7 @@ class FeedDataInfo(_DataInfo):
 
     @classmethod
     def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         made = cls()
         made._name, made._executable = info.name, info.executable
         made._tensor_info = TensorInfo.from_io(info.tensor_info)

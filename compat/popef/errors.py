@@ -24,7 +24,7 @@ class FileError(OSError, RuntimeError):
 
 
 class FileMissing(FileError, FileNotFoundError):
-    """There is no such file, or no such directory to put it in."""
+    """There is no such file, or no directory for it."""
 
 
 class FileRefused(FileError, PermissionError):

@@ -75,7 +75,7 @@ class Metadata:
         self._anchors = all_taken(anchors, Anchor)
 
     def programFlow(self) -> ProgramFlow:
-        """Which programs load, compute and save."""
+        """Return the programs that load, compute and save."""
         return self._program_flow
 
     def setProgramFlow(self, program_flow: ProgramFlow) -> None:
@@ -139,7 +139,7 @@ class Metadata:
         self._is_inference = truth(is_inference)
 
     def engineOptions(self) -> list[Option]:
-        """What it was compiled with."""
+        """Return the options of compiling."""
         return self._engine_options
 
     def setEngineOptions(self, options: Iterable[Option]) -> None:
@@ -180,7 +180,7 @@ class Metadata:
 
     @classmethod
     def from_io(cls, metadata: popef_io.Metadata) -> Metadata:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         made = cls()
         made._executable = metadata.executable
         made._anchors = [Anchor.from_io(anchor) for anchor in metadata.anchors]

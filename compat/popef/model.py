@@ -16,7 +16,7 @@ from popef.taking import NotPickled, Text, expected, text
 
 
 class Model(NotPickled):
-    """What runs; made by `ModelBuilder`.
+    """A runnable model; made by `ModelBuilder`.
 
     `metadata` describes it, `executable` is its `ExecutableReader`; `tensors`, `feeds`
     and `opaqueBlobs` are lists of the readers of what belongs to it.

@@ -33,7 +33,7 @@ class _Face(Generic[BlobReader]):
 
 
 class _DataFace(_Face[BlobReader]):
-    """The same of a blob of data."""
+    """Face of a blob of data."""
 
     def getStandaloneDataStream(self) -> BinaryIO:
         """The contents to read from the first byte; each stream has its own position,
@@ -53,7 +53,7 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
         self.name = reader.name
 
     def executable(self) -> bytes:
-        """Its contents, decompressed if need be."""
+        """Return its contents, decompressed if needed."""
         return bytes(self._reader.raw())
 
     def getStandaloneExecutableStream(self) -> BinaryIO:
@@ -96,12 +96,12 @@ class OpaqueReader(_DataFace[popef_io.OpaqueReader]):
         self.executable = reader.executable
 
     def data(self) -> bytes:
-        """Its contents."""
+        """Return its contents."""
         return bytes(self._reader.raw())
 
 
 class Reader(NotPickled):
-    """Everything in the files parsed so far, in the order they were read.
+    """Reader of all files parsed so far, in their order.
 
     A file that breaks a rule raises a RuntimeError and adds nothing. What is handed out
     outlives the reader. For one thread at a time.
@@ -128,7 +128,9 @@ class Reader(NotPickled):
             self.io.parse_stream(stream)
 
     def metadata(self) -> list[Metadata]:
-        """What describes the executables; a new list, to be changed at will."""
+        """Return the metadata of the executables in a new list, which you
+        may change.
+        """
         return [Metadata.from_io(metadata) for metadata in self.io.metadata]
 
     def executables(self) -> list[ExecutableReader]:

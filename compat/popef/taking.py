@@ -30,7 +30,7 @@ def expected(value: object, kind: type[T]) -> T:
 
 
 def got(value: object) -> str:
-    """What came instead, for a message."""
+    """Return the value that came instead, for a message."""
     text = repr(value)
     return f"got {type(value).__name__}: {text if len(text) < 200 else text[:200]}"
 
@@ -41,7 +41,7 @@ def taken(value: object, kind: type[T]) -> T:
 
 
 def all_taken(values: Iterable[object], kind: type[T]) -> list[T]:
-    """The same for each of them."""
+    """Take each of several values."""
     return copy.deepcopy(each(values, kind))
 
 
@@ -83,7 +83,7 @@ def number(value: SupportsIndex, what: str = "a whole number") -> int:
 
 
 def numbers(values: Iterable[SupportsIndex]) -> list[int]:
-    """The same for each of them."""
+    """Take each of several numbers."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise WrongType(f"expected a list of whole numbers, {got(values)}")
     return [number(value) for value in values]

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the original's
-"""What metadata is made of, with the accessors of the PopEF User Guide (5.1).
+"""Values of metadata, with the accessors of the PopEF User Guide (5.1).
 
 A getter is called as the field, its setter `set` and the field; a getter of a list or
 of an object gives the one that is held, so that it can be changed in place; a setter
@@ -29,7 +29,7 @@ class Option:
         self._value = text(value)
 
     def name(self) -> str:
-        """What is set."""
+        """Return the name."""
         return self._name
 
     def setName(self, name: Text) -> None:
@@ -37,7 +37,7 @@ class Option:
         self._name = text(name)
 
     def value(self) -> str:
-        """What it is set to."""
+        """Return the value."""
         return self._value
 
     def setValue(self, value: Text) -> None:
@@ -46,7 +46,7 @@ class Option:
 
     @classmethod
     def from_io(cls, option: popef_io.Option) -> Option:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         return cls(option.name, option.value)
 
     def to_io(self) -> popef_io.Option:
@@ -105,7 +105,7 @@ class TensorInfo:
 
     @classmethod
     def from_io(cls, info: popef_io.TensorInfo) -> TensorInfo:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         made = cls()
         made._shape = list(info.shape or ())
         made._has_rank = info.shape is not None
@@ -127,7 +127,7 @@ class TensorInfo:
 
 
 class ProgramFlow:
-    """Which programs load, compute and save, in the order in which they run."""
+    """Programs that load, compute and save, in their order."""
 
     __slots__ = ("_load", "_main", "_save")
 
@@ -164,7 +164,7 @@ class ProgramFlow:
 
     @classmethod
     def from_io(cls, flow: popef_io.ProgramFlow) -> ProgramFlow:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         made = cls()
         made._load, made._main = list(flow.load), list(flow.main)
         made._save = list(flow.save)
@@ -232,7 +232,7 @@ class Anchor:
         self._tensor_info = taken(info, TensorInfo)
 
     def type(self) -> TensorType:
-        """Which way the data go; UNKNOWN until it is set."""
+        """Return the direction of the data; UNKNOWN until it is set."""
         return self._type
 
     def setType(self, tensor_type: TensorType) -> None:
@@ -257,7 +257,7 @@ class Anchor:
 
     @classmethod
     def from_io(cls, anchor: popef_io.Anchor) -> Anchor:
-        """Of the value beneath (ours)."""
+        """Make the object from the value beneath (ours)."""
         made = cls()
         made._name, made._handle = anchor.name, anchor.handle
         made._tensor_info = TensorInfo.from_io(anchor.tensor_info)

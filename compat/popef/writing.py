@@ -62,7 +62,7 @@ class BlobWriter(NotPickled):
 
     @property
     def stream(self) -> BlobWriter:
-        """Where to write, as it is called in C++: this writer."""
+        """Return the stream for writing, by its C++ name: this writer."""
         return self
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class FileWriter(Writer):
     """Adds blobs to the container at `path`, or begins one."""
 
     class Mode(Enum):
-        """How to open the file."""
+        """Ways to open the file."""
 
         APPEND = 0
 

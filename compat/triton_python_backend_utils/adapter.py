@@ -124,7 +124,7 @@ def _written(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
 
 
 class _Adapted:
-    """What both kinds have in common. For one thread."""
+    """Common part of both kinds of models. For one thread."""
 
     theirs: type[Any]
     model_config: Mapping[str, Any]
@@ -165,7 +165,7 @@ class _Adapted:
         )
 
     def said(self, number: int) -> Mapping[str, Any]:
-        """What a request of the present run says of itself."""
+        """Return what a request of the present run states."""
         said = self.context.said()
         return said[number] if number < len(said) else {}
 

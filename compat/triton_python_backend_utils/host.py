@@ -1,4 +1,4 @@
-"""What a model knows of the server that runs it: other models, metrics, its log."""
+"""Services of the server for a model: other models, metrics, its log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("model")
 
 
 class _Host:
-    """What the adapter knows of where it runs."""
+    """Knowledge of the adapter about its process."""
 
     models: CalledModels | None = None
     metrics: OwnMetrics | None = None
@@ -78,8 +78,9 @@ class MetricFamily:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model of the server takes requests now. Raises TritonModelException for
-    one that this model may not call."""
+    """Return whether a model of the server accepts requests. Raises
+    TritonModelException for one that this model may not call.
+    """
     if HOST.models is None:
         raise TritonModelException("there are no models before initialize")
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ModelConfig:
-    """What `auto_complete_config` completes."""
+    """The configuration that `auto_complete_config` completes."""
 
     _TENSOR = frozenset({"name", "data_type", "dims", "optional"})
 

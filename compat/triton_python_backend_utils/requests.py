@@ -26,7 +26,7 @@ _NOT_PARAMETERS = ("timeout", "priority", "binary_data_output")
 
 
 class PreferredMemory:
-    """Where outputs are wanted; they are in the processor's memory anyway."""
+    """Wish for the place of outputs; they are in processor memory anyway."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0):
         self.memory_type = preferred_memory_type

@@ -12,7 +12,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class TritonModelException(Exception):
-    """What a model raises that cannot go on."""
+    """Raised by a model that cannot go on."""
 
 
 class TritonError:

@@ -110,7 +110,7 @@ def serialize_byte_tensor(tensor: Array) -> Array:
 
 
 def deserialize_bytes_tensor(encoded: bytes) -> Array:
-    """What `serialize_byte_tensor` was given, in one dimension."""
+    """Return the array that was given to `serialize_byte_tensor`, in one dimension."""
     found: list[bytes] = []
     at = 0
     while at < len(encoded):

@@ -221,7 +221,7 @@ class CallClient:
         while self._calls:
             with contextlib.suppress(KeyError):
                 _, call = self._calls.popitem()
-                lost = DeviceLost("the server that runs other models has gone")
+                lost = DeviceLost("the connection to the server is lost")
                 call.take(lost, more=False)
 
     def _take(self, message: Message, fds: Sequence[int]) -> None:

@@ -233,7 +233,7 @@ class LaunchedProcess:
         """Return how the process ended: the name of a signal, or an exit code."""
         code = self._process.returncode
         if code is None:
-            return "nothing that is known"
+            return "for an unknown reason"
         try:
             return signal.Signals(-code).name
         except ValueError:

@@ -87,7 +87,7 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
 
 
 #: Made before they are needed: if there is no memory, there is none for an error.
-NO_MEMORY: Final = OutOfMemory("there is no memory for what a request takes")
+NO_MEMORY: Final = OutOfMemory("there is no memory for the request")
 INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted")
 
 

@@ -19,14 +19,14 @@ _FORMATS = ("default", "ISO8601")
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
 
 
-@router.get("/logging", summary="Show what is logged")
+@router.get("/logging", summary="Show the log settings")
 async def get_log_settings(gateway: GatewayOf) -> LogDocument:
     return _document(gateway.logging)
 
 
 @router.post(
     "/logging",
-    summary="Change what is logged",
+    summary="Change the log settings",
     dependencies=MANAGEMENT,
     openapi_extra=documented(LogRequest),
 )

@@ -189,7 +189,7 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
         ("popgate_model_memory_limit_bytes",
          "What all models together may take (--model-memory); 0 without a limit",
          repository.budget.limit),
-        ("popgate_ready", "Whether the readiness check says yes",
+        ("popgate_ready", "1 if the readiness check says ready",
          gateway.readiness().ready),
         ("popgate_certificate_expiry_timestamp_seconds",
          "When the server's certificate expires", gateway.certificate_expires()),

@@ -151,7 +151,7 @@ def _address(gateway: Gateway, request: Request) -> str:
     return str(request.base_url).rstrip("/") + base
 
 
-@router.get("/models/{name}/stats", summary="Count what a model has done", tags=_TAGS)
+@router.get("/models/{name}/stats", summary="Statistics of a model", tags=_TAGS)
 async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
     """Return cumulative counts and durations of every version that is served."""
     return StatisticsList(model_stats=statistics(gateway, name))

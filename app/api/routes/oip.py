@@ -81,7 +81,7 @@ async def model_names(gateway: GatewayOf, viewer: ViewerOf) -> ModelNames:
 
 
 # Before the routes of a model: a model cannot be asked about under this name.
-@router.get("/models/stats", summary="Count what all models have done")
+@router.get("/models/stats", summary="Statistics of all models")
 async def all_statistics(gateway: GatewayOf, viewer: ViewerOf) -> StatisticsList:
     return StatisticsList(model_stats=statistics(gateway, None, viewer=viewer))
 
@@ -125,12 +125,12 @@ async def version_config(
     return model_config((await _served(gateway, name, version))[1])
 
 
-@router.get(f"{_MODEL}/stats", summary="Count what a model has done")
+@router.get(f"{_MODEL}/stats", summary="Statistics of a model")
 async def model_statistics(gateway: GatewayOf, name: ModelName) -> StatisticsList:
     return StatisticsList(model_stats=statistics(gateway, name))
 
 
-@router.get(f"{_VERSION}/stats", summary="Count what a version has done")
+@router.get(f"{_VERSION}/stats", summary="Statistics of a version")
 async def version_statistics(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> StatisticsList:

@@ -22,7 +22,7 @@ _MS = 1_000_000
 
 def _pages_are_on(gateway: GatewayOf) -> None:
     if gateway.settings.no_pages:
-        msg = "Not Found: the pages, and what they show, are off (--no-pages)"
+        msg = "Not Found: the pages and their data are turned off (--no-pages)"
         raise HttpError(404, msg, "not_found")
 
 
@@ -86,7 +86,7 @@ async def get_request(
     for failed in reversed(journal.failed):
         if failed.asked.request_id == wanted and _is_seen(viewer, failed):
             return _failed(failed, viewer)
-    msg = f"Not Found: request '{request_id:.128}' is none of the last {LAST}"
+    msg = f"Not Found: request '{request_id:.128}' is not among the last {LAST}"
     raise HttpError(404, msg, "unknown_request")
 
 

@@ -35,14 +35,14 @@ _NUMBERS = {
 }
 
 
-@router.get("/trace/setting", summary="Show what is traced")
+@router.get("/trace/setting", summary="Show the trace settings")
 async def get_trace(gateway: GatewayOf) -> TraceDocument:
     return _document(gateway.tracing, None)
 
 
 @router.post(
     "/trace/setting",
-    summary="Change what is traced",
+    summary="Change the trace settings",
     dependencies=MANAGEMENT,
     openapi_extra=documented(TraceRequest),
 )
@@ -56,14 +56,14 @@ async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
     return _update(gateway, None, await read_object(request))
 
 
-@router.get(_MODEL, summary="Show what is traced of a model")
+@router.get(_MODEL, summary="Show the trace settings of a model")
 async def get_model_trace(gateway: GatewayOf, name: ModelName) -> TraceDocument:
     return _document(gateway.tracing, _known(gateway, name))
 
 
 @router.post(
     _MODEL,
-    summary="Change what is traced of a model",
+    summary="Change the trace settings of a model",
     dependencies=MANAGEMENT,
     openapi_extra=documented(TraceRequest),
 )
@@ -74,7 +74,7 @@ async def update_model_trace(
     return _update(gateway, _known(gateway, name), await read_object(request))
 
 
-@router.get(_VERSION, summary="Show what is traced of a version")
+@router.get(_VERSION, summary="Show the trace settings of a version")
 async def get_version_trace(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> TraceDocument:
@@ -84,7 +84,7 @@ async def get_version_trace(
 
 @router.post(
     _VERSION,
-    summary="Change what is traced of a version",
+    summary="Change the trace settings of a version",
     dependencies=MANAGEMENT,
     openapi_extra=documented(TraceRequest),
 )

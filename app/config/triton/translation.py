@@ -199,7 +199,7 @@ def _queue_policy(work: _Work, policy: Any) -> dict[str, Any]:
     if policy.max_queue_size:
         found["max_queue_size"] = min(policy.max_queue_size, MAX_QUEUE)
     if policy.timeout_action:
-        work.note("timeout_action DELAY has no effect here: what is late is refused")
+        work.note("timeout_action DELAY has no effect here: late requests are refused")
     elif policy.default_timeout_microseconds:
         found["timeout"] = policy.default_timeout_microseconds / 1e6
     return found
@@ -267,7 +267,9 @@ def _sample_input(value: Any) -> dict[str, Any]:
 
 def _decoupled(work: _Work, policy: Any) -> None:
     if policy.decoupled and work.message.backend != PYTHON:
-        work.note("decoupled has no effect: several responses need [responses] of ours")
+        work.note(
+            "decoupled has no effect: several responses need [responses] in config.toml"
+        )
 
 
 def _cache(work: _Work, cache: Any) -> None:

@@ -67,7 +67,7 @@ class HttpFiles:
         try:
             return orjson.loads(self.body(url, headers)[0])
         except orjson.JSONDecodeError:
-            raise RemoteError(f"{_shown(url)} answers with what is no JSON") from None
+            raise RemoteError(f"{_shown(url)} answers with invalid JSON") from None
 
     def body(
         self, url: str, headers: Mapping[str, str] | None = None
@@ -132,7 +132,7 @@ class HttpFiles:
             raise SourceChanged(f"{where} is shorter than it was")
         if status == 429 or status >= 500:
             raise SourceAway(f"{where} answers {status}")
-        raise RemoteError(f"{where} answers {status}, which is not understood")
+        raise RemoteError(f"{where} answers {status}, which PopGate does not support")
 
 
 class WebSource:
@@ -152,7 +152,7 @@ class WebSource:
         name = name.rsplit("/", 1)[-1]
         if not name.endswith(MODEL_SUFFIXES):
             raise RemoteError(
-                "over https:// comes one file, whose name ends in .onnx or .popef"
+                "an https:// URL must name one file that ends in .onnx or .popef"
             )
         # Not HEAD: a URL that is signed for reading allows nothing else.
         with self._http.answer("GET", self._url) as answer:

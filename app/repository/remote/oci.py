@@ -101,12 +101,12 @@ class OciSource:
         except ValueError:
             manifest = None
         if not isinstance(manifest, dict):
-            raise RemoteError(f"{url} answers with what is no manifest")
+            raise RemoteError(f"{url} answers with an invalid manifest")
         return manifest
 
     def _file(self, layer: Any) -> RemoteFile:
         if not isinstance(layer, dict):
-            raise RemoteError("its manifest has a layer that is none")
+            raise RemoteError("its manifest has an invalid layer")
         annotations = layer.get("annotations") or {}
         name, size = annotations.get(TITLE), layer.get("size")
         digest = _DIGEST.fullmatch(str(layer.get("digest")))

@@ -144,7 +144,7 @@ class RemoteModels:
             if before is None:
                 raise RemoteError(why) from e
             if told != why:
-                logger.warning("%s: %s; what the cache has is served", label, why)
+                logger.warning("%s: %s; the cached model is served", label, why)
             return False
         self._looks[url.key] = replace(self.looks_at(url), succeeded_at=time.time())
         if self._problems.pop(url.key, "") and before is not None:

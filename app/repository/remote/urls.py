@@ -79,7 +79,7 @@ class RemoteUrl:
         if not path.strip("/"):
             raise InvalidConfig(f"{_bare(text)} names no model; as in {known.example}")
         if fragment and scheme not in ("http", "https"):
-            raise InvalidConfig(f"{_bare(text)}: nothing can follow a # here")
+            raise InvalidConfig(f"{_bare(text)}: a # is not allowed here")
         found = _SHA256.fullmatch(fragment)
         if fragment and found is None:
             msg = f"{_bare(text)}: after # goes sha256= and 64 digits"

@@ -1,4 +1,4 @@
-"""Where older releases had `andBind` and `orBind`."""
+"""The place of `andBind` and `orBind` in older releases."""
 
 from model_runtime.predicate_factory.anchor_callbacks import andBind, orBind
 

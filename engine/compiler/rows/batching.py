@@ -79,7 +79,7 @@ def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None
     if not interface.inputs:
         return "there are no inputs"
     if size == 1:
-        return "in a batch of one row there is nothing to mix"
+        return "a batch of one row has no other rows"
     named = (
         *((f"input {t.name!r}", t.shape) for t in interface.inputs),
         *((f"output {t.name!r}", t.shape) for t in interface.outputs),

@@ -67,7 +67,7 @@ def test_beside_the_program_by_default(popgate: Call, program: Path) -> None:
     ("name", "options", "says"),
     [
         (":nothing", (), "it has nothing called 'nothing'"),
-        (":popxl", (), "'popxl' is a module, and no Ir comes from it"),
+        (":popxl", (), "'popxl' is a module, which returns no Ir"),
         ("", ("--batch", "4"), "only --batch auto and off"),
         ("", ("--rename-input", "x=z"), "are those of the program's streams"),
         ("", ("--fuse", "which"), "--fuse puts ONNX models together"),

@@ -473,7 +473,7 @@ def test_a_replica_that_can_serve_nothing_is_not_taken(
     with pytest.raises(RuntimeError, match="Deploying application broken failed"):
         serve.run(options.bind(args), name="broken", route_prefix="/broken")
     status = serve.status().applications["broken"].deployments["broken"]
-    assert "none of the models could be loaded" in status.message
+    assert "no model could be loaded" in status.message
     serve.delete("broken")
 
 

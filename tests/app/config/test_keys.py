@@ -73,7 +73,7 @@ KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
         ("[[key]]\nname = 'a b'", "key.0.name must be 1 to 100 letters"),
         ("[[key]]\nsha256 = 'secret'", "must be the SHA-256 of a key"),
         ("keys = 1", "unknown key 'keys' (did you mean key?)"),
-        (" \n", "it is empty; a file that is to have no keys says anonymous = []"),
+        (" \n", "it is empty; to have no keys, write anonymous = []"),
         (KEY.replace("[[key]]", "[key]"), "got a table; one of a list is [[key]]"),
         ("[[key]", "not TOML"),
         (b"\xff", "not TOML"),

@@ -302,7 +302,7 @@ def test_nothing_loads_means_not_ready(root: Path) -> None:
         gateway.wait_line("docs")
         response = gateway.client.get("/v1/health/ready")
         assert response.status_code == 503
-        assert response.json()["reasons"] == ["none of the models could be loaded"]
+        assert response.json()["reasons"] == ["no model could be loaded"]
         assert gateway.client.get("/v1/health/live").status_code == 200
 
 

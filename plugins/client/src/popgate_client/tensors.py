@@ -205,7 +205,7 @@ def _strings(data: Any) -> Array:
         (length,) = _LENGTH.unpack_from(data, offset)
         offset += 4 + length
         if offset > len(data):
-            raise ValueError("a string is longer than what is there")
+            raise ValueError("a string is longer than the data")
         items.append(data[offset - length : offset])
     array = np.empty(len(items), dtype=object)
     array[:] = items

@@ -1,5 +1,5 @@
-"""What programs that use `popxl` ask of `popart`: exceptions, devices, sessions, and
-views of graphs.
+"""The part of `popart` that programs with `popxl` use: exceptions, devices, sessions,
+and views of graphs.
 
 Graphs are built with `popxl`; what of `popart` builds graphs itself is not there.
 """
@@ -44,7 +44,7 @@ class popart_internal_exception(popart_exception):
 
 
 class popart_runtime_error(popart_exception):
-    """Something went wrong while it ran."""
+    """A run failed."""
 
 
 poplar_exception = DeviceError

@@ -1,4 +1,4 @@
-"""What operators have beside inputs and outputs, as the original gives it."""
+"""Attributes of operators, as the original names them."""
 
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
@@ -29,12 +29,12 @@ class OptimizerValue:
         return self._value
 
     def isConst(self) -> bool:
-        """Tell whether no tensor has it."""
+        """Return whether no tensor has it."""
         return self._is_const
 
 
 class Settings:
-    """Where an operator stands. Setting its members changes nothing of a graph."""
+    """Place of an operator. Setting its members changes nothing of a graph."""
 
     def __init__(self, graph: Any = None, name: str = "", scope: str = "") -> None:
         self._below = popir.Settings()

@@ -38,7 +38,7 @@ class SyncPattern(Enum):
 
 
 class DeviceConnectionType(Enum):
-    """When a device is attached."""
+    """Times at which a device is attached."""
 
     Always = 0
     OnDemand = 1
@@ -69,7 +69,7 @@ class DeviceInfo:
 
     @property
     def is_on_pool(self) -> bool:
-        """Whether programs run in a process of its own."""
+        """Return whether programs run in a process of their own."""
         return not self._in_process
 
     def stay_in_process(self) -> None:
@@ -117,7 +117,7 @@ class DeviceInfo:
             device.close()
 
     def setOnDemandAttachTimeout(self, seconds: float) -> None:
-        """How long attaching waits."""
+        """Set how long attaching waits."""
         self._wait = float(seconds)
 
     def __enter__(self) -> DeviceInfo:
@@ -140,7 +140,7 @@ class DeviceManager:
         self._wait = 0.0
 
     def setOnDemandAttachTimeout(self, seconds: float) -> None:
-        """How long devices that it makes wait when they are attached."""
+        """Set how long attaching waits for devices made from now on."""
         self._wait = float(seconds)
 
     def createCpuDevice(self) -> DeviceInfo:
@@ -152,7 +152,7 @@ class DeviceManager:
         return DeviceInfo(DeviceType.IpuModel, int((options or {}).get("numIPUs", 1)))
 
     def createSimDevice(self, options: dict[str, Any] | None = None) -> DeviceInfo:
-        """As `createIpuModelDevice`."""
+        """Create a device as `createIpuModelDevice` does."""
         return DeviceInfo(DeviceType.Sim, int((options or {}).get("numIPUs", 1)))
 
     def createOfflineIpuFromSystemString(self, system: str, numIpus: int) -> DeviceInfo:

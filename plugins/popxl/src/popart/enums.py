@@ -85,7 +85,7 @@ class MatMulPartialsType(Enum):
 
 
 class AccumulationType(Enum):
-    """How an Accumulate operator updates its accumulator."""
+    """Updates of the accumulator of an Accumulate operator."""
 
     Add = 0
     DampenedAdd = 1
@@ -106,7 +106,7 @@ class InitType(Enum):
 
 
 class CollectiveOperator(Enum):
-    """How a collective reduces."""
+    """Reductions of a collective."""
 
     Add = 0
     Mean = 1
@@ -120,21 +120,21 @@ class CollectiveOperator(Enum):
 
 
 class ExpectedConnectionType(Enum):
-    """Whether a gradient graph takes a forward tensor or its gradient."""
+    """Meanings of an input of a gradient graph: a forward tensor or its gradient."""
 
     Fwd = 0
     FwdGrad = 1
 
 
 class RequireOptimalSchedule(Enum):
-    """Whether a schedule must be the best: accepted, there is one schedule."""
+    """Requirement that a schedule is the best: accepted, there is one schedule."""
 
     No = 0
     Yes = 1
 
 
 class VirtualGraphMode(Enum):
-    """How operators get to devices: as the program says."""
+    """Placement of operators on devices: as the program says."""
 
     Off = 0
     Manual = 1
@@ -143,7 +143,7 @@ class VirtualGraphMode(Enum):
 
 
 class ReductionType(Enum):
-    """How losses are reduced."""
+    """Reductions of losses."""
 
     Sum = 0
     Mean = 1
@@ -151,7 +151,7 @@ class ReductionType(Enum):
 
 
 class CommGroupType(Enum):
-    """How replicas are grouped."""
+    """Groupings of replicas."""
 
     All = 0
     Consecutive = 1
@@ -160,7 +160,7 @@ class CommGroupType(Enum):
 
 
 class VariableRetrievalMode(Enum):
-    """Which replicas' values come back."""
+    """Choice of the replicas whose values come back."""
 
     OnePerGroup = 0
     AllReduceReplicas = 1

@@ -1,4 +1,4 @@
-"""What the original calls operators: types, classes and the namespaces of those."""
+"""The original's names of operators: types, classes and their namespaces."""
 
 from __future__ import annotations
 

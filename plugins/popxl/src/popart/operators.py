@@ -63,7 +63,7 @@ class OpView(View, shows=popir.Operator):
 
     @property
     def settings(self) -> Settings:
-        """Where it stands."""
+        """Return the place of the operator."""
         return self.getSettings()
 
     def getSettings(self) -> Settings:
@@ -96,12 +96,12 @@ class OpView(View, shows=popir.Operator):
         return self._below.outputs[index]
 
     def hasInput(self, index: int) -> bool:
-        """Tell whether that input is connected."""
+        """Return whether that input is connected."""
         inputs, at = self._below.inputs, self._at(index)
         return 0 <= at < len(inputs) and inputs[at].kind != "unconnected"
 
     def hasOutput(self, index: int) -> bool:
-        """Tell whether that output is connected."""
+        """Return whether that output is connected."""
         outputs = self._below.outputs
         return 0 <= index < len(outputs) and outputs[index].kind != "unconnected"
 
@@ -225,7 +225,7 @@ class OpView(View, shows=popir.Operator):
     # Devices.
 
     def hasVirtualGraphId(self) -> bool:
-        """Tell whether it is on a device."""
+        """Return whether it is on a device."""
         return self._below.settings.ipu is not None
 
     def getVirtualGraphId(self) -> int:
@@ -249,39 +249,39 @@ class OpView(View, shows=popir.Operator):
     # Storage.
 
     def modifiesIndex(self, index: int) -> bool:
-        """Tell whether it changes that input."""
+        """Return whether it changes that input."""
         return self._at(index) in popir.changed_inputs(self._below)
 
     def overwritesTensor(self, tensor: Any) -> bool:
-        """Tell whether it changes a tensor."""
+        """Return whether it changes a tensor."""
         changed = popir.changed_inputs(self._below)
         return any(self._below.inputs[n] is tensor._below for n in changed)
 
     def modifiesTensor(self, tensor: Any) -> bool:
-        """Tell whether it changes a tensor."""
+        """Return whether it changes a tensor."""
         return self.overwritesTensor(tensor)
 
     def modifies(self) -> bool:
-        """Tell whether it changes any input."""
+        """Return whether it changes any input."""
         return bool(popir.changed_inputs(self._below))
 
     def doesAlias(self, index: int | None = None, output: int = 0) -> bool:
-        """Tell whether its result shares storage with an input."""
+        """Return whether its result shares storage with an input."""
         record = self._below.record
         if record.put is not None:
             return True
         return record.writes and index in (None, 0) and output == 0
 
     def isOutplace(self) -> bool:
-        """Tell whether it neither changes nor shares storage."""
+        """Return whether it neither changes nor shares storage."""
         return not self.modifies() and not self.doesAlias()
 
     def isInplaceViewChange(self) -> bool:
-        """Tell whether its result is a view."""
+        """Return whether its result is a view."""
         return self._below.record.put is not None
 
     def addModified(self, index: int, regions: Any = ()) -> None:
-        """Have that input's final value written back to the caller."""
+        """Write that input's final value back to the caller."""
         at = self._at(index)
         self._below.modified.add(at)
         if self._below.type == "Loop":
@@ -339,7 +339,7 @@ class OpView(View, shows=popir.Operator):
     # What single operators have.
 
     def hasIgnoreIndex(self) -> bool:
-        """Tell whether some labels do not count."""
+        """Return whether some labels do not count."""
         return self._below.attributes.get("ignore_index") is not None
 
     def getPartialsType(self) -> MatMulPartialsType:
@@ -359,7 +359,7 @@ class OpView(View, shows=popir.Operator):
         }
 
     def isOptimizerOp(self) -> bool:
-        """Tell whether it updates an accumulator or a weight."""
+        """Return whether it updates an accumulator or a weight."""
         return self._below.type in (
             *("Accumulate", "AccumulatorScale", "SparseAccumulate", "CopyVarUpdate"),
             *("AdamUpdater", "AdamVarUpdate", "ScaledAddLhsInplace"),

@@ -53,7 +53,7 @@ def _cache_size() -> int:
 
 
 class AnchorReturnType:
-    """Which of a stream's tensors are returned."""
+    """Choice of the tensors of a stream that are returned."""
 
     def __init__(self, value: str, period: int = 1) -> None:
         self.value = value
@@ -61,7 +61,7 @@ class AnchorReturnType:
 
 
 class DataFlow:
-    """What a run takes and gives; here the streams say it."""
+    """Inputs and outputs of a run; here the streams define them."""
 
     def __init__(
         self,
@@ -209,11 +209,11 @@ class InferenceSession:
         log("session", "DEBUG", "Writing weights to host complete.")
 
     def copyDeviceWeightsToHost(self) -> None:
-        """As `weightsToHost`."""
+        """Copy the weights as `weightsToHost` does."""
         self.weightsToHost()
 
     def areHostWeightsInSync(self) -> bool:
-        """Whether the host's copies are what the device has."""
+        """Return whether the host's copies equal the device's."""
         return self._running is None or self._running.host_is_current
 
     def markHostWeightsOutOfSync(self) -> None:

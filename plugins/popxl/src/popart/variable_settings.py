@@ -1,4 +1,4 @@
-"""Which replicas hold the same values of a variable."""
+"""Groups of replicas that hold the same values of a variable."""
 
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
@@ -13,7 +13,7 @@ from popir import IrError
 
 
 class VariableSettings:
-    """Which replicas hold the same values of a variable."""
+    """Groups of replicas that hold the same values of a variable."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class VariableSettings:
         return self._size
 
     def getRetrievalMode(self) -> VariableRetrievalMode:
-        """Which replicas' values come back."""
+        """Return the choice of the replicas whose values come back."""
         return self._mode
 
     def isUsingCommGroup(self) -> bool:
@@ -52,7 +52,9 @@ class VariableSettings:
     def shapeOnReplica(
         self, full_shape: Any, replicas: int, name: str = ""
     ) -> tuple[int, ...]:
-        """Of the host's shape what one replica has: several groups lead it."""
+        """Return one replica's part of the host's shape, in which several groups come
+        first.
+        """
         shape = tuple(int(n) for n in np.asarray(full_shape).reshape(-1))
         count = len(self.groups(replicas))
         if self._mode is VariableRetrievalMode.AllReplicas:

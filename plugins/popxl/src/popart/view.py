@@ -1,4 +1,4 @@
-"""What all views have in common, and which view shows what."""
+"""Common part of all views, and the view for each object."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Region:
         return count
 
     def isEmpty(self) -> bool:  # noqa: N802 - the original's name
-        """Tell whether it has no elements."""
+        """Return whether it has no elements."""
         return not self.nelms()
 
     def __eq__(self, other: object) -> bool:

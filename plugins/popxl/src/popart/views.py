@@ -55,11 +55,11 @@ class TopoCons:
         self._below = below
 
     def insert(self, before: OpView, after: OpView, tied: bool = False) -> None:
-        """Let `before` run before `after`."""
+        """Order `before` in front of `after`."""
         popir.run_before(before._below, after._below)
 
     def contains(self, before: OpView, after: OpView) -> bool:
-        """Tell whether the program lets `before` run before `after`."""
+        """Return whether the program runs `before` before `after`."""
         return before._below in after._below.after
 
     def getBefores(self, op: OpView) -> list[OpView]:
@@ -72,7 +72,7 @@ class TopoCons:
         return [OpView(each) for each in self._below.operators if below in each.after]
 
     def hasConstraint(self, op: OpView) -> bool:
-        """Tell whether the program orders `op` at all."""
+        """Return whether the program orders `op` at all."""
         return bool(self.getBefores(op) or self.getAfters(op))
 
     def remove(self, op: OpView) -> None:
@@ -112,11 +112,11 @@ class TensorView(View, shows=popir.Tensor):
         return self._below.id
 
     def isGraphInput(self) -> bool:
-        """Tell whether it is an input of its graph."""
+        """Return whether it is an input of its graph."""
         return self._below in self._below.graph.inputs
 
     def isGraphOutput(self) -> bool:
-        """Tell whether it is an output of its graph."""
+        """Return whether it is an output of its graph."""
         return self._below in self._below.graph.outputs
 
     def getGraphInputIndex(self) -> int:
@@ -131,7 +131,7 @@ class TensorView(View, shows=popir.Tensor):
         return popir.sharing(self._below)
 
     def isModified(self) -> bool:
-        """Tell whether an operator changes it, directly or through a view."""
+        """Return whether an operator changes it, directly or through a view."""
         relatives = set(self._relatives())
         return any(
             op.inputs[index] in relatives
@@ -151,7 +151,7 @@ class TensorView(View, shows=popir.Tensor):
         return []
 
     def hasVirtualGraphId(self) -> bool:
-        """Tell whether it is on a device."""
+        """Return whether it is on a device."""
         op = self._placing()
         return op is not None and op.settings.ipu is not None
 
@@ -167,11 +167,11 @@ class TensorView(View, shows=popir.Tensor):
         return below.producer or next(iter(below.readers), None)
 
     def hasTensorData(self) -> bool:
-        """Whether the host has its values."""
+        """Return whether the host has its values."""
         return self._below.data is not None
 
     def isAliased(self) -> bool:
-        """Whether an alias of it was made."""
+        """Return whether an alias of it was made."""
         return any(op.record.put is not None for op in self._below.readers)
 
     def getGraph(self) -> GraphView:
@@ -179,7 +179,7 @@ class TensorView(View, shows=popir.Tensor):
         return GraphView(self._below.graph)
 
     def hasProducer(self) -> bool:
-        """Whether an operator computes it."""
+        """Return whether an operator computes it."""
         return self._below.producer is not None
 
     def getProducer(self) -> OpView:
@@ -210,11 +210,11 @@ class GraphView(View, shows=popir.Graph):
         return GraphId(self._below.id)
 
     def getOps(self) -> list[OpView]:
-        """In the order in which they were made."""
+        """Return the operators in the order in which they were made."""
         return [OpView(op) for op in self._below.operators]
 
     def getOpIds(self) -> list[int]:
-        """In the order in which they were made."""
+        """Return the ids in the order in which the operators were made."""
         return [op.id for op in self._below.operators]
 
     def getOp(self, id_: int) -> OpView:
@@ -253,11 +253,11 @@ class GraphView(View, shows=popir.Graph):
         return [t.id for t in self._below.outputs]
 
     def hasInputId(self, id_: str) -> bool:
-        """Tell whether an input has that id."""
+        """Return whether an input has that id."""
         return id_ in self.getInputIds()
 
     def hasOutputId(self, id_: str) -> bool:
-        """Tell whether an output has that id."""
+        """Return whether an output has that id."""
         return id_ in self.getOutputIds()
 
     def getInputId(self, index: int) -> str:
@@ -319,7 +319,7 @@ class GraphView(View, shows=popir.Graph):
         popir.erase(self.getOp(id_)._below)
 
     def replaceTensor(self, old: str, new: str) -> None:
-        """Let all that reads one tensor read another."""
+        """Replace one tensor by another for all readers."""
         popir.replace(self.getTensor(old)._below, self.getTensor(new)._below)
 
     def removeIsolatedTensors(self, retain_used_io: bool = False) -> None:
@@ -331,11 +331,11 @@ class GraphView(View, shows=popir.Graph):
         return IrView(self._below.ir)
 
     def getGraphString(self) -> str:
-        """For a person."""
+        """Return the graph as text for people."""
         return f"subgraph '{self._below.id}'" if self._below.id else "the main graph"
 
     def setCanBeRecursivelyAutodiffed(self, can: bool) -> None:
-        """Whether autodiff of a caller may differentiate it too."""
+        """Set whether autodiff of a caller may differentiate it too."""
         self._below.can_be_differentiated = can
 
     def __getattr__(self, name: str) -> Callable[..., OpView]:
@@ -403,7 +403,7 @@ class IrView(View, shows=popir.Ir):
         return GraphView(found)
 
     def hasGraph(self, id_: Any) -> bool:
-        """Whether there is such a graph."""
+        """Return whether there is such a graph."""
         return str(id_) in self._below.graphs
 
     def getTensor(self, id_: str) -> TensorView:
@@ -418,7 +418,7 @@ class IrView(View, shows=popir.Ir):
         return _Ids(self._below.main.tensors)
 
     def getDataFlow(self) -> Any:
-        """What `setDataFlow` set."""
+        """Return the value of `setDataFlow`."""
         return self._below.data_flow
 
     def setDataFlow(self, flow: Any) -> None:
@@ -430,15 +430,15 @@ class IrView(View, shows=popir.Ir):
         return self._below.number
 
     def setIsPrepared(self) -> None:
-        """Let nothing be added any more."""
+        """Forbid further additions."""
         self._below.is_prepared = True
 
     def isPrepared(self) -> bool:
-        """Whether a session was made of it."""
+        """Return whether a session was made of it."""
         return self._below.is_prepared
 
     def updateVertices(self) -> None:
-        """Nothing waits for it here."""
+        """Do nothing: there are no vertices here."""
 
     def setPatterns(self, patterns: Any) -> None:
         """Do nothing: graphs are run as they are."""

@@ -90,7 +90,7 @@ def _ir_of(names: Mapping[str, Any], name: str, path: Path) -> Ir:
             value = value()
         if not _is_ir(value):
             kind = type(value).__name__
-            raise CommandError(f"{name!r} is a {kind}, and no Ir comes from it")
+            raise CommandError(f"{name!r} is a {kind}, which returns no Ir")
         return _below(value)
     if _is_ir(names.get("ir")):
         return _below(names["ir"])

@@ -1,4 +1,6 @@
-"""Which tensors share storage, which inputs a graph changes, and refused orders."""
+"""Analysis of storage: which tensors share it, which inputs a graph changes, and
+refused orders.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ Roots = Mapping[Tensor, frozenset[Tensor]]
 
 
 def roots_of(graph: Graph) -> Roots:
-    """For each tensor of `graph` those whose storage it is made of."""
+    """Return for each tensor of `graph` the tensors whose storage it is made of."""
     found: dict[Tensor, frozenset[Tensor]] = {}
 
     def roots(tensor: Tensor) -> frozenset[Tensor]:
@@ -122,8 +124,9 @@ def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
 def _pairs(
     touching: list[tuple[Operator, bool]],
 ) -> Iterator[tuple[Operator, Operator]]:
-    """Those of which one at least changes it, in the order they were made. Fragments
-    are ordered among themselves."""
+    """Yield pairs of operators of which at least one changes storage, in the order they
+    were made. Fragments are ordered among themselves.
+    """
     for n, (first, writes) in enumerate(touching):
         for second, also in touching[n + 1 :]:
             if first.settings.fragment == second.settings.fragment and (writes or also):
@@ -131,12 +134,14 @@ def _pairs(
 
 
 def _is_view(operator: Operator) -> bool:
-    """It reads nothing by itself: who uses its result does."""
+    """Return whether the operator reads nothing by itself: the readers of its result
+    do.
+    """
     return operator.record.put is not None
 
 
 def _predecessors(graph: Graph) -> dict[Operator, int]:
-    """For each operator those that surely run before it, as bits."""
+    """Return for each operator those that surely run before it, as bits."""
     bit = {operator: 1 << n for n, operator in enumerate(graph.operators)}
     before: dict[Operator, int] = {}
     for operator in graph.operators:
@@ -176,8 +181,9 @@ def schedule(graph: Graph) -> list[Operator]:
 
 
 def orderings(graph: Graph, in_sequence: bool = True) -> dict[Operator, set[Operator]]:
-    """For each operator those that must run before it; in_sequence: also because the
-    program says so, not only because of data and storage."""
+    """Return for each operator those that must run before it; in_sequence: also because
+    the program says so, not only because of data and storage.
+    """
     waits: dict[Operator, set[Operator]] = {
         op: {
             other

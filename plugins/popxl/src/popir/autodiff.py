@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What an input or output of a gradient graph stands for."""
+    """Meaning of an input or output of a gradient graph."""
 
     tensor: Tensor
     """Of the forward graph."""
@@ -47,7 +47,7 @@ Known = dict[Graph, Gradients]
 
 
 def gradient_name(tensor: Tensor) -> str:
-    """What the gradient of `tensor` is called."""
+    """Return the name of the gradient of `tensor`."""
     return f"Gradient___{tensor.name}"
 
 
@@ -128,7 +128,7 @@ class _Differentiation:
         return result
 
     def _backward_reach(self) -> dict[Tensor, int]:
-        """How many gradients arrive at each forward tensor."""
+        """Return how many gradients arrive at each forward tensor."""
         arriving: dict[Tensor, int] = {}
         for tensor in self._provided:
             arriving[tensor] = arriving.get(tensor, 0) + 1

@@ -87,7 +87,7 @@ class Block:
 
 
 class Value:
-    """Something computed, streamed in or constant, of known type and shape."""
+    """A computed, streamed or constant value of known type and shape."""
 
     __slots__ = ("array", "b", "block", "dtype", "shape", "variable")
 
@@ -258,11 +258,11 @@ class Builder:
         return result
 
     def identity(self, value: Value) -> Value:
-        """Another value of the same elements."""
+        """Return another value of the same elements."""
         return self.map("Identity", value)
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-        """The same elements in another shape, without -1."""
+        """Return the elements in another shape, without -1."""
         to = tuple(shape)
         if to == value.shape:
             return value

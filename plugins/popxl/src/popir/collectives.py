@@ -1,4 +1,4 @@
-"""What the members of a group have after a collective, in NumPy.
+"""Results of a collective for the members of a group, in NumPy.
 
 Sums go from the first member to the last. float16 is summed in float32 and rounded
 once.

@@ -1,4 +1,4 @@
-"""Which tensors of a graph depend, differentiably, on which."""
+"""Differentiable dependence between the tensors of a graph."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class DeviceSession:
 
     @property
     def pid(self) -> int | None:
-        """Of the device process; None while there is none."""
+        """Return the process id of the device process; None if there is none."""
         return self._device.pid
 
     def run(
@@ -56,8 +56,9 @@ class DeviceSession:
         inputs: Mapping[str, Array] | None = None,
         outputs: Mapping[str, Array | Callable[[Array], object]] | None = None,
     ) -> None:
-        """As `LocalSession.run`. Raises RunError where the device was lost, or the
-        session ended by an interrupt; after that only `close` is of use."""
+        """Run programs, as `LocalSession.run` does. Raises RunError if the device was
+        lost, or an interrupt ended the session; only `close` is useful then.
+        """
         from engine import Gone, SessionClosed
 
         self._streams.begin(inputs or {}, outputs or {})

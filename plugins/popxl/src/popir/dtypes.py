@@ -33,27 +33,27 @@ class DType:
 
     @property
     def is_float8(self) -> bool:
-        """Whether it is one of the two 8-bit formats."""
+        """Return whether it is one of the two 8-bit formats."""
         return self.numpy.names is not None
 
     @property
     def is_int(self) -> bool:
-        """Whether it is an integer; bool is none."""
+        """Return whether it is an integer; bool is none."""
         return self.numpy.kind in "iu"
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a floating point type, float8 included."""
+        """Return whether it is a floating point type, float8 included."""
         return self.numpy.kind == "f" or self.is_float8
 
     @property
     def is_complex(self) -> bool:
-        """Whether it is complex; devices have none."""
+        """Return whether it is complex; devices have no complex type."""
         return self.numpy.kind == "c"
 
     @property
     def is_signed(self) -> bool:
-        """Whether it has negative values."""
+        """Return whether it has negative values."""
         return self.numpy.kind in "ifc" or self.is_float8
 
     def __repr__(self) -> str:
@@ -103,5 +103,5 @@ def to_carrier(array: Array) -> Array:
 
 
 def from_carrier(array: Array, dtype: DType) -> Array:
-    """What a device holds as the host does, without a copy."""
+    """Return the device's array as the host holds it, without a copy."""
     return array.view(dtype.numpy) if dtype.is_float8 else array

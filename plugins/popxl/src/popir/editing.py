@@ -80,7 +80,7 @@ def erase(operator: Operator) -> None:
 
 
 def replace(old: Tensor, new: Tensor) -> None:
-    """Let everything that reads `old` read `new`."""
+    """Replace `old` by `new` for all readers."""
     for reader in list(dict.fromkeys(old.readers)):
         for index, tensor in enumerate(reader.inputs):
             if tensor is old:
@@ -90,7 +90,9 @@ def replace(old: Tensor, new: Tensor) -> None:
 
 
 def run_before(first: Operator, second: Operator) -> None:
-    """Let `first` run before `second`, as `in_sequence` does; IrError in a circle."""
+    """Order `first` before `second`, as `in_sequence` does. Raises IrError for a
+    circle.
+    """
     if first.graph is not second.graph:
         raise IrError(f"{first} and {second} are in different graphs")
     if first is second or second in _all_before(first):

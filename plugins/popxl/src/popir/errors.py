@@ -12,7 +12,7 @@ class NotYet(NotImplementedError):
 
 
 class DeviceError(Exception):
-    """Something below the graphs went wrong."""
+    """An error below the graphs."""
 
 
 class RunError(DeviceError):

@@ -1,5 +1,5 @@
-"""What happens between blocks and is no ONNX graph: rows are read and written, replicas
-exchange values.
+"""Exchanges between blocks that are no ONNX graph: reading and writing rows, values
+between replicas.
 
 An executable says it in streams whose other end is not the caller: what leaves through
 `<name>_row`, `<name>_at` or `<name>_in` is taken here, what `<name>_row` and
@@ -66,7 +66,7 @@ class Exchanges:
         self._waiting: dict[tuple[Exchange, Part], dict[int, Any]] = {}
 
     def sinks(self) -> Mapping[str, Callable[[Array], None]]:
-        """For one replica: functions that take what leaves."""
+        """Return functions for one replica that take outgoing values."""
 
         def taking(handle: str) -> Callable[[Array], None]:
             return lambda value: self.send(handle, (0,), (value,))
@@ -74,7 +74,7 @@ class Exchanges:
         return {handle: taking(handle) for handle in self._ends.sent}
 
     def sources(self) -> Mapping[str, Callable[[], Array]]:
-        """For one replica: functions that give what comes."""
+        """Return functions for one replica that give incoming values."""
 
         def giving(handle: str) -> Callable[[], Array]:
             return lambda: self.receive(handle, (0,))[0]
@@ -86,7 +86,7 @@ class Exchanges:
         self._waiting.clear()
 
     def knows(self, handle: str) -> bool:
-        """Tell whether the other end of that stream is here."""
+        """Return whether the other end of that stream is here."""
         return handle in self._ends.sent or handle in self._ends.received
 
     def send(

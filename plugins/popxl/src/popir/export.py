@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class HasIr(Protocol):
-    """What stands over an Ir, as `popxl.Ir` does."""
+    """Interface of an object over an Ir, as `popxl.Ir`."""
 
     @property
     def _below(self) -> Ir: ...

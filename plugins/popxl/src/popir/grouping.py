@@ -13,7 +13,9 @@ Kind: TypeAlias = Literal["reduce", "gather", "concat", "scatter", "shard", "sli
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """For each replica the number of its group; all groups are of one size."""
+    """Groups of replicas: the number of the group for each replica. All groups have one
+    size.
+    """
 
     assignment: tuple[int, ...]
     stride: int | None

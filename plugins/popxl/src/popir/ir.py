@@ -75,7 +75,7 @@ class Operator:
 
     @property
     def call(self) -> Call:
-        """It as its record sees it."""
+        """Return the operator as its record sees it."""
         return Call(
             [t.spec for t in self.inputs],
             [t.spec for t in self.outputs],
@@ -84,7 +84,7 @@ class Operator:
 
     @property
     def connected(self) -> list[Tensor]:
-        """Its inputs but those that are to be connected later."""
+        """Return its inputs except those that are connected later."""
         return [t for t in self.inputs if t.kind != "unconnected"]
 
     @property
@@ -113,7 +113,7 @@ class Order:
 
 @dataclass(slots=True)
 class _Previous:
-    """What the next operator of a graph and fragment comes after."""
+    """The operators after which the next operator of a graph and fragment comes."""
 
     operators: list[Operator] = field(default_factory=list)
     block: Order | None = None
@@ -248,7 +248,7 @@ class Graph:
             called.callers.pop(operator, None)
 
     def forget(self, gone: Sequence[Operator], new: Operator | None) -> None:
-        """What is made next comes after `new` where it would come after `gone`."""
+        """Order later operators after `new` instead of `gone`."""
         for previous in self._previous.values():
             for some in (previous.operators, previous.before_block):
                 if any(each in gone for each in some):
@@ -362,7 +362,7 @@ class Ir:
         return list(found)
 
     def device_count(self) -> int:
-        """How many devices its operators are spread over."""
+        """Return the number of devices of its operators."""
         places = (op.settings.ipu for g in self.reachable() for op in g.operators)
         return 1 + max((n for n in places if n is not None), default=0)
 

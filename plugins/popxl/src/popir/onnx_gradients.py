@@ -62,7 +62,7 @@ def _inputs(node: Node) -> list[Value]:
 
 
 def _one(partial: Callable[[Builder, Value, Value], Value]) -> _Rule:
-    """Of one input: its slope, by the input and the result."""
+    """Make a rule for one input: its slope, by the input and the result."""
 
     def rule(b: Builder, node: Node, dy: Value) -> Passed:
         (x,) = _inputs(node)
@@ -142,7 +142,7 @@ def _spread(b: Builder, value: Value, like: Value, axes: Value) -> Value:
 
 
 def _reduced(share: Callable[[Builder, Value, Value], Value]) -> _Rule:
-    """Of a reduction: how much each element counts, by it and the result."""
+    """Make a rule for a reduction: the share of each element, by it and the result."""
 
     def rule(b: Builder, node: Node, dy: Value) -> Passed:
         value, axes = _inputs(node)
@@ -283,5 +283,5 @@ _STOPS = frozenset(
 
 
 def zero(b: Builder, value: Value) -> Value:
-    """No gradient, as large as `value`."""
+    """Return zeros, as large as `value`, as the missing gradient."""
     return b.full(value.shape, np.dtype(value.dtype))

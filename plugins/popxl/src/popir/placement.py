@@ -1,4 +1,4 @@
-"""Where a variable is: on which replicas what part of the host's data.
+"""Placement of a variable: the part of the host's data on each replica.
 
 The host has one array for a variable, with a leading axis of groups if there are
 several. Each replica has the data of its group, or its shard of them.
@@ -19,7 +19,7 @@ from popir.shards import joined, shard
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """What distinguishes a variable from one that all replicas have alike."""
+    """Placement of a variable that replicas do not hold alike."""
 
     groups: Groups | None = None
     """Which replicas hold the same values; None: all."""
@@ -36,7 +36,7 @@ ALIKE = Placement()
 
 
 def shares(data: Array, placement: Placement, replicas: int) -> list[Array]:
-    """For each replica its part of `data`: a view, but for a shard that is padded."""
+    """Return each replica's part of `data`: a view, except for a padded shard."""
     groups = _groups(placement, replicas)
     found = []
     for replica in range(replicas):
@@ -81,7 +81,7 @@ def collect(
 
 
 def is_alone(placement: Placement, replicas: int) -> bool:
-    """Tell whether each part of the data is one replica's only."""
+    """Return whether each part of the data belongs to one replica only."""
     return placement.shards == _groups(placement, replicas).size
 
 

@@ -1,4 +1,4 @@
-"""What an operator is: one record of its results, its ONNX nodes and its gradient.
+"""Records of operators: results, ONNX nodes and gradient of each in one record.
 
 A record says how the shape and type of the results follow from the inputs (`infer`),
 how it becomes ONNX nodes (`lower`), what its gradients are (`grads`), and what it does
@@ -88,7 +88,7 @@ def makes(*types: str) -> Callable[[_Rules], _Rules]:
 
 
 class Grad:
-    """What a gradient rule computes with: `g["i0"]`, specs, attributes, the builder."""
+    """Tools of a gradient rule: `g["i0"]`, specs, attributes, the builder."""
 
     __slots__ = ("b", "call", "values")
 
@@ -107,12 +107,12 @@ class Grad:
 
 
 def has_gradient(spec: Spec) -> bool:
-    """Tell whether a tensor like `spec` has a gradient: integers do, as numbers."""
+    """Return whether a tensor like `spec` has a gradient: integers do, as numbers."""
     return spec.dtype.is_float or spec.dtype.is_int
 
 
 def no_gradient(_: Call) -> None:
-    """Nothing passes: the operator's inputs do not depend on its results."""
+    """Return no gradient: the operator's inputs do not depend on its results."""
     return
 
 
@@ -208,7 +208,7 @@ def record_of(type_: str) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where and how an operator stands, as the contexts around its making said."""
+    """Settings of an operator from the contexts in which it was made."""
 
     scopes: tuple[str, ...] = ()
     ipu: int | None = 0

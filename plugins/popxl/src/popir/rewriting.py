@@ -64,7 +64,9 @@ def merge_exchanges(graph: Graph, made: Sequence[Operator]) -> list[Operator]:
 
 
 def _behind(graph: Graph, operator: Operator) -> set[Operator]:
-    """What must run before it, directly or not, because of data and storage."""
+    """Return the operators that must run before it, directly or not, because of data
+    and storage.
+    """
     waits = orderings(graph, in_sequence=False)
     todo, seen = [operator], set[Operator]()
     while todo:
@@ -114,7 +116,9 @@ def _merged(graph: Graph, parts: list[Operator]) -> list[Operator]:
 def in_order(
     before: dict[Operator, set[Operator]], index: dict[Operator, int]
 ) -> list[Operator]:
-    """In the order of `index` as far as they do not wait for each other."""
+    """Return the operators in the order of `index`, as far as they do not wait for each
+    other.
+    """
     left = {op: len(waits) for op, waits in before.items()}
     behind: dict[Operator, list[Operator]] = {}
     for op, waits in before.items():
@@ -135,7 +139,7 @@ def in_order(
 
 
 def _put_after(graph: Graph, gone: Sequence[Operator], new: Operator) -> None:
-    """What came after `gone` comes after `new`."""
+    """Order operators after `new` that came after `gone`."""
     for operator in graph.operators:
         if operator is not new and any(each in gone for each in operator.after):
             kept = [each for each in operator.after if each not in gone]

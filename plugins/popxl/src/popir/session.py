@@ -34,7 +34,7 @@ def _tell_nobody(level: str, text: str) -> None:
 
 
 class Runner(Protocol):
-    """What runs the programs: in this process or on a device of the pool."""
+    """Runner of the programs: in this process or on a device of the pool."""
 
     def run(
         self,
@@ -123,12 +123,12 @@ class Session:
 
     @property
     def is_on_pool(self) -> bool:
-        """Whether it runs on a device of the pool, not in this process."""
+        """Return whether it runs on a device of the pool, not in this process."""
         return self._on_pool
 
     @property
     def is_attached(self) -> bool:
-        """Whether it holds its device."""
+        """Return whether it holds its device."""
         return self._device is not None
 
     def attach(self, device: Device | None = None) -> None:
@@ -267,7 +267,7 @@ class Session:
         collect(to_carrier(variable.data), at, everywhere, self._total)
 
     def _shares(self, variable: Tensor) -> list[Array]:
-        """For each replica here what it has of a variable's host copy."""
+        """Return each local replica's part of a variable's host copy."""
         assert variable.data is not None
         data = to_carrier(variable.data)
         return shares(data, variable.placement, self._total)[self._own]
@@ -345,7 +345,9 @@ def _compiled(
 def _connect(
     name: str, operator: Operator, given: dict[str, Any], taken: dict[str, Any]
 ) -> None:
-    """Let the streams of a NumPy function call it when all its arguments are there."""
+    """Connect the streams of a NumPy function, which is called when all its arguments
+    are there.
+    """
     from popir.lowering.lower import argument_handle, result_handle
 
     arguments: dict[int, Array] = {}

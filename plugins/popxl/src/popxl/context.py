@@ -17,7 +17,7 @@ from popxl.tensorlocation import ExecutionContext
 
 
 class Context:
-    """What operators made now would be."""
+    """Attributes of operators made now."""
 
     @property
     def graph(self) -> Graph:
@@ -63,7 +63,7 @@ class Context:
         current.pop()
 
     def push_name_scope(self, name: str) -> None:
-        """Let names begin with `name/` until `pop_name_scope`."""
+        """Begin names with `name/` until `pop_name_scope`."""
         state.scopes.append(name)
 
     def pop_name_scope(self) -> str:
@@ -81,7 +81,7 @@ class Context:
 
 
 def get_current_context() -> Context:
-    """What operators made now would be."""
+    """Return the attributes of operators made now."""
     return Context()
 
 

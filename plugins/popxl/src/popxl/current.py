@@ -1,4 +1,4 @@
-"""Where an operator made now stands: what the contexts around it set."""
+"""Place of an operator made now: set by the contexts around it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ state = State()
 
 
 def settings() -> popir.Settings:
-    """Where an operator made now stands."""
+    """Return the place of an operator made now."""
     order = state.orders[-1] if state.orders else None
     if order is not None and order.mode not in (True, False, "pass"):
         raise ValueError(f"Unknown mode of in_sequence: {order.mode!r}")

@@ -46,7 +46,7 @@ class dtype:  # noqa: N801
 
     @property
     def name(self) -> str:
-        """Such as `float32`."""
+        """Return the name, such as `float32`."""
         return self._below.name
 
     @property
@@ -55,22 +55,22 @@ class dtype:  # noqa: N801
 
     @property
     def is_complex(self) -> _Bool:
-        """Whether it is complex."""
+        """Return whether it is complex."""
         return self._below.is_complex
 
     @property
     def is_int(self) -> _Bool:
-        """Whether it is an integer; bool is none."""
+        """Return whether it is an integer; bool is none."""
         return self._below.is_int
 
     @property
     def is_floating_point(self) -> _Bool:
-        """Whether it is a floating point type, float8 included."""
+        """Return whether it is a floating point type, float8 included."""
         return self._below.is_float
 
     @property
     def is_signed(self) -> _Bool:
-        """Whether it has negative values."""
+        """Return whether it has negative values."""
         return self._below.is_signed
 
     def as_numpy(self) -> np.dtype[Any]:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UndefinedValue(Exception):
-    """Something that has no value yet, such as the device of an unused variable."""
+    """The value does not exist yet, such as the device of an unused variable."""

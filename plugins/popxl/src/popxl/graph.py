@@ -53,7 +53,7 @@ class Graph:
 
     @property
     def name(self) -> str:
-        """The same as its id."""
+        """Return the id as a name."""
         return self._below.id
 
     @property
@@ -63,7 +63,7 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """In order."""
+        """Return the inputs in order."""
         return tuple(map(Tensor._of, self._below.inputs))
 
     @property
@@ -73,7 +73,7 @@ class Graph:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """In order."""
+        """Return the outputs in order."""
         return tuple(map(Tensor._of, self._below.outputs))
 
     @property
@@ -88,12 +88,12 @@ class Graph:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Its variables; only the main graph has any."""
+        """Return its variables; only the main graph has any."""
         return tuple(each for each in self.tensors if isinstance(each, Variable))
 
     @property
     def constants(self) -> tuple[Constant, ...]:
-        """Its constants."""
+        """Return its constants."""
         return tuple(each for each in self.tensors if isinstance(each, Constant))
 
     @property

@@ -192,7 +192,7 @@ def _is_spec(value: object) -> bool:
 
 
 def _as_inputs(parameter: inspect.Parameter, value: Any) -> Any:
-    """What the function is given for an argument: graph inputs for tensors."""
+    """Return the function's arguments: graph inputs for tensors."""
     by_ref = _by_reference(parameter)
     if _is_spec(value):
         return _input(value, parameter.name, by_ref)

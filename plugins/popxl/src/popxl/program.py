@@ -1,4 +1,4 @@
-"""What the handles of one program share."""
+"""Common part of the handles of one program."""
 
 from __future__ import annotations
 

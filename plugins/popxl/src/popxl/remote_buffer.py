@@ -77,7 +77,7 @@ class RemoteBuffer:
 
     @property
     def entries(self) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         return self._buffer.entries
 
     @entries.setter

@@ -9,7 +9,7 @@ from popxl.program import Program
 
 
 class ReplicaGrouping:
-    """Which replicas hold the same values. Made by an Ir."""
+    """Group of replicas that hold the same values. Made by an Ir."""
 
     _ir: Program
     _groups: popir.Groups
@@ -33,7 +33,7 @@ class ReplicaGrouping:
 
     @property
     def is_const(self) -> bool:
-        """Whether one stride leads through each group."""
+        """Return whether one stride leads through each group."""
         return self._groups.stride is not None
 
     @property
@@ -52,12 +52,12 @@ class ReplicaGrouping:
 
     @property
     def num_groups(self) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return self._groups.num_groups
 
     @property
     def assignment(self) -> list[int]:
-        """For each replica its group."""
+        """Return the group of each replica."""
         return list(self._groups.assignment)
 
     @property
@@ -69,12 +69,12 @@ class ReplicaGrouping:
 
     @property
     def to_device_map(self) -> list[int] | None:
-        """For each group of `const_rg` the group that it is part of."""
+        """Return for each group of `const_rg` the group that contains it."""
         return None if self.is_const else popir.refined(self._groups)[1]
 
     @property
     def to_host_map(self) -> list[int] | None:
-        """For each group the first of `const_rg` in it."""
+        """Return for each group the first of `const_rg` in it."""
         return None if self.is_const else popir.refined(self._groups)[2]
 
     def transpose(self) -> ReplicaGrouping:

@@ -72,7 +72,7 @@ class Session:
 
     @property
     def _session(self) -> running.Session:
-        """What runs; there is none where preparing was replaced."""
+        """Return the running session; there is none if preparing was replaced."""
         below = self._pb_session._running
         if below is None:
             raise popir.IrError("the session was not prepared")
@@ -83,7 +83,7 @@ class Session:
         return frozenset() if below is None else below.program.written
 
     def _set_device(self, device: popart.DeviceInfo) -> None:
-        """Another device to attach."""
+        """Attach another device."""
         self._device = device
         self._pb_session._device = device
 
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def is_attached(self) -> bool:
-        """Whether it holds its device."""
+        """Return whether it holds its device."""
         return self._device.isAttached
 
     def expected_inputs(self) -> set[HostToDeviceStream]:
@@ -197,13 +197,17 @@ class Session:
         self._set_current(True)
 
     def get_tensor_data(self, tensor: Variable | Constant) -> _Array:
-        """What a variable holds: the host's copy, made current first if attached."""
+        """Return a variable's values: the host's copy, made current first
+        if attached.
+        """
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(
         self, tensors: Iterable[Variable | Constant]
     ) -> dict[Tensor, _Array]:
-        """What variables hold: the host's copies, made current first if attached."""
+        """Return the values of variables: the host's copies, made current first if
+        attached.
+        """
         wanted = list(tensors)
         for tensor in wanted:
             if not isinstance(tensor, Variable | Constant):
@@ -288,7 +292,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What arrays of a stream are like."""
+    """Form of a stream's arrays."""
 
     tensor: popir.Tensor
     of_one: tuple[int, ...]
@@ -304,7 +308,7 @@ class _Form:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array for a run."""
+        """Return the shape of the array for a run."""
         return (*self.lead, *self.of_one)
 
     def rows(self, array: _Array) -> _Array:
@@ -406,7 +410,7 @@ def _checked(tensor: Variable, data: Any) -> _Array:
 
 
 def print_tensor(operator: popir.Operator, value: _Array) -> None:
-    """What a print operator shows, on stderr."""
+    """Print a print operator's tensor to stderr."""
     given = operator.attributes
     if not given["print_self"]:
         return

@@ -11,7 +11,7 @@ from popxl.tensor import Tensor, TensorSpec
 
 
 class Stream:
-    """What both directions have."""
+    """Common part of both directions."""
 
     _tensor: Tensor
     _stream: popir.Stream
@@ -68,11 +68,11 @@ class Stream:
 
 
 class HostToDeviceStream(Stream):
-    """From the host to the device."""
+    """Stream from the host to the device."""
 
 
 class DeviceToHostStream(Stream):
-    """From the device to the host."""
+    """Stream from the device to the host."""
 
 
 def h2d_stream(

@@ -44,17 +44,17 @@ def __getattr__(name: str) -> Any:
 
 
 class _Location:
-    """Where a tensor is."""
+    """Place of a tensor."""
 
     def __init__(self, placement: popir.Placement) -> None:
         self._placement = placement
 
     def isRemote(self) -> bool:  # noqa: N802
-        """Whether it is in remote memory."""
+        """Return whether it is in remote memory."""
         return self._placement.buffer is not None
 
     def isSharded(self) -> bool:  # noqa: N802
-        """Whether each replica holds a share."""
+        """Return whether each replica holds a share."""
         return self._placement.shards > 1
 
     def getRemoteBufferInfo(self) -> tuple[int, int]:  # noqa: N802
@@ -153,12 +153,12 @@ class Tensor:
 
     @property
     def location_info(self) -> Any:
-        """Where it is."""
+        """Return its place."""
         return _Location(self._below.placement)
 
     @property
     def in_sync_with_ipu(self) -> bool:
-        """Whether the host's copy is current."""
+        """Return whether the host's copy is current."""
         return self._below.is_current
 
     def strides(self, shape: Iterable[int] | None = None) -> tuple[int, ...]:
@@ -199,28 +199,28 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:  # noqa: N802
-        """Its axes reversed."""
+        """Return the tensor with its axes reversed."""
         return self.transpose()
 
     @property
     def T_(self) -> Tensor:  # noqa: N802
-        """Its axes reversed, as a view."""
+        """Return a view with the axes reversed."""
         return self.transpose_()
 
     def transpose(self, permutation: Sequence[int] | None = None) -> Tensor:
-        """Its axes in another order."""
+        """Return the tensor with its axes in another order."""
         return _op("transpose", self, permutation)
 
     def transpose_(self, permutation: Sequence[int] | None = None) -> Tensor:
-        """Its axes in another order, as a view."""
+        """Return a view with the axes in another order."""
         return _op("transpose_", self, permutation)
 
     def reshape(self, shape: Sequence[int]) -> Tensor:
-        """The same elements in another shape."""
+        """Return the elements in another shape."""
         return _op("reshape", self, shape)
 
     def reshape_(self, shape: Sequence[int]) -> Tensor:
-        """The same elements in another shape, as a view."""
+        """Return a view of the elements in another shape."""
         return _op("reshape_", self, shape)
 
     def flatten(self) -> Tensor:
@@ -232,15 +232,15 @@ class Tensor:
         return _op("flatten_", self)
 
     def detach(self) -> Tensor:
-        """The same, without gradients."""
+        """Return the values without gradients."""
         return _op("detach", self)
 
     def detach_(self) -> Tensor:
-        """The same, without gradients, as a view."""
+        """Return a view of the values without gradients."""
         return _op("detach_", self)
 
     def copy_to_ipu(self, destination: int, source: int | None = None) -> Tensor:
-        """The same on another device."""
+        """Copy the tensor to another device."""
         return _op("ipu_copy", self, destination, source)
 
     def diag(self) -> Tensor:
@@ -365,7 +365,7 @@ class Constant(Tensor):
     """A tensor whose value never changes."""
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
-        """The same on another device."""
+        """Copy the tensor to another device."""
         return _op("ipu_copy", self, dst, src)
 
 
@@ -373,12 +373,14 @@ class Variable(Tensor):
     """A tensor that keeps its value from run to run."""
 
     def copy_to_ipu(self, dst: int, src: int) -> Tensor:  # type: ignore[override]
-        """The same on another device."""
+        """Copy the tensor to another device."""
         return _op("ipu_copy", self, dst, src)
 
     @property
     def replica_grouping(self) -> ReplicaGrouping:
-        """Which replicas hold the same values: all, if none were named."""
+        """Return the groups of replicas with the same values: all replicas
+        by default.
+        """
         groups = self._below.placement.groups
         if groups is not None:
             return ReplicaGrouping._make(self.ir, groups)
@@ -393,7 +395,7 @@ class Variable(Tensor):
 
     @property
     def retrieval_mode(self) -> Literal["one_per_group", "all_replicas"]:
-        """Which replicas' values come back."""
+        """Return the choice of the replicas whose values come back."""
         whole = self._below.placement.retrieved
         return "one_per_group" if whole is None else "all_replicas"
 
@@ -507,7 +509,7 @@ def _new_variable(
 def _all_replicas(
     array: np.ndarray[Any, Any], made: Variable, placement: popir.Placement
 ) -> np.ndarray[Any, Any] | None:
-    """What is retrieved of all replicas; None where that is what the host has."""
+    """Return the values of all replicas; None if the host has them."""
     groups = placement.groups
     count = made.ir.replication_factor if groups is None else groups.num_replicas
     each = [0] * count if groups is None else groups.assignment

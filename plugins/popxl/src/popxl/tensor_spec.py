@@ -1,4 +1,4 @@
-"""What a tensor is like: shape, type and meta shape."""
+"""Specification of a tensor: shape, type and meta shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tensors and operators are."""
+"""Places of tensors and operators."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from popart.enums import TileSet as TileSet
 
 
 class TensorStorage(Enum):
-    """On the chip, or in memory beside it."""
+    """Storage of a tensor: on the chip, or in memory beside it."""
 
     OnChip = "OnChip"
     OffChip = "OffChip"
 
 
 class ReplicatedTensorSharding(Enum):
-    """Whether replicas hold a share each."""
+    """Sharding: whether replicas hold a share each."""
 
     Off = "Off"
     On = "On"
 
 
 class TensorLocation:
-    """Where a tensor is."""
+    """Place of a tensor."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ _Shapes = Annotated[
 _Batch = Annotated[
     int | None,
     typer.Option("--batch", "-b", metavar="ROWS", min=1,
-                 help="Rows of generated inputs. [default: what fills a run, or 1]"),
+                 help="Rows of generated inputs. [default: a full run, or 1]"),
 ]  # fmt: skip
 _Iterations = Annotated[
     int, typer.Option("--iterations", "-n", metavar="N", min=1, max=MAX_ITERATIONS,

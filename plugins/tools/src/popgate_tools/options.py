@@ -29,5 +29,5 @@ Seed = Annotated[
     int, typer.Option(metavar="N", min=0, help="Seed for generated inputs.")
 ]
 Executable = Annotated[
-    str, typer.Option(metavar="NAME", help="Which model, where the file has several.")
+    str, typer.Option(metavar="NAME", help="The model, if the file has several.")
 ]

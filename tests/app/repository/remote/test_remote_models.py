@@ -80,7 +80,7 @@ def test_what_the_cache_has_is_served_without_a_network(
     remote = RemoteModels(tmp_path)
     for _ in range(2):
         assert not remote.fetch("model m", url)
-    assert caplog.text.count("what the cache has is served") == 1
+    assert caplog.text.count("the cached model is served") == 1
     assert served(remote, url) == BODY
     without = RemoteUrl.of(f"{web.url}/other.onnx")
     with pytest.raises(RemoteError, match="refused"):

@@ -59,7 +59,7 @@ def test_what_changes_elsewhere_is_swapped_in_without_a_failed_request(
         until(lambda: infer(gateway) != before)
         after = infer(gateway)
         web.stop()
-        gateway.wait_line("what the cache has is served")
+        gateway.wait_line("the cached model is served")
         assert infer(gateway) == after
     # And without a network from the start; a load request does not look there.
     with ServedGateway(None, *options, NETRC="/nowhere") as gateway:
@@ -68,7 +68,7 @@ def test_what_changes_elsewhere_is_swapped_in_without_a_failed_request(
         asked = len(web.asked)
         assert gateway.client.post("/v1/models/m/load").status_code == 200
         assert len(web.asked) == asked
-        assert "what the cache has is served" in gateway.output
+        assert "the cached model is served" in gateway.output
 
 
 def test_what_could_not_be_taken_at_the_start_is_tried_again(

@@ -1,4 +1,4 @@
-"""How the instances of a program find each other."""
+"""Connection of the instances of a program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def connect() -> Instances:
 
 
 def is_connected() -> bool:
-    """Tell whether `connect` was called."""
+    """Return whether `connect` was called."""
     return _connected is not None
 
 

@@ -103,7 +103,7 @@ class Instances:
         self._left()
 
     def is_local(self, members: Sequence[int]) -> bool:
-        """Tell whether all of `members` are replicas of this instance."""
+        """Return whether all of `members` are replicas of this instance."""
         return all(self._owner(r) == self.identity.index for r in members)
 
     def _owner(self, replica: int) -> int:
@@ -219,7 +219,7 @@ class Instances:
 
 
 class _Breaking:
-    """What fails inside leaves the lockstep: the others are told."""
+    """Scope whose errors leave the lockstep: the others are told."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances

@@ -1,4 +1,6 @@
-"""Which instance of a program this process is: its launcher says so in variables."""
+"""Identity of this process among the instances of a program, which its launcher states
+in variables.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Output: TypeAlias = Literal["shown", "tagged", "kept"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to start."""
+    """Plan of the processes to start."""
 
     command: Sequence[str]
     instances: int
@@ -252,7 +252,7 @@ class _Taking:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel kill the new process if this one ends first."""
+    """Ask the kernel to kill the new process if this one ends first."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

@@ -100,8 +100,9 @@ class _Messages:
         self._world = world
 
     def say_farewell(self, peers: Iterable[int]) -> None:
-        """Tell the first instances of the other machines that no more comes from this
-        one; wait until they say the same."""
+        """Announce to the first instances of the other machines that this one sends no
+        more, and wait for the same from them.
+        """
         from mpi4py import MPI
 
         sent, received = np.zeros(1, np.uint8), np.zeros(1, np.uint8)

@@ -1,2 +1,3 @@
-"""From graphs to an executable: views and in-place writes become values, pure
-operators between effects one ONNX graph. docs/reference/popir.md says how."""
+"""Lowering from graphs to an executable: views and in-place writes become values, pure
+operators between effects one ONNX graph. docs/reference/popir.md describes it.
+"""

@@ -1,4 +1,4 @@
-"""From regions to an executable: ONNX graphs, variables, programs."""
+"""Assembly of an executable from regions: ONNX graphs, variables, programs."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def _steps(region: Region) -> Iterator[object]:
 
 
 def _users(region: Region) -> dict[Value, set[object]]:
-    """For each value the blocks that need it, and other steps that do.
+    """Return for each value the blocks and other steps that need it.
 
     Nodes whose results are not needed do not count: they will not be there.
     """

@@ -115,7 +115,7 @@ def compile_ir(
 
 
 def _stored(lowered: Lowered, remote: tuple[Tensor, ...]) -> frozenset[Tensor]:
-    """Those of remote variables that something may store."""
+    """Return the remote variables that may be stored."""
     stores = [e for e, _ in lowered.ends.sent.values() if isinstance(e, RemoteStore)]
     return frozenset(
         t

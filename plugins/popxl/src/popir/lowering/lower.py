@@ -36,7 +36,7 @@ FROM_HOST, TO_HOST = "WeightsFromHostFragment", "WeightsToHostFragment"
 
 @dataclass(slots=True)
 class Lowered:
-    """What became of a program."""
+    """Result of lowering a program."""
 
     region: Region
     """The program."""
@@ -89,7 +89,7 @@ _STREAMED = frozenset({"HostLoad", "HostStore", "PrintTensor", "MultiExchange"})
 
 
 def _fragment(operator: Operator) -> str:
-    """Where it runs; empty: in the program."""
+    """Return where the operator runs; empty: in the program."""
     name = operator.settings.fragment
     return name if name in (FROM_HOST, TO_HOST) else ""
 
@@ -142,7 +142,9 @@ class Lowering:
         return found
 
     def _keep(self, scope: Scope, cells: dict[str, tuple[Cell, Value]]) -> None:
-        """What was computed as weights came is kept like a variable, and changed."""
+        """Keep values that were computed as weights came like a variable, and mark them
+        as changed.
+        """
         known = {cell for cell, _ in cells.values()}
         made = dict.fromkeys(
             cell

@@ -1,4 +1,4 @@
-"""What the lowering makes before it is an executable: blocks, loops and branches.
+"""Intermediate form of the lowering: blocks, loops and branches.
 
 A region is a list of steps. A block is nodes that become one ONNX graph, with stream
 copies before and after; an assignment sets variables of the executable and only ever
@@ -34,7 +34,7 @@ class Loop:
 
 @dataclass(eq=False, slots=True)
 class Branch:
-    """One of two regions, by a value of one element."""
+    """Choice of one of two regions, by a value of one element."""
 
     condition: Value
     then: Region

@@ -15,7 +15,7 @@ from popir.records import Call, Record
 
 
 class Storage(Protocol):
-    """Something that has a value, which may change."""
+    """Storage with a value that may change."""
 
     @property
     def version(self) -> int:

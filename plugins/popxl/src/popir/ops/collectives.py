@@ -99,7 +99,9 @@ def _lower_gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _gather_kind(call: Call) -> tuple[Kind, int]:
-    """How it joins; shards of more parts than the group has members cannot be."""
+    """Return how it joins. Shards of more parts than the group has members
+    are refused.
+    """
     if call["output"] == "meta_shape":
         return "gather", 0
     if call["output"] == "new_axis":
@@ -114,7 +116,7 @@ def _cut(b: Builder, value: Value, shape: Shape) -> Value:
 
 
 def _own_part(g: Grad) -> Value:
-    """What the member gave: its part of the gradient, which is not reduced."""
+    """Return the member's own part of the gradient, which is not reduced."""
     kind, axis = _gather_kind(g.call)
     shape = g.shape(0)
     if kind == "gather":

@@ -1,4 +1,6 @@
-"""What the families of operators share: broadcasting, axes, gradients in one line."""
+"""Common part of the families of operators: broadcasting, axes, gradients in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -77,5 +79,5 @@ def rule(
 
 
 def rules(*made: GradRule) -> Callable[[Call], Sequence[GradRule]]:
-    """The same rules whatever the inputs are."""
+    """Return the same rules whatever the inputs are."""
     return lambda _: made

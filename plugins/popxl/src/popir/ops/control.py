@@ -8,7 +8,9 @@ from popir.records import Call, Record, Spec, register
 
 
 def _results(call: Call) -> list[Spec]:
-    """What the called graph gives: the caller says, for graphs grow."""
+    """Return the results of the called graph: the caller states them, because graphs
+    grow.
+    """
     specs: list[Spec] = call["results"]
     return specs
 

@@ -30,8 +30,9 @@ _NO_GRADIENT = "operators on float8 have no gradient"
 
 @cache
 def _thresholds(dtype: DType) -> Array:
-    """From which magnitude on each of the codes 0 to 127 is the nearest, or beyond it;
-    the last is where values become too large. Ties go to the even code."""
+    """Return the magnitude from which each of the codes 0 to 127 is the nearest, or
+    beyond it; in the last entry values become too large. Ties go to the even code.
+    """
     positive = decoding_table(dtype)[:NAN_CODE].astype(np.float64)
     middle = ((positive[1:] + positive[:-1]) / 2).astype(np.float32)
     odd = np.arange(1, NAN_CODE) % 2 == 1

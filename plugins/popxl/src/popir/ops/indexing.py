@@ -219,7 +219,7 @@ def _infer_window(call: Call) -> list[Spec]:
 
 
 def _windows(b: Builder, call: Call, index: Value) -> list[tuple[int, Value]]:
-    """For each axis the positions of the window's elements."""
+    """Return for each axis the positions of the window's elements."""
     result = []
     rank = len(call.inputs[0].shape)
     for n, (axis, size) in enumerate(zip(call["axes"], call["sizes"], strict=True)):

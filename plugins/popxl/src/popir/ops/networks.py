@@ -405,8 +405,9 @@ def _pool(operator: str) -> Any:
 
 
 def _positions(call: Call) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """For each result and element of its window, which element of the data it is; and
-    whether it is one at all, not padding. Data flat over the spatial axes."""
+    """Return for each result and element of its window the index of the data element,
+    and whether it exists (no padding). Data are flat over the spatial axes.
+    """
     spatial = call.inputs[0].shape[2:]
     kernel, window = call["kernel"], _pool_window(call)
     at = np.zeros((1, 1), np.int64)

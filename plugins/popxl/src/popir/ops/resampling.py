@@ -69,7 +69,9 @@ def _resize(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _resize_grad(g: Grad) -> Value:
-    """It is linear, axis by axis: what becomes of the unit vectors is its matrix."""
+    """Compute the gradient of a resize, which is linear axis by axis: its matrix is the
+    result for the unit vectors.
+    """
     b, dy = g.b, g["g0"]
     for axis, scale in enumerate(g.call["scales"]):
         length, to = g.shape(0)[axis], dy.shape[axis]
@@ -128,8 +130,9 @@ def _roi_align(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _shares(b: Builder, call: Call, rois: Value, axis: int) -> Value:
-    """For each region and part of it along an axis, how much each row or column of the
-    image counts: [regions, parts, length]."""
+    """Return the weight of each row or column of the image for each region and part
+    along an axis: [regions, parts, length].
+    """
     length, parts = call.inputs[0].shape[2 + axis], call["size"][axis]
     ratio, count = call["ratio"], rois.shape[0]
     if ratio < 1:

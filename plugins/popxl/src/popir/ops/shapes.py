@@ -106,7 +106,7 @@ register(
 
 
 def _ranges(call: Call) -> list[range]:
-    """What a slice or subsample keeps of each axis."""
+    """Return the elements that a slice or subsample keeps on each axis."""
     shape = call.inputs[0].shape
     kept = [range(size) for size in shape]
     for axis, start, stop, step in call["slices"]:
@@ -155,7 +155,7 @@ def put_slice(b: Builder, base: Value, new: Value, kept: Sequence[range]) -> Val
 def _put(
     b: Builder, base: Value, new: Value, kept: Sequence[range], axis: int
 ) -> Value:
-    """From `axis` on; `new` covers `base` before it."""
+    """Put `new` over `base`, from `axis` on."""
     rank = len(base.shape)
     while axis < rank and kept[axis] == range(base.shape[axis]):
         axis += 1

@@ -16,7 +16,7 @@ from popxl.tensor import Tensor, constant
 
 
 def index(t: Tensor, key: Any) -> Tensor:
-    """What `t[key]` is."""
+    """Return `t[key]`."""
     if isinstance(key, Tensor):
         return _by_tensor(t, key)
     if isinstance(key, np.ndarray | list):

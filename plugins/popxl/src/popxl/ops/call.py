@@ -109,12 +109,12 @@ class CallSiteInfo:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """Of the parent graph."""
+        """Return the inputs in the parent graph."""
         return tuple(Tensor._of(t) for t in self._operator.connected)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Of the parent graph; autodiff may add some."""
+        """Return the outputs in the parent graph; autodiff may add some."""
         return tuple(map(Tensor._of, self._operator.outputs))
 
     def parent_input(self, idx: int) -> Tensor:

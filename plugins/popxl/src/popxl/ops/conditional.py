@@ -1,4 +1,4 @@
-"""One of two graphs, by a tensor."""
+"""Choice between two graphs by a tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConditionalSiteInfo:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """Of the parent graph."""
+        """Return the outputs in the parent graph."""
         return tuple(map(Tensor._of, self._operator.outputs))
 
     def parent_input(self, idx: int) -> Tensor:
@@ -72,7 +72,7 @@ class ConditionalSiteInfo:
         return idx - 1 if idx <= then else idx - 1 - then
 
     def is_parent_index_in_then_branch(self, idx: int) -> bool:
-        """Whether that input goes to the branch for True."""
+        """Return whether that input goes to the branch for True."""
         self.parent_to_graph_input_index(idx)
         return idx <= self._sizes()[0]
 

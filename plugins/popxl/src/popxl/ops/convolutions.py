@@ -73,7 +73,9 @@ def _convolution(
 def _output(
     t: Tensor, padding: Sequence[int], shape: Sequence[int], pad_type: str
 ) -> dict[str, Any]:
-    """What says the size of a transpose's result; ValueError where it cannot be."""
+    """Return the attributes for the size of a transpose's result. Raises ValueError if
+    it is impossible.
+    """
     spatial = t.rank - 2 if isinstance(t, Tensor) else 0
     given = tuple(int(n) for n in shape)
     if given and pad_type == "valid":

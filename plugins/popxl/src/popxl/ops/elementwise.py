@@ -68,7 +68,7 @@ equal = _binary("equal", "Equal", "Where both are equal.")
 
 
 def detach_(t: Tensor) -> Tensor:
-    """The same, without gradients, as a view."""
+    """Return a view of the values without gradients."""
     return emit("DetachInplace", {"t": t}, ["detach_out"])[0]
 
 
@@ -103,23 +103,23 @@ clamp = clip
 
 
 def isfinite(t: Tensor) -> Tensor:
-    """Which elements are neither infinite nor NaN."""
+    """Return where elements are neither infinite nor NaN."""
     found = logical_not(logical_or(isnan(t), isinf(t)))
     return identity(found, "isfinite_out")
 
 
 def logical_not(t: Tensor) -> Tensor:
-    """Where `t` is False (or 0)."""
+    """Return where `t` is False (or 0)."""
     return emit("Not", {"t": cast_if_needed(t, dtypes.bool)}, ["not_out"])[0]
 
 
 def logical_and(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Where both are True (or not 0)."""
+    """Return where both are True (or not 0)."""
     return _logical("And", lhs, rhs)
 
 
 def logical_or(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Where one is True (or not 0)."""
+    """Return where one is True (or not 0)."""
     return _logical("Or", lhs, rhs)
 
 
@@ -129,7 +129,7 @@ def _logical(type_: str, lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def greater(input: Tensor, other: Tensor) -> Tensor:
-    """Where `input` is greater."""
+    """Return where `input` is greater."""
     return emit("Greater", {"input": input, "other": other}, ["greater_out"])[0]
 
 
@@ -159,7 +159,7 @@ def increment_mod_(t: Tensor, increment: float, modulus: float) -> Tensor:
 
 
 def identity(t: Tensor, output_name: str | None = None) -> Tensor:
-    """The same values under another name."""
+    """Return the values under another name."""
     name = output_name
     if name is None and isinstance(t, Tensor):
         name = f"identity_{t.name}"
@@ -188,7 +188,7 @@ def _scaled_add(type_: str, x: Tensor, y: Tensor, a: Any, b: Any, name: str) -> 
 
 
 class PrintTensorFmt(NamedTuple):
-    """How `print_tensor` writes: its parameters of the same names."""
+    """Format of `print_tensor`: its parameters of the same names."""
 
     summarise_threshold: int = 1000
     edge_items: int = 3
@@ -241,7 +241,7 @@ def print_tensor(
 
 
 def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
-    """The same on another device."""
+    """Copy the tensor to another device."""
     if source is None:
         try:
             source = t.ipu
@@ -256,7 +256,7 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
 
 
 def io_tile_copy(t: Tensor) -> Tensor:
-    """The same on the other kind of tiles."""
+    """Copy the tensor to the other kind of tiles."""
     if not isinstance(t, Tensor):
         return emit("IoTileCopy", {"t": t})[0]  # says what it is not
     try:

@@ -28,7 +28,7 @@ def tied_gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """The same as gather."""
+    """Gather, like `gather`."""
     return _gather("TiedGather", t, indices, axis, zero_OOR, "tiedgather_out")
 
 

@@ -11,7 +11,7 @@ from popxl.tensor import Tensor, constant
 
 
 def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
-    """Another seed, which follows from `seed` and `modifier`."""
+    """Return another seed, which follows from `seed` and `modifier`."""
     inputs = {"seed": seed, "modifier": modifier}
     return emit("ModifyRandomSeed", inputs, ["modified_seed"])[0]
 

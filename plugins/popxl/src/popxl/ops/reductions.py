@@ -43,13 +43,13 @@ def median(t: Tensor, axis: _Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def argmax(t: Tensor, dim: int = 0, keepdim: bool = False) -> Tensor:
-    """Where the largest is, as int32."""
+    """Return the position of the largest, as int32."""
     attributes = {"dim": dim, "keepdim": keepdim}
     return emit("ArgMax", {"t": t}, ["argmax_out"], attributes)[0]
 
 
 def argmin(t: Tensor, dim: int = 0, keepdim: bool = False) -> Tensor:
-    """Where the smallest is, as int32."""
+    """Return the position of the smallest, as int32."""
     attributes = {"dim": dim, "keepdim": keepdim}
     return emit("ArgMin", {"t": t}, ["argmin_out"], attributes)[0]
 
@@ -76,7 +76,7 @@ def cumsum(t: Tensor, dim: int = 0) -> Tensor:
 
 
 def histogram(t: Tensor, levels: Sequence[float], absolute_of_input: bool) -> Tensor:
-    """How many elements lie below, between and above the levels (uint32)."""
+    """Count the elements below, between and above the levels (uint32)."""
     bounds = [float(each) for each in levels]
     if any(b <= a for a, b in pairwise(bounds)):
         raise ValueError(f"levels must be strictly increasing, found {bounds}")

@@ -23,12 +23,12 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def reshape(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same elements in another shape; one length may be -1."""
+    """Return the elements in another shape; one length may be -1."""
     return _reshape("Reshape", t, shape)
 
 
 def reshape_(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same elements in another shape, as a view."""
+    """Return a view of the elements in another shape."""
     return _reshape("ReshapeInplace", t, shape)
 
 
@@ -75,7 +75,7 @@ def _transpose(type_: str, t: Tensor, permutation: Iterable[int] | None) -> Tens
 
 
 def squeeze(t: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """Without axes of length 1: all of them, or `axes`."""
+    """Remove axes of length 1: all of them, or `axes`."""
     if axes is None:
         dropped = [axis for axis, size in enumerate(t.shape) if size == 1]
     else:
@@ -127,7 +127,9 @@ def slice(
     step: _Ints = None,
     axis: int | Iterable[int] | None = None,
 ) -> Tensor:
-    """From `start` to `stop` along each of `axis`, in steps of 1 or -1."""
+    """Take elements from `start` to `stop` along each of `axis`, in steps of 1
+    or -1.
+    """
     if start is None and stop is None and step is None:
         return t
     attributes = {"slices": _slices(start, stop, step, axis), "any_step": False}
@@ -149,7 +151,7 @@ def slice_(
 
 
 def subsample(t: Tensor, strides: int | list[int]) -> Tensor:
-    """Every `strides[i]`-th element along axis i."""
+    """Take every `strides[i]`-th element along axis i."""
     given: Any = [strides] if isinstance(strides, int) else strides
     if len(given) > t.rank:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What operators check and convert."""
+"""Checks and conversions of operators."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ convert_optional_int_list = convert_optional_int64_list
 
 
 def convert_optional_bool(value: bool | None) -> bool | None:
-    """As it is."""
+    """Return the value unchanged."""
     return value
 
 
@@ -124,7 +124,7 @@ def emit_op(
     *,
     together: bool = True,
 ) -> popir.Operator:
-    """As `emit`; the operator itself."""
+    """Emit an operator like `emit`; returns the operator itself."""
     graph = context.get_current_graph()
     named = (
         dict(inputs)

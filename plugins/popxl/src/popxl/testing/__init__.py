@@ -1,4 +1,4 @@
-"""What tests ask about data types."""
+"""Properties of data types for tests."""
 
 from popxl.testing._dtypes import get_all_dtypes, get_all_int_dtypes
 

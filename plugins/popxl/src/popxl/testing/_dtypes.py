@@ -1,4 +1,4 @@
-"""What tests ask about data types."""
+"""Properties of data types for tests."""
 
 from __future__ import annotations
 

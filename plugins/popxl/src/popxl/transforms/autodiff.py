@@ -14,14 +14,14 @@ from popxl.tensor import Tensor
 
 
 class ExpectedConnectionType(Enum):
-    """Whether a forward tensor or its gradient is meant."""
+    """Kinds of a connection: a forward tensor or its gradient."""
 
     Fwd = "Fwd"
     FwdGrad = "FwdGrad"
 
 
 class ExpectedConnection:
-    """What an input or output of a gradient graph stands for."""
+    """Meaning of an input or output of a gradient graph."""
 
     _tensor: popir.Tensor
     _is_gradient: bool
@@ -54,7 +54,7 @@ class ExpectedConnection:
 
     @property
     def connection_type(self) -> ExpectedConnectionType:
-        """Whether it or its gradient is meant."""
+        """Return whether the tensor or its gradient is meant."""
         kinds = ExpectedConnectionType
         return kinds.FwdGrad if self._is_gradient else kinds.Fwd
 
@@ -117,12 +117,12 @@ class GradGraphInfo:
 
     @property
     def expected_inputs(self) -> tuple[ExpectedConnection, ...]:
-        """What the inputs of the gradient graph are, in order."""
+        """Return the meanings of the gradient graph's inputs, in order."""
         return tuple(map(ExpectedConnection._of, self._gradients.inputs))
 
     @property
     def expected_outputs(self) -> tuple[ExpectedConnection, ...]:
-        """What the outputs of the gradient graph are, in order."""
+        """Return the meanings of the gradient graph's outputs, in order."""
         return tuple(map(ExpectedConnection._of, self._gradients.outputs))
 
     @property
@@ -136,8 +136,9 @@ class GradGraphInfo:
         return tuple(each.fwd_tensor for each in self.expected_outputs)
 
     def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
-        """Which tensors of the caller a call of the gradient graph needs, beside the
-        gradients: inputs and outputs of a call of the forward graph."""
+        """Return the caller's tensors that a call of the gradient graph needs, beside
+        the gradients: inputs and outputs of a call of the forward graph.
+        """
         self._check(fwd_call_info)
         return {
             inner: fwd_call_info.graph_to_parent(each.fwd_tensor)
@@ -148,7 +149,7 @@ class GradGraphInfo:
     def fwd_graph_ins_to_grad_parent_outs(
         self, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
-        """For inputs of the forward graph, their gradients in the caller."""
+        """Return the gradients in the caller for inputs of the forward graph."""
         return {
             each.fwd_tensor: grad_call_info.parent_output(index)
             for index, each in enumerate(self.expected_outputs)
@@ -157,7 +158,9 @@ class GradGraphInfo:
     def fwd_parent_ins_to_grad_parent_outs(
         self, fwd_call_info: CallSiteInfo, grad_call_info: CallSiteInfo
     ) -> dict[Tensor, Tensor]:
-        """For tensors passed to the forward graph, their gradients in the caller."""
+        """Return the gradients in the caller for tensors passed to the
+        forward graph.
+        """
         self._check(fwd_call_info)
         inner = self.fwd_graph_ins_to_grad_parent_outs(grad_call_info)
         return {fwd_call_info.graph_to_parent(t): g for t, g in inner.items()}

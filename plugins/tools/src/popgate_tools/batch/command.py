@@ -61,7 +61,7 @@ def batch(
         float, typer.Option(metavar="SECONDS", help="Time limit of one row.")
     ] = 60.0,
     retries: Annotated[
-        int, typer.Option(min=0, help="Further attempts where the server is busy.")
+        int, typer.Option(min=0, help="Further attempts if the server is busy.")
     ] = 8,
     *,
     server: Server,

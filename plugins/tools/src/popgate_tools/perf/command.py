@@ -58,7 +58,7 @@ def perf(
     shapes: Shapes = None,
     encoding: Annotated[
         str, typer.Option("--encoding", "-e", metavar="json|binary",
-                          help="[default: binary where the server reads it]")
+                          help="[default: binary if the server reads it]")
     ] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")

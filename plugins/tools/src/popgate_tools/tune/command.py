@@ -113,7 +113,7 @@ def tune(
                 )
             gain = trials.gain(found) if best is not found.first else 1.0
     if gain < BETTER:
-        tell(f"{trials.count} settings tried: none is better than what it has")
+        tell(f"{trials.count} settings tried: none is better than the present one")
         return
     said = f"{best.rate:.0f} requests/s, p99 within {p99}"
     tell(f"{trials.count} settings tried: x{gain:.2f} of what it has; {said}")

@@ -1,4 +1,4 @@
-"""What programs ask of graphs below `popxl`: views, classes of operators, enumerations.
+"""The part below `popxl` that programs use: views, classes of operators, enumerations.
 
 Views answer questions about the graphs of `popir`; nothing is run in another way.
 """

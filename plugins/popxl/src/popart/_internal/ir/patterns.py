@@ -8,7 +8,7 @@ from typing import Any
 
 
 class PatternsLevel(Enum):
-    """How many patterns are on."""
+    """Levels of patterns."""
 
     NoPatterns = 0
     Minimal = 1
@@ -17,7 +17,7 @@ class PatternsLevel(Enum):
 
 
 class Patterns:
-    """Which patterns are on: kept, without effect."""
+    """Patterns that are turned on: kept, without effect."""
 
     def __init__(self, level: Any = PatternsLevel.Default) -> None:
         self.level = level
@@ -37,7 +37,7 @@ class Patterns:
         return self
 
     def isPatternEnabled(self, name: str) -> bool:
-        """Tell whether a pattern is on."""
+        """Return whether a pattern is on."""
         on = self.level in (PatternsLevel.Default, PatternsLevel.All)
         return self._enabled.get(name, on)
 

@@ -14,7 +14,7 @@ from popart.view import GraphId
 
 @dataclass(frozen=True)
 class NumInputs:
-    """How many inputs an operator takes."""
+    """Number of an operator's inputs."""
 
     min: int = 0
     max: int = 0
@@ -49,7 +49,7 @@ class OperatorIdentifier:
 
 @dataclass(frozen=True)
 class ExpectedConnection:
-    """What an input or output of a gradient graph stands for."""
+    """Meaning of an input or output of a gradient graph."""
 
     fwdId: str  # noqa: N815 - the original's name
     type: ExpectedConnectionType

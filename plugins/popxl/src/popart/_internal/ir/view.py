@@ -8,7 +8,7 @@ from popart.view import Region as Region
 
 
 class AccessType(Enum):
-    """How a region is used."""
+    """Uses of a region."""
 
     NoAccess = 0
     Read = 1

@@ -23,7 +23,7 @@ def _reduction(op: str) -> str:
 
 
 def _members(group: ReplicaGrouping | None) -> dict[str, Any]:
-    """Which replicas work together, as attributes of an operator."""
+    """Return the cooperating replicas as attributes of an operator."""
     groups = get_ir().replica_grouping() if group is None else group
     if not groups.is_const:
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""What collectives share: how they reduce, and which replicas work together."""
+"""Common part of collectives: reductions and cooperating replicas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def to_collective_op(op: CollectiveOps | str) -> CollectiveOperator:
 
 
 class CommGroup:
-    """Which replicas work together: by a kind and, for two kinds, a size."""
+    """Group of cooperating replicas: a kind and, for two kinds, a size."""
 
     def __init__(
         self, type: CommGroupType | None = None, replicaGroupSize: int | None = None
@@ -43,7 +43,7 @@ class CommGroup:
 
     @property
     def type(self) -> CommGroupType:
-        """How replicas are grouped."""
+        """Return how replicas are grouped."""
         return self._type
 
     @property
