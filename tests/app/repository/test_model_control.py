@@ -298,7 +298,7 @@ def test_a_newcomer_waits_for_the_next_look_at_the_folder(tmp_path: Path) -> Non
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     ended = run_popgate("serve", "-m", tmp_path, "--load-model", "a")
     assert ended.returncode == 2
-    assert "only where --model-control-mode is explicit" in ended.stderr
+    assert "needs --model-control-mode explicit" in ended.stderr
     ended = run_popgate("serve", "-m", tmp_path, "--model-control-mode", "some")
     assert ended.returncode == 2
     assert "--model-control-mode" in ended.stderr

@@ -114,7 +114,7 @@ def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None
         with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
             gateway.wait_ready()
             assert infer(gateway) == before
-            gateway.wait_line("what served before is served")
+            gateway.wait_line("the former files are served")
             assert gateway.client.get("/v1/models/m").json()["reason"]
     with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
         gateway.wait_ready()
