@@ -109,7 +109,7 @@ class Trust(enum.Enum):
     NOBODY = enum.auto()
     #: Callers from a loopback address or a Unix socket, as far as one can see.
     LOOPBACK = enum.auto()
-    #: Whoever could open the management socket.
+    #: Clients that could open the management socket.
     SOCKET = enum.auto()
 
 

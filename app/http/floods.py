@@ -2,7 +2,7 @@
 
 What is answered is what others wait for anyway; what is refused is not. All refusals
 of a server together, connections that are given up before they have asked anything
-included, have a rate. Beyond it, whoever was refused is read from later, and new
+included, have a rate. Beyond it, refused clients are read from later, and new
 connections wait in the queue of the kernel and are let in one by one.
 """
 

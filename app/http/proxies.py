@@ -51,7 +51,7 @@ class TrustedProxies:
         return any(one in net for one in (ip, mapped) if one for net in self._networks)
 
     def client_of(self, peer: str, headers: Mapping[bytes, bytes]) -> str:
-        """The address of whoever asks: `peer`, or whom trusted proxies name, the
+        """Return the address of the client: `peer`, or whom trusted proxies name, the
         nearest one first, up to the first that is none of them.
 
         `headers` are in lower case.

@@ -164,7 +164,7 @@ class GatewayServer(uvicorn.Server):
     health checks and management are answered, but all on `sides`, once no connection is
     left that has asked nothing; those of other processes count too where there is a
     total of all `connections`. So it is beyond `max_connections_per_address` (0: any
-    number) for whoever has that address.
+    number) for a client of that address.
     With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
     Sockets that are `kept` belong to another process: new connections to them go on

@@ -1,4 +1,4 @@
-"""What the cache folder holds, and how it is emptied while servers run.
+"""Content of the cache folder, and how it is emptied while servers run.
 
 A compiled file that is removed stays open in the servers that serve it, and is compiled
 anew when it is next loaded. A downloaded model that a server serves, and a download

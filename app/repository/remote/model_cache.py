@@ -150,7 +150,7 @@ class ModelCache:
 
     @staticmethod
     def remove_unused(folder: Path, before: float) -> None:
-        """Removes what the cache has of a URL, if nobody uses it, nor has since
+        """Removes what the cache has of a URL, if no server uses it, nor has since
         `before`.
 
         Raises OSError.

@@ -225,7 +225,7 @@ def _arrays(columns: Sequence[Column], values: Any) -> dict[str, Any]:
 
 
 def _imported(source: str) -> Any:
-    """Return the module of a text that was written here."""
+    """Return the module of a source that was written here."""
     with TemporaryDirectory(prefix="popgate-pack-") as folder:
         file = Path(folder) / "packed_model.py"
         file.write_text(source, encoding="utf-8")

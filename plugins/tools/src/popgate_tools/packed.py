@@ -1,4 +1,4 @@
-"""What `popgate pack` makes: the code of a model, and what goes beside it."""
+"""Result of `popgate pack`: the code of a model, and what goes beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Packed:
-    """What a `model.py` is made of: how it imports and loads, and what a call does.
+    """Parts of a `model.py`: how it imports and loads, and what a call does.
 
     `requires` are modules. `takes_columns` says that a call takes its inputs as the
     mapping `columns`; `comments` stand behind inputs. `example` are values by input
