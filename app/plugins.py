@@ -25,6 +25,8 @@ COMMANDS: Final = "popgate.commands"
 EXECUTABLES: Final = "popgate.executables"
 #: Kinds of model folders (`app.repository.formats.ModelFormat`).
 MODEL_FORMATS: Final = "popgate.model_formats"
+#: What stands before a model of any kind (`app.repository.formats.InputDecoder`).
+INPUT_DECODERS: Final = "popgate.input_decoders"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).
 ROUTES: Final = "popgate.routes"
 
@@ -50,3 +52,8 @@ def plugins(group: str) -> Mapping[str, Any]:
                 error,
             )
     return MappingProxyType(found)
+
+
+def with_sections() -> Mapping[str, Any]:
+    """Return the plugins that have a section in a model's configuration, by name."""
+    return {**plugins(INPUT_DECODERS), **plugins(MODEL_FORMATS)}

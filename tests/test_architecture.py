@@ -47,6 +47,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popir": frozenset({"popef_io", "engine"}),
     "popxl": frozenset({"popef_io", "engine", "popart", "popdist", "popir"}),
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
+    "popgate_images": frozenset({"popef_io", "engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_runtime": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_tools"}

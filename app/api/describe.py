@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from app.api.examples import example_parameters, example_request, shown_shape
 from app.api.schemas import (
+    FileTensor,
     IndexEntry,
     MetadataTensor,
     ModelDetails,
@@ -280,7 +281,8 @@ def _summary(record: ModelRecord, told: Told) -> dict[str, Any]:
 
 
 def _tensor(loaded: LoadedModel, tensor: TensorSpec) -> MetadataTensor:
-    return MetadataTensor(
+    kind = FileTensor if tensor.name in loaded.spec.encoded else MetadataTensor
+    return kind(
         name=tensor.name,
         datatype=tensor.datatype,
         shape=shown_shape(loaded.spec, tensor),

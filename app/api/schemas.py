@@ -164,11 +164,17 @@ class MetadataTensor(Body):
     shape: list[int]
 
 
+class FileTensor(MetadataTensor):
+    """An input of numbers that also takes files, as BYTES: pictures."""
+
+    files: Literal[True] = True
+
+
 class ModelMetadata(Body):
     name: str
     versions: list[str]
     platform: str
-    inputs: list[MetadataTensor]
+    inputs: list[FileTensor | MetadataTensor]
     outputs: list[MetadataTensor]
 
 
@@ -200,7 +206,7 @@ class ModelList(Body):
 
 class ModelDetails(ModelSummary):
     platform: str = ""
-    inputs: list[MetadataTensor] = []
+    inputs: list[FileTensor | MetadataTensor] = []
     outputs: list[MetadataTensor] = []
     batching: bool = Field(
         default=False, description="Whether rows of different requests run together."

@@ -137,6 +137,9 @@ class BinaryReader:
         reply: Reply,
         tensor_bytes: int,
     ) -> None:
+        for name, tensor in request.inputs.items():
+            if tensor.data_type is not self.inputs[name].data_type:
+                return  # a file, in place of numbers
         known = _Known(request, reply, self)
         if known.total != tensor_bytes:  # some of the inputs are in the JSON
             return

@@ -40,7 +40,7 @@ from app.config.sequence_config import SequenceConfig
 from app.config.steps_config import StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
-from app.plugins import MODEL_FORMATS, plugins
+from app.plugins import with_sections
 from app.sizes import counted
 from engine import MAX_PRIORITY_LEVELS, check_requirement
 
@@ -124,15 +124,15 @@ def _parameters(value: Any) -> Mapping[str, Any]:
 
 def _sections(value: Any) -> Mapping[str, Any]:
     """Return the sections of plugins as their own classes. Raises `KeyProblem`."""
-    formats = plugins(MODEL_FORMATS)
-    if not isinstance(value, dict) or not value.keys() <= formats.keys():
+    known = with_sections()
+    if not isinstance(value, dict) or not value.keys() <= known.keys():
         raise ValueError("a table of sections that plugins read")
     found = {}
     for name, written in value.items():
         if not isinstance(written, dict):
             raise ValueError(f"[{name}] as a table")
         try:
-            found[name] = read_section(formats[name].section, written)
+            found[name] = read_section(known[name].section, written)
         except KeyProblem as e:
             raise KeyProblem(f"[{name}] {e}") from None
     return found
@@ -390,7 +390,7 @@ def parse_model_config(
     """Return the `ModelConfig` of a parsed document. Raises `ModelConfigError`."""
     known = ModelConfig.__dataclass_fields__.keys()
     others = {name for name in document if name not in known}
-    theirs = others & plugins(MODEL_FORMATS).keys() if others else others
+    theirs = others & with_sections().keys() if others else others
     if theirs:
         plain = {name: v for name, v in document.items() if name not in theirs}
         document = {**plain, "sections": {name: document[name] for name in theirs}}

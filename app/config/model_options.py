@@ -26,7 +26,7 @@ from app.config.triton import (
     read_pbtxt,
     translate,
 )
-from app.plugins import MODEL_FORMATS, plugins
+from app.plugins import with_sections
 
 OVERRIDE = "the config of the load request"
 _KEYS = frozenset(item.name for item in fields(ModelConfig))
@@ -136,7 +136,7 @@ def read_options(
 
 def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
     for key in layer:
-        is_known = key in _KEYS or key in plugins(MODEL_FORMATS)
+        is_known = key in _KEYS or key in with_sections()
         if is_known and key not in REQUESTABLE:
             msg = f"{label}: {key} can be set in the model repository only"
             raise ModelConfigError(msg)

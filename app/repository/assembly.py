@@ -17,7 +17,7 @@ from app.config.model_config import ModelConfig
 from app.config.priorities import queue_sizes
 from app.config.ragged_config import RaggedConfig
 from app.config.triton import GraphChanges
-from app.repository.formats import FormatScheduler, format_named
+from app.repository.formats import FormatScheduler, decoder_of, format_named
 from app.repository.python_models import is_generator
 from app.repository.scan import VersionSource
 from app.serving.generators import GeneratorScheduler, ReplicaRunner
@@ -226,6 +226,11 @@ def _scheduler(
     """Return the scheduler that fills in the inputs that requests do not see. Raises
     ValueError.
     """
+    decoder = decoder_of(config.sections)
+    if decoder is not None:
+        one, section = decoder
+        _check_alone(spec, source, config)
+        return one.scheduler(spec, runner, section)
     if source.format:
         kind, options = format_named(source.format), format_options(source, config)
         return kind.scheduler(spec, runner, source.files, options)
@@ -244,3 +249,16 @@ def _scheduler(
     if config.responses is not None:
         return StepScheduler(spec, runner, config.responses, folder, source.folder)
     return None
+
+
+def _check_alone(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> None:
+    """Raises ValueError for a model whose requests already go through something."""
+    others = {
+        "a folder of another format": bool(source.format),
+        "a model in Python that yields responses": is_generator(spec, source, config),
+        "[sequence]": config.sequence is not None,
+        "[responses]": config.responses is not None,
+    }
+    for what, is_there in others.items():
+        if is_there:
+            raise ValueError(f"a section that decodes inputs does not go with {what}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from app.codec import InferRequest
-from app.plugins import MODEL_FORMATS, plugins
+from app.plugins import INPUT_DECODERS, MODEL_FORMATS, plugins
 from app.serving.table import Runner, Submitted
 from app.spec import ModelSpec
 
@@ -95,6 +95,30 @@ class ModelFormat(Protocol):
 
         `spec` has the tensors of the converted model.
         """
+
+
+class InputDecoder(Protocol):
+    """What turns the inputs of requests into those of a model of any kind, if the
+    model's ``config.toml`` has the section of its name. For all threads.
+
+    `section` is the class of that section (`app.config.config_keys.section`).
+    """
+
+    section: type[Any]
+
+    def scheduler(
+        self, spec: ModelSpec, runner: Runner, options: Any
+    ) -> FormatScheduler:
+        """Return what requests to the loaded model go through. Raises ValueError for
+        a model that does not suit the section."""
+
+
+def decoder_of(sections: Mapping[str, Any]) -> tuple[InputDecoder, Any] | None:
+    """Return the decoder that a model's configuration has a section for, with it."""
+    for name, one in plugins(INPUT_DECODERS).items():
+        if name in sections:
+            return one, sections[name]
+    return None
 
 
 def format_named(name: str) -> ModelFormat:

@@ -64,7 +64,9 @@ _TEXT = """Tensors in, tensors out.
 
 `Content-Type` says what comes (recognised if absent): JSON, msgpack (the same document,
 `data` as bytes), the protocol's binary form (`Inference-Header-Content-Length`), or one
-`.npy` array. `Accept` says what goes back; the default is the encoding of the request.
+`.npy` array; any other type is that of a file, the element of a BYTES input; a form
+(`multipart/form-data`) has a part for each input. `Accept` says what goes back; the
+default is the encoding of the request, and JSON for files and forms.
 `text/event-stream` gives every response of a model that has several as an event.
 """
 

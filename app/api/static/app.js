@@ -1,7 +1,7 @@
 /** The page: where it is, what it shows, the state of the server. */
 
 import { key, setKey } from "./api.js";
-import { fill } from "./dom.js";
+import { fill, h } from "./dom.js";
 import { modelPage } from "./model.js";
 import { overview } from "./overview.js";
 import { oneRequest, requests } from "./requests.js";
@@ -18,16 +18,27 @@ function route() {
   shown?.close?.();
   if (page === "models" && name) shown = modelPage(name);
   else if (page === "requests") shown = name ? oneRequest(name) : requests();
-  else shown = overview();
+  else if (page === "") shown = overview();
+  else shown = unknown();
   fill(main, shown.page);
   shown.update();
-  const section = page === "requests" ? "requests" : "overview";
+  const section = { "": "overview", requests: name ? "" : "requests" }[page];
   for (const link of document.querySelectorAll("[data-page]")) {
     if (link.dataset.page === section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   document.title = name ? `${name} · PopGate` : "PopGate";
   scrollTo(0, 0);
+}
+
+/** What an address shows that is none of ours. */
+function unknown() {
+  return {
+    page: h("section", { class: "panel" }, h("div", { class: "body" },
+      h("h1", {}, "There is no such page"),
+      h("p", {}, h("code", {}, location.hash), " is no address of this server. ", h("a", { href: "#/" }, "Go to the overview"), "."))),
+    update() {},
+  };
 }
 
 function tell(problem) {

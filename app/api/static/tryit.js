@@ -15,18 +15,52 @@ export function tryIt(model) {
   const run = (body, headers) => show(answer, model, body, headers);
   const [input] = model.inputs;
   const single = model.inputs.length === 1;
-  const picture = single ? pictureOf(input, model.batching) : null;
+  // What decodes pictures in the server does it as the model was trained.
+  const picture = single && !input.files ? pictureOf(input, model.batching) : null;
   const panes = [];
   if (isDrawable(picture)) panes.push(["Draw", () => drawPane(model, picture, run)]);
   if (picture) panes.push(["Picture", () => picturePane(model, picture, run)]);
+  if (single && (input.files || input.datatype === "BYTES")) panes.push(...bytesPanes(input, run));
   const json = ["JSON", () => jsonPane(model, run)];
+  const takesNpy = single && input.datatype !== "BYTES";
   const file = ["File (.npy)", () => filePane(run)];
   // What is large comes out of a file sooner than out of somebody's fingers.
-  if (single && model.example === null) panes.push(file, json);
-  else panes.push(json, ...(single ? [file] : []));
+  if (takesNpy && model.example === null) panes.push(file, json);
+  else panes.push(json, ...(takesNpy ? [file] : []));
   return h("div", { class: "grid try" },
     h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Try it")), h("div", { class: "body" }, tabs("How to fill the input", panes))),
     h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Answer")), h("div", { class: "body" }, answer)));
+}
+
+/** The ways to fill an input that takes files: a text, a picture, any file. */
+function bytesPanes(input, run) {
+  const send = (body, type) => run(body, { "content-type": type });
+  const any = { "content-type": "application/octet-stream" };
+  const panes = [["Picture", () => fileOfPicture(send)], ["File", () => dropZone("A file", "", (file) => run(file, any))]];
+  if (input.files) return panes;
+  const text = ["Text", () => textPane(send)];
+  return /image|img|picture|photo/i.test(input.name) ? [...panes, text] : [text, ...panes];
+}
+
+function textPane(send) {
+  const text = h("textarea", { "aria-label": "The text", value: "This is an example." });
+  // Not as text/plain: text that begins with a brace would be taken for a request.
+  const form = () => send(text.value, "application/vnd.popgate.element");
+  return h("div", {}, text,
+    h("div", { class: "row pane" }, h("button", { type: "button", class: "primary run", click: form }, "Run")));
+}
+
+function fileOfPicture(send) {
+  const seen = h("div", {});
+  const take = (blob) => {
+    fill(seen, h("img", { class: "seen", alt: "The picture that was sent", src: URL.createObjectURL(blob) }));
+    return send(blob, blob.type || "image/*");
+  };
+  return h("div", {},
+    dropZone("A picture", "image/*", take),
+    h("div", { class: "drawing pane" }, seen),
+    h("div", { class: "row pane" },
+      h("button", { type: "button", click: () => testPicture().toBlob(take, "image/png") }, "Use a test picture")));
 }
 
 function sendPicture(model, picture, canvas, scale, run) {

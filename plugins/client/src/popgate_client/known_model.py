@@ -175,6 +175,8 @@ class KnownModel:
             return value
         spec = self._inputs.get(name)
         if spec is not None:
+            if spec[0] != "BYTES" and _is_files(value):
+                return tensor_of(name, value, "BYTES", (spec[1] or [-1])[:1])
             return tensor_of(name, value, spec[0], spec[1])
         if self._inputs:
             takes = ", ".join(self._inputs)
@@ -197,6 +199,13 @@ def prepared(
     check_headers(headers)
     head = request_head(method, target, options.host, headers, size)
     return Prepared(method, target, headers, head + document, document)
+
+
+def _is_files(value: Any) -> bool:
+    """Whether a value is a picture, or a list of them, for an input of numbers."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(item, bytes) for item in value)
+    return isinstance(value, bytes)
 
 
 def _dtype(datatype: str) -> np.dtype[Any] | None:

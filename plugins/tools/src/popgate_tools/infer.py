@@ -97,13 +97,16 @@ def _given(inputs: list[str] | None) -> dict[str, str]:
 
 
 def _read_inputs(model: AskedModel, given: dict[str, str]) -> dict[str, Tensor]:
-    from popgate_tools.tensors import read_value
+    from popgate_tools.tensors import is_file, read_value
 
     if wrong := model.problems(given):
         msg = f"{'; '.join(wrong)}. {model.name} takes: {model.takes()}"
         raise CommandError(msg, EXIT_USAGE)
+    as_files = model.taking_files()
     return {
-        name: read_value(given[name], name, *spec)
+        name: read_value(
+            given[name], name, *(as_files[name] if is_file(given[name]) else spec)
+        )
         for name, spec in model.inputs.items()
         if name in given
     }

@@ -21,6 +21,11 @@ def read_value(text: str, name: str, datatype: str, shape: list[int]) -> Tensor:
     return tensor_of(name, _read(text, name, datatype), datatype, shape)
 
 
+def is_file(text: str) -> bool:
+    """Return whether a text names a file whose bytes are sent, and no array."""
+    return text.startswith("@") and not text.endswith((".npy", ".npz"))
+
+
 def read_archive(path: str) -> dict[str, Array]:
     """Return the arrays of a ``.npz`` file by their names. Raises `InvalidRequest`."""
     try:
@@ -75,7 +80,8 @@ def _read_file(path: str, name: str, datatype: str) -> Any:
     if datatype != "BYTES":
         msg = (
             f"input {name}: @{path} is sent as the file's bytes, which a BYTES input "
-            f"takes; {name} is {datatype}: name a .npy file"
+            f"takes; {name} is {datatype}: name a .npy file, or let the model take "
+            "pictures by a section [image] in its config.toml"
         )
         raise InvalidRequest(msg)
     try:

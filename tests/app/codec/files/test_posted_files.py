@@ -84,7 +84,7 @@ def sizes(response: httpx.Response) -> list[int]:
         {"content": JPEG, "headers": RAW},
         {"content": JPEG},
         {"content": JPEG, "headers": {"content-type": "application/octet-stream"}},
-        {"content": iter([JPEG[:9000], JPEG[9000:]]), "headers": RAW},  # in chunks
+        {"content": [JPEG[:9000], JPEG[9000:]], "headers": RAW},  # in chunks
         {"files": {"image": ("cat.jpg", JPEG, "image/jpeg")}},
         {"files": {"image": JPEG}},
         {"json": {"instances": [{"b64": base64.b64encode(JPEG).decode()}]}},

@@ -26,6 +26,15 @@ class AskedModel:
     optional: frozenset[str]
     streams: bool
     has_sequences: bool
+    files: frozenset[str] = frozenset()
+    """Inputs of numbers that also take files, pictures for example."""
+
+    def taking_files(self) -> Mapping[str, tuple[str, list[int]]]:
+        """Return the inputs as files fill them: as BYTES, if they can."""
+        return {
+            name: ("BYTES", shape[:1]) if name in self.files else (datatype, shape)
+            for name, (datatype, shape) in self.inputs.items()
+        }
 
     def takes(self) -> str:
         """Return the inputs as a person reads them."""
@@ -61,6 +70,7 @@ def asked_model(name: str, metadata: Any, config: Any) -> AskedModel:
         frozenset(i["name"] for i in config.get("input") or () if i.get("optional")),
         bool((config.get("model_transaction_policy") or {}).get("decoupled")),
         "sequence_batching" in config,
+        frozenset(i["name"] for i in metadata["inputs"] if i.get("files")),
     )
 
 

@@ -149,7 +149,7 @@ class _Run:
             model = await self._ask(client)
             self._streams = model.streams
             self._count = rows.count
-            inputs = model.inputs
+            inputs = model.taking_files() if rows.are_files else model.inputs
             tasks: set[asyncio.Task[None]] = set()
             with progress("running", rows.count) as show:
                 try:

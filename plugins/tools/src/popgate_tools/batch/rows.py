@@ -42,6 +42,7 @@ class Rows:
 
     count: int
     read: Callable[[Takes, Optional], Iterator[Row]]
+    are_files: bool = False
 
 
 @contextlib.contextmanager
@@ -226,11 +227,6 @@ def _cell(text: str | None, datatype: str) -> Any:
 
 
 def _images(folder: Path) -> Rows:
-    try:
-        from PIL import Image
-    except ImportError:
-        msg = "reading images needs pillow: pip install 'popgate[images]'"
-        raise CommandError(msg, EXIT_USAGE) from None
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES)
     if not files:
         raise CommandError(f"--input {folder}: no images there", EXIT_USAGE)
@@ -240,6 +236,14 @@ def _images(folder: Path) -> Rows:
             msg = f"images are for a model with one input; it takes {', '.join(takes)}"
             raise CommandError(msg, EXIT_USAGE)
         ((name, (datatype, shape)),) = takes.items()
+        if datatype == "BYTES":  # the model decodes, or the server for it
+            yield from _as_they_are(folder, files, name)
+            return
+        try:
+            from PIL import Image
+        except ImportError:
+            msg = "reading images needs pillow: pip install 'popgate[images]'"
+            raise CommandError(msg, EXIT_USAGE) from None
         mode, size, first = _form(shape)
         for number, file in enumerate(files):
             kept = {"file": file.relative_to(folder).as_posix()}
@@ -259,7 +263,17 @@ def _images(folder: Path) -> Rows:
             # The batch's dimension, and no more than the model's.
             yield Row(number, {name: pixels.reshape(_padded(pixels, shape))}, kept)
 
-    return Rows(len(files), read)
+    return Rows(len(files), read, are_files=True)
+
+
+def _as_they_are(folder: Path, files: Sequence[Path], name: str) -> Iterator[Row]:
+    """The bytes of each file, for an input that takes files."""
+    for number, file in enumerate(files):
+        kept = {"file": file.relative_to(folder).as_posix()}
+        try:
+            yield Row(number, {name: [file.read_bytes()]}, kept)
+        except OSError as e:
+            yield Row(number, {}, kept, str(e))
 
 
 def _form(shape: list[int]) -> tuple[str, tuple[int, int] | None, bool]:

@@ -1,0 +1,78 @@
+"""The process that decodes pictures: `python -m popgate_images.decoder_process FD`.
+
+It reads pictures from a socket and answers with numbers, one after the other. Its
+memory is bounded, it opens no files, and it ends itself if a picture takes too long, so
+that it does not outlive a server that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Final
+
+import msgpack
+from PIL import Image
+
+from popgate_images.picture import BadPicture, decode
+from popgate_images.plan import Plan
+from popgate_images.wire import NUMBERS, REPLY, REQUEST, WORDS
+
+#: Bytes of memory beyond what the libraries take: 200 million pixels as RGB, resized.
+_MEMORY: Final = 1 << 30
+_GRACE: Final = 2
+
+
+def _take(sock: socket.socket, size: int) -> bytes:
+    """Return the next bytes; EOFError if the other side has gone."""
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size:
+        got = sock.recv_into(view[at:])
+        if not got:
+            raise EOFError
+        at += got
+    return bytes(data)
+
+
+def _serve(sock: socket.socket) -> None:
+    plans: dict[bytes, Plan] = {}
+    while True:
+        plan_size, size = REQUEST.unpack(_take(sock, REQUEST.size))
+        written = _take(sock, plan_size)
+        plan = plans.get(written)
+        if plan is None:
+            plans.clear()
+            plan = plans[written] = Plan.from_message(msgpack.unpackb(written))
+        raw = _take(sock, size)
+        signal.alarm(math.ceil(plan.timeout) + _GRACE)  # which ends the process
+        try:
+            kind, answer = NUMBERS, decode(raw, plan)
+        except BadPicture as error:
+            kind, answer = WORDS, str(error).encode("utf-8", "backslashreplace")
+        signal.alarm(0)
+        sock.sendall(REPLY.pack(kind, len(answer)) + answer)
+
+
+def main() -> None:
+    """Serve the socket until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Image.init()
+    Image.MAX_IMAGE_PIXELS = None  # the plan has the bound
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        sock.setblocking(True)
+        with contextlib.suppress(EOFError, OSError):
+            _serve(sock)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

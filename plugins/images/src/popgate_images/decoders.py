@@ -1,0 +1,163 @@
+"""The processes that decode pictures, as the gateway sees them.
+
+Belongs to the event loop's thread. A process is started when a picture waits and none
+is free, up to `MOST`, and decodes one picture at a time. If it dies, or takes too long
+and is killed, the picture that it had fails, and the next picture starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Final
+
+from app.errors import HttpError, InvalidTensor
+from popgate_images.plan import Plan
+from popgate_images.wire import MOST_WORDS, NUMBERS, REPLY, REQUEST
+
+#: Processes, which share the processor with the model.
+MOST: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
+#: Seconds beyond the time limit of the first picture: a process imports its libraries.
+_START: Final = 30.0
+
+
+class DecoderLost(Exception):
+    """The process ended before its answer."""
+
+
+class Decoder:
+    """One process, and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "popgate_images.decoder_process",
+                 str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        ours.setblocking(False)
+        self._socket = ours
+        self.is_new = True
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def decode(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
+        """Return the numbers of a picture. Raises InvalidTensor for one that cannot be
+        decoded, and DecoderLost."""
+        loop = asyncio.get_running_loop()
+        try:
+            head = REQUEST.pack(len(written), len(raw)) + written
+            await loop.sock_sendall(self._socket, head)
+            await loop.sock_sendall(self._socket, raw)
+            kind, size = REPLY.unpack(await self._take(REPLY.size))
+            if size > (plan.nbytes if kind == NUMBERS else MOST_WORDS):
+                raise DecoderLost
+            answer = await self._take(size)
+        except OSError:
+            raise DecoderLost from None
+        self.is_new = False
+        if kind != NUMBERS:
+            raise InvalidTensor(answer.decode("utf-8", "replace"))
+        if size != plan.nbytes:
+            raise DecoderLost
+        return answer
+
+    async def _take(self, size: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        data = bytearray(size)
+        view, at = memoryview(data), 0
+        while at < size:
+            got = await loop.sock_recv_into(self._socket, view[at:])
+            if not got:
+                raise DecoderLost
+            at += got
+        return bytes(data)
+
+    def end(self) -> None:
+        """Kill the process. Safe to call again."""
+        self._socket.close()
+        with suppress(OSError):
+            self._process.kill()
+        self._process.wait()  # at once: it was killed
+
+    def __repr__(self) -> str:
+        return f"<Decoder pid {self._process.pid}>"
+
+
+class Decoders:
+    """All decoding processes of this gateway."""
+
+    def __init__(self) -> None:
+        self._free: list[Decoder] = []
+        self._places = asyncio.Semaphore(MOST)
+        self._under_way: set[asyncio.Task[bytes]] = set()
+
+    async def decode(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
+        """Return the numbers of a picture. Raises InvalidTensor and HttpError.
+
+        If the caller is cancelled while a process has its picture, that process
+        finishes it and goes on with the next.
+        """
+        await self._places.acquire()
+        task = asyncio.get_running_loop().create_task(self._run(raw, written, plan))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[bytes]) -> None:
+        self._under_way.discard(task)
+        self._places.release()
+        if not task.cancelled():
+            task.exception()  # its caller may have gone
+
+    async def _run(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
+        decoder = self._free.pop() if self._free else None
+        if decoder is None:
+            decoder = await asyncio.to_thread(Decoder)
+        patience = plan.timeout + (_START if decoder.is_new else 0.0)
+        is_well = False
+        try:
+            async with asyncio.timeout(patience):
+                found = await decoder.decode(raw, written, plan)
+            is_well = True
+        except InvalidTensor:
+            is_well = True
+            raise
+        except TimeoutError:
+            msg = (
+                f"decoding took more than {plan.timeout:g} s (timeout in the section "
+                "[image])"
+            )
+            raise HttpError(422, msg, "picture_takes_too_long") from None
+        except DecoderLost:
+            msg = "the process that decodes pictures ended while it had this one"
+            raise HttpError(503, msg, "decoder_lost") from None
+        finally:
+            if is_well:
+                self._free.append(decoder)
+            else:
+                decoder.end()
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Decoders {len(self._free)} free of at most {MOST}>"
+
+
+_decoders: dict[asyncio.AbstractEventLoop, Decoders] = {}
+
+
+def decoders() -> Decoders:
+    """Return the decoding processes of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _decoders.get(loop)
+    if found is None:
+        found = _decoders[loop] = Decoders()
+    return found

@@ -1,0 +1,50 @@
+"""How a picture becomes the numbers of one input, as the decoding process is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+CHANNELS: Final = {"RGB": 3, "BGR": 3, "L": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the decoding process does with a picture. Sent there with each.
+
+    `table` has the value of each of 256 shades, for each channel, as bytes of `dtype`.
+    """
+
+    height: int
+    width: int
+    mode: str
+    channels_first: bool
+    resize: str
+    shorter: int
+    resample: str
+    fill: int
+    orientation: bool
+    max_pixels: int
+    timeout: float
+    dtype: str
+    table: bytes
+
+    @property
+    def channels(self) -> int:
+        return CHANNELS[self.mode]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the numbers of one picture."""
+        size = self.height * self.width * self.channels
+        return size * np.dtype(self.dtype).itemsize
+
+    def message(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Plan:
+        return cls(**message)
