@@ -107,6 +107,7 @@ def test_a_large_or_compressed_body_names_its_model(served: ServedGateway) -> No
         ({"model": "plain", "input": "a"}, 424, "wrong_model_kind", "no text model"),
         ({"model": "rank", "input": "a"}, 424, "wrong_model_kind", "reranker"),
         ({"model": "unit", "input": ["a"] * 2049}, 400, "", "2048"),
+        ({"model": "unit", "input": ["a"] * 65537}, 400, "invalid_input", "65536"),
     ],
 )
 def test_errors_are_openais(

@@ -13,6 +13,8 @@ from app.config.config_keys import between, checked, key, section, text
 POOLING_MODES: Final = (
     "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken",
 )  # fmt: skip
+#: The limit of `max_texts`.
+MOST_TEXTS: Final = 1 << 16
 Kind = Literal["", "embedding", "reranker", "classifier", "splade"]
 
 
@@ -51,7 +53,7 @@ class TextConfig:
     token_input: Annotated[bool, Strict()] = key(
         False, "whether requests may have token ids in place of texts"
     )
-    max_texts: Annotated[int, between(1, 1 << 16)] = key(
+    max_texts: Annotated[int, between(1, MOST_TEXTS)] = key(
         2048, "texts in a request at most"
     )
     max_request_tokens: Annotated[int, between(1, 1 << 24)] = key(

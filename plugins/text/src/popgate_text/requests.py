@@ -16,6 +16,7 @@ from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
 from engine import Tensor
+from popgate_text.config import MOST_TEXTS
 from popgate_text.scheduler import OPTIONS, PAIR, TEXT, TextOptions
 
 EMPTY, WRONG_KIND = "empty_input", "wrong_model_kind"
@@ -71,6 +72,10 @@ def field(
 
 def strings(value: object, name: str) -> list[str]:
     """Return a list of strings, none of them empty. Raises `InvalidRequest`."""
+    if type(value) is list and len(value) > MOST_TEXTS:
+        # No model takes so many, and to copy them would hold up other requests.
+        msg = f"'{name}' has {len(value)} strings, more than the {MOST_TEXTS}"
+        raise InvalidTensor(f"{msg} that [text] max_texts can allow")
     if type(value) is not list or not all(type(item) is str for item in value):
         raise InvalidRequest(f"'{name}' must be a list of strings")
     for number, item in enumerate(value):

@@ -185,6 +185,9 @@ class TextScheduler:
         options = options_of(request)
         run = TextRun(request, options, deadline, on_done)
         given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
+        if given is not None:
+            # Before they are copied, which takes long.
+            self._check_count(given.shape[0] if given.shape else 1)
         raw = strings_of(given) if given is not None else []
         pair = request.inputs.get(PAIR)
         pairs = None if pair is None else strings_of(pair)
@@ -210,9 +213,7 @@ class TextScheduler:
         count = len(raw) if options.ids is None else len(options.ids)
         if not count:
             raise InvalidTensor("expected at least one text, got none")
-        if count > self.config.max_texts:
-            msg = f"expected at most {self.config.max_texts} texts, got {count}"
-            raise InvalidTensor(f"{msg} (max_texts in the section [text])")
+        self._check_count(count)
         if options.ids is not None:
             found = [self._given(ids) for ids in options.ids]
         else:
@@ -239,6 +240,12 @@ class TextScheduler:
             raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
         options.tokenizing_ns = time.monotonic_ns() - began
         return found
+
+    def _check_count(self, count: int) -> None:
+        """Raise `InvalidTensor` for more texts than a request may have."""
+        if count > self.config.max_texts:
+            msg = f"expected at most {self.config.max_texts} texts, got {count}"
+            raise InvalidTensor(f"{msg} (max_texts in the section [text])")
 
     def _given(self, ids: Sequence[int]) -> Encoded:
         if not self.config.token_input:
