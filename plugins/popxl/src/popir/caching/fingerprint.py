@@ -7,7 +7,7 @@ such as an operator that is a Python class of the user's, has no hash.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -31,101 +31,103 @@ def fingerprint(ir: Ir, around: Mapping[str, object]) -> str:
     around: what else an executable depends on, such as options and versions.
     Raises NoFingerprint for operators of the user's own.
     """
-    digest = hashlib.sha256()
-
-    def write(*values: object) -> None:
-        for value in values:
-            digest.update(_described(value))
-
-    write("options", dict(around))
+    described: list[object] = [_plain(dict(around))]
     for graph in ir.reachable():
-        write("graph", graph.id, graph.inputs, graph.outputs, graph.is_loop_body)
-        for tensor in graph.tensors.values():
-            if tensor.kind in ("constant", "variable", "input", "stream"):
-                write(*_of_tensor(tensor))
-        for operator in graph.operators:
-            write(*_of_operator(operator))
+        ends = [[t.id for t in graph.inputs], [t.id for t in graph.outputs]]
+        described.append((graph.id, ends, graph.is_loop_body))
+        described += [
+            _of_tensor(tensor)
+            for tensor in graph.tensors.values()
+            if tensor.kind in ("constant", "variable", "input", "stream")
+        ]
+        described += [_of_operator(operator) for operator in graph.operators]
     streams = ir.streams.values()
-    write("streams", [(s.tensor, s.is_input, s.uses > 0) for s in streams])
+    described += [(s.tensor.id, s.is_input, s.uses > 0) for s in streams]
+    # The text of plain values is fast to make, and differs if one of them does.
+    digest = hashlib.sha256(repr(described).encode())
     return str(int.from_bytes(digest.digest()[:8], "big"))
 
 
+def _of_spec(spec: Spec) -> tuple[object, ...]:
+    return spec.dtype.name, spec.shape, spec.meta_shape
+
+
 def _of_tensor(tensor: Tensor) -> tuple[object, ...]:
-    about = (tensor.kind, tensor.id, tensor.spec, tensor.by_reference)
+    about = (tensor.kind, tensor.id, _of_spec(tensor.spec), tensor.by_reference)
     if tensor.kind == "constant":
-        return (*about, tensor.data)
+        return (*about, _plain(tensor.data))
     data = tensor.data
-    shape = () if data is None else (data.shape, data.dtype.str)
-    return (*about, shape, tensor.placement)
+    if data is None:
+        return about
+    return (*about, data.shape, data.dtype.str, _plain(tensor.placement))
 
 
 def _of_operator(operator: Operator) -> tuple[object, ...]:
     if operator.record.is_users:
         raise NoFingerprint(operator.type)
-    settings = operator.settings
     return (
-        *("operator", operator.type, operator.inputs),
-        [(t.id, t.spec) for t in operator.outputs],
-        operator.attributes,
-        *(settings.fragment, sorted(operator.modified)),
+        operator.type,
+        [t.id for t in operator.inputs],
+        [(t.id, _of_spec(t.spec)) for t in operator.outputs],
+        _plain(operator.attributes),
+        operator.settings.fragment,
+        sorted(operator.modified),
         [each.id for each in operator.after],
     )
 
 
-def _described(value: Any) -> bytes:
-    """Return bytes that stand for `value` and for no other."""
+def _plain(value: Any) -> object:
+    """Return plain values that stand for `value` and for no other."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return f"{value!r};".encode()
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(value[key]) for key in sorted(value, key=repr)}
     if isinstance(value, np.generic | np.ndarray):
         array = np.ascontiguousarray(value)
-        head = f"B{array.dtype.descr}{np.shape(value)}".encode()
-        return head + hashlib.sha256(array.tobytes()).digest()
+        bits = hashlib.sha256(array.tobytes()).hexdigest()
+        return "array", array.dtype.descr, np.shape(value), bits
     if isinstance(value, set | frozenset):
-        return b"<" + b",".join(sorted(map(_described, value))) + b">"
-    if isinstance(value, dict):
-        pairs = (_described(k) + b":" + _described(v) for k, v in value.items())
-        return b"{" + b",".join(sorted(pairs)) + b"}"
-    name = _name(value)
-    if name is not None:
-        return f"{name};".encode()
-    parts = b",".join(map(_described, _parts(value)))
-    return f"{type(value).__qualname__}[".encode() + parts + b"]"
+        return "set", sorted(repr(_plain(each)) for each in value)
+    return type(value).__qualname__, _parts(value)
 
 
-def _name(value: object) -> str | None:
-    """Return what names `value`; None if it consists of parts."""
+def _parts(value: Any) -> object:
     match value:
         case Tensor():
-            return f"T{value.graph.id!r}{value.id!r}"
+            return value.graph.id, value.id
         case Graph():
-            return f"G{value.id!r}"
+            return value.id
         case Groups():
-            return f"P{value.assignment}{value.stride}"
+            return value.assignment, value.stride
         case DType():
-            return f"D{value.name}"
+            return value.name
         case np.dtype():
-            return f"N{value.str}"
+            return value.str
         case Enum():
-            return f"E{type(value).__name__}.{value.name}"
-    return None
-
-
-def _parts(value: Any) -> Sequence[object]:
-    match value:
-        case tuple() | list():
-            return value
+            return value.name
         case Operator():
             return _of_operator(value)
         case RemoteBuffer():
-            about = (value.number, value.dtype, value.shape, value.entries)
+            about = (value.number, value.dtype.name, value.shape, value.entries)
             return (*about, value.meta_shape)
         case Spec():
-            return value.dtype, value.shape, value.meta_shape
+            return _of_spec(value)
+    return _more_parts(value)
+
+
+def _more_parts(value: Any) -> object:
+    match value:
         case Call():
-            return list(value.inputs), list(value.outputs), dict(value.attributes)
+            ends = [
+                [_of_spec(s) for s in some] for some in (value.inputs, value.outputs)
+            ]
+            return ends, _plain(dict(value.attributes))
         case Placement():
             whole = value.retrieved is not None
-            return value.groups, value.buffer, value.offset, value.shards, whole
+            about = (_plain(value.groups), _plain(value.buffer), value.offset)
+            return (*about, value.shards, whole)
         case _ if hasattr(value, "__dict__") and not callable(value):
-            return [vars(value)]
+            return _plain(vars(value))
     raise NoFingerprint(repr(value))
