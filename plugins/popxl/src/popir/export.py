@@ -55,17 +55,16 @@ def export_popef(
     Raises IrError where the program is wrong, NotYet for what does not run yet, OSError
     where the file cannot be written.
     """
-    from engine.compiler import CompileReport, TensorReport
+    from engine.compiler import BatchDecision, CompileReport, TensorReport
     from popef_io import TensorType
-    from popir.lowering.compile import MAIN, compile_ir
+    from popir.lowering.compile import MAIN
 
     ir = program if isinstance(program, Ir) else program._below
-    if getattr(ir.options, "replicatedGraphCount", 1) > 1:
-        raise NotYet("a program of several replicas cannot be written to a file yet")
-    compiled = compile_ir(ir, check=check_order, host_effects=False)
-    if compiled.ends.sent or compiled.ends.received or compiled.remote:
-        raise NotYet("a program with remote memory cannot be written to a file yet")
-    decision = _rows(compiled, batch, threads)
+    compiled, is_whole = compile_whole(ir, check_order)
+    if is_whole:
+        decision = BatchDecision(False, 0, "replicas exchange values, or rows last")
+    else:
+        decision = _rows(compiled, batch, threads)
     content = compiled.executable.encode()
     rest = _rest(ir, compiled)
     metadata = _metadata(
@@ -88,6 +87,42 @@ def export_popef(
     return CompileReport(
         Path(target), inputs, outputs, decision, len(data), total, size
     )
+
+
+def compile_whole(ir: Ir, check_order: bool = True) -> tuple[Program, bool]:
+    """Return a program that a device runs by itself, and if all replicas are in it.
+
+    Replicas that neither differ nor exchange anything are one, which requests bring
+    rows to. Others are all in the program: host arrays have an axis of replicas.
+    """
+    from popir.lowering.compile import compile_ir
+    from popir.lowering.unrolled import unrolled
+
+    if getattr(ir.options, "enableDistributedReplicatedGraphs", False):
+        raise NotYet(
+            "a program of several instances cannot be written to a file: make the Ir "
+            "with the number of replicas instead of 'popdist'"
+        )
+    replicas = int(getattr(ir.options, "replicatedGraphCount", 1))
+
+    def compiled(alike: bool) -> Program:
+        return compile_ir(
+            ir, check=check_order, host_effects=False, replicas=replicas, alike=alike
+        )
+
+    plain = compiled(True)
+    ends = plain.ends
+    differs = replicas > 1 and (plain.written or any(map(_differs, plain.variables)))
+    if ends.sent or ends.received or plain.remote or differs:
+        return unrolled(compiled(False)), True
+    return replace(plain, replicas=1), False
+
+
+def _differs(variable: Tensor) -> bool:
+    """Return whether replicas have different values of a variable."""
+    groups = variable.placement.groups
+    several = groups is not None and groups.num_groups > 1
+    return several or variable.placement.shards > 1
 
 
 def package(compiled: Program, target: Path) -> None:

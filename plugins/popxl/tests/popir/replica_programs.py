@@ -31,6 +31,8 @@ class ReplicaProgram(Program):
     """A random program over int32, on 1 to 8 replicas if `replicas` is 0."""
 
     replicas: int = 0
+    is_for_file: bool = False
+    """No stream is in a branch: a file with several replicas cannot say that."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -130,6 +132,10 @@ class ReplicaProgram(Program):
         self._branches += 1
         super()._conditional(pool, depth)
         self._branches -= 1
+
+    def _stream(self, pool: list[Any], depth: int) -> None:
+        if not (self.is_for_file and self._branches):
+            super()._stream(pool, depth)
 
     def _group(self) -> Any:
         return self.draw.choice(self.groupings)

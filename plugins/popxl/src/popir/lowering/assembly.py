@@ -27,7 +27,7 @@ from popir.lowering.regions import Assignment, Branch, Loop, Region
 OPSET = 20
 #: What ONNX Runtime 1.22 reads.
 IR_VERSION = 9
-_ONNX_TYPES = {
+ONNX_TYPES = {
     "float32": 1,
     "uint8": 2,
     "int8": 3,
@@ -298,7 +298,7 @@ def _onnx_node(node: OnnxNode, inputs: list[str], name_of: Any) -> Any:
     from onnx import helper
 
     attributes = {
-        name: _ONNX_TYPES[value.name] if isinstance(value, np.dtype) else value
+        name: ONNX_TYPES[value.name] if isinstance(value, np.dtype) else value
         for name, value in node.attributes.items()
     }
     outputs = [name_of(value) for value in node.outputs]
@@ -311,7 +311,7 @@ def _port(name: str, value: Value) -> Any:
     from onnx import helper
 
     return helper.make_tensor_value_info(
-        name, _ONNX_TYPES[value.dtype.name], value.shape
+        name, ONNX_TYPES[value.dtype.name], value.shape
     )
 
 
@@ -321,7 +321,7 @@ def _initializer(name: str, array: np.ndarray[Any, Any]) -> Any:
     return TensorProto(
         name=name,
         dims=array.shape,
-        data_type=_ONNX_TYPES[array.dtype.name],
+        data_type=ONNX_TYPES[array.dtype.name],
         raw_data=array.tobytes(),
     )
 
@@ -331,7 +331,7 @@ def _outside(name: str, value: Value) -> Any:
     from onnx import TensorProto
 
     tensor = TensorProto(
-        name=name, dims=value.shape, data_type=_ONNX_TYPES[value.dtype.name]
+        name=name, dims=value.shape, data_type=ONNX_TYPES[value.dtype.name]
     )
     tensor.data_location = TensorProto.EXTERNAL
     size = value.size * value.dtype.itemsize

@@ -61,12 +61,15 @@ def compile_ir(
     transfers: int | None = None,
     replicas: int = 1,
     instances: int = 1,
+    alike: bool | None = None,
 ) -> Program:
     """Lower `ir`.
 
     check: refuse programs whose result depends on an order that nothing fixes.
     host_effects: streams for what only the caller's process does: printing.
     replicas: how many run it together in each of `instances` processes.
+    alike: all replicas have the same weights, which graphs may hold; default: only if
+    there is one.
     check_scales: streams of the scales of float8, which the caller's process checks.
     Raises IrError where the program is wrong, NotYet for what does not run yet.
     """
@@ -78,9 +81,8 @@ def compile_ir(
     _check_groups(ir, replicas * instances)
     lowered = Lowering(ir, host_effects, check_scales).run()
     around = [lowered.from_host, lowered.to_host]
-    assembly = Assembly(
-        lowered.variables, lowered.region, around, replicas * instances == 1
-    )
+    is_alike = replicas * instances == 1 if alike is None else alike
+    assembly = Assembly(lowered.variables, lowered.region, around, is_alike)
     main = assembly.program(lowered.region)
     after_load, before_save = map(assembly.program, around)
     tensors = ir.main.tensors
