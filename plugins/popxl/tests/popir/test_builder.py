@@ -10,16 +10,16 @@ import pytest
 from onnx import helper
 
 from popir.builder import KERNELS, widened
-from popir.lowering.assembly import _ONNX_TYPES, IR_VERSION, OPSET
+from popir.lowering.assembly import IR_VERSION, ONNX_TYPES, OPSET
 
-TYPES = [name for name in _ONNX_TYPES if name != "bool"]
+TYPES = [name for name in ONNX_TYPES if name != "bool"]
 VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 pytestmark = pytest.mark.skipif(VERSION < (1, 30), reason="has fewer kernels")
 
 
 def runs(operator: str, dtype: str) -> bool:
     """Whether ONNX Runtime has a kernel: it can load a graph of that one node."""
-    number = _ONNX_TYPES[dtype]
+    number = ONNX_TYPES[dtype]
     attributes: dict[str, Any] = {}
     inputs = [("x", number, [2, 2])]
     constants = []

@@ -118,7 +118,7 @@ def test_rows_that_last_from_request_to_request(tmp_path: Path) -> None:
     with ModelRunner(tmp_path / "m.popef", ModelRunnerConfig()) as runner:
         one = np.ones(2, np.float32)
         found = [
-            runner.execute({"x": one, "at": np.uint32(n)})["y"].tolist()
+            runner.execute({"x": one, "at": np.array(n, np.uint32)})["y"].tolist()
             for n in (0, 0, 2, 2, 1)
         ]
         assert found == [[1, 1], [2, 2], [11, 11], [12, 12], [1, 1]]
