@@ -1,7 +1,7 @@
 """PopXL programs on several replicas beside what cannot be done faster, in one run.
 
-    python -m bench.popxl_replicas
-    python -m bench.popxl_replicas --rounds 9 --only step reduce
+    python -m bench.drivers.popxl_replicas
+    python -m bench.drivers.popxl_replicas --rounds 9 --only step reduce
 
 Ways take turns within a round; a number is the median over the rounds.
 
@@ -200,7 +200,13 @@ def _as_instance(elements: int, rounds: int, beside: str) -> None:
 def _started(count: int, elements: int, rounds: int, beside: str, *how: str) -> None:
     command = [
         *(sys.executable, "-c", "from popdist.poprun import main; main()", *how),
-        *("--num-instances", str(count), sys.executable, "-m", "bench.popxl_replicas"),
+        *(
+            "--num-instances",
+            str(count),
+            sys.executable,
+            "-m",
+            "bench.drivers.popxl_replicas",
+        ),
         *("--instance", str(elements), str(rounds), beside),
     ]
     environment = {**os.environ, "HYDRA_LAUNCHER": "fork"}
