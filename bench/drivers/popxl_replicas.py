@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import popxl
-from popxl import ops, transforms
-from popxl.ops import collectives
 
+import popxl
 from popir.collectives import reduced
 from popir.grouping import Collective, strided
 from popir.instances import connect
+from popxl import ops, transforms
+from popxl.ops import collectives
 
 Way = Callable[[], object]
 MEGABYTES_64 = 16 << 20

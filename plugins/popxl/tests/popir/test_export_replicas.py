@@ -1,6 +1,7 @@
 """Programs of several replicas and with remote memory as files.
 
-Covers: popir/lowering/unrolled.py, popir/lowering/moves.py.
+Covers: plugins/popxl/src/popir/lowering/unrolled.py,
+    plugins/popxl/src/popir/lowering/moves.py.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import popxl
 import pytest
-from popxl import ops
-from popxl.ops import collectives
 
 import popir
+import popxl
 from engine import LocalSession, ModelRunner, ModelRunnerConfig
+from plugins.popxl.tests.popir.replica_programs import ReplicaProgram
 from popir.export import compile_whole
 from popir.lowering.compile import LOAD, MAIN, SAVE
-from tests.popir.replica_programs import ReplicaProgram
+from popxl import ops
+from popxl.ops import collectives
 
 F32 = popxl.float32
 #: 600 were compared when this was written.
