@@ -174,7 +174,11 @@ class ReplicaChannel(RequestChannel):
         self._in_order = description.batches.ragged is None
         #: Whether the last outputs were large: then they are copied out early.
         self._large_outputs = False
-        self.number = device.open_channel(self, self._channel, layout)
+        try:
+            self.number = device.open_channel(self, channel, layout)
+        except BaseException:
+            channel.close()  # or its descriptor would stay open
+            raise
 
     @property
     def in_flight(self) -> int:

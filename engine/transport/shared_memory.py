@@ -73,7 +73,11 @@ class SharedMemory:
             os.close(fd)
             msg = f"segment has {size} bytes, expected {expected_size}"
             raise ValueError(msg)
-        return cls(fd, expected_size)
+        try:
+            return cls(fd, expected_size)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def give_back(self, start: int, end: int) -> None:
         """Return the pages that lie between two offsets to the machine.
