@@ -21,15 +21,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from bench.cases.models import write_models
 from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Scenario
 from bench.drivers.load import whole
 from bench.servers.server import HOST, ROOT, Server, compile_models, gateway
-
-#: Of the counter: what happens less often belongs to no request (timers).
-SELDOM = VARIED // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,11 @@ class RequestPath:
         return len(self.gateway.by_file.keys() | self.device.by_file.keys())
 
 
-def count(scenario: Scenario, folder: Path) -> RequestPath:
-    """Serve a scenario's model from below `folder` and count what its requests call."""
+def count(scenario: Scenario, folder: Path, most: int = VARIED) -> RequestPath:
+    """Serve a scenario's model from below `folder` and count what its requests call.
+
+    `most`: send only the first so many requests.
+    """
     (source,) = write_models(folder, scenario.model).values()
     repository, counts = folder / "models", folder / "counts"
     counts.mkdir()
@@ -84,37 +85,44 @@ def count(scenario: Scenario, folder: Path) -> RequestPath:
     }
     with gateway(repository, devices="cpu:1", environment=environment) as server:
         server.wait_ready()
-        return _count(server, scenario, counts)
+        return _count(server, scenario, counts, most)
 
 
-def _count(server: Server, scenario: Scenario, folder: Path) -> RequestPath:
+def _count(server: Server, scenario: Scenario, folder: Path, most: int) -> RequestPath:
     (device,) = server.device_pids()
     pids = server.pid, device
     with socket.create_connection((HOST, server.port)) as connection:
         requests = [
             whole(scenario.path, request.payload)
-            for request in scenario.requests(Mode.VARIED)
+            for request in islice(scenario.requests(Mode.VARIED), most)
         ]
-        _send(connection, requests)
+        send(connection, requests)
         for number, suffix in ((signal.SIGUSR1, ".on"), (signal.SIGUSR2, ".json")):
             for pid in pids:
                 os.kill(pid, number)
             # A device handles it when it wakes.
             while not all((folder / f"{pid}{suffix}").exists() for pid in pids):
-                _send(connection, requests[:1])
+                send(connection, requests[:1])
             if number == signal.SIGUSR1:
-                _send(connection, requests)
-    return RequestPath(*(_read(folder / f"{pid}.json") for pid in pids))
+                send(connection, requests)
+    return RequestPath(*(_read(folder / f"{pid}.json", most) for pid in pids))
 
 
-def _read(file: Path) -> Calls:
+def _read(file: Path, requests: int) -> Calls:
+    """Read the calls a request; calls of fewer than half of them are timers'."""
     found = json.loads(file.read_text())
     return Calls(
-        Counter({name: round(n / VARIED) for name, n in found.items() if n >= SELDOM})
+        Counter(
+            {
+                name: round(n / requests)
+                for name, n in found.items()
+                if 2 * n >= requests
+            }
+        )
     )
 
 
-def _send(connection: socket.socket, requests: Iterable[bytes]) -> None:
+def send(connection: socket.socket, requests: Iterable[bytes]) -> None:
     """Send requests, one at a time."""
     for request in requests:
         connection.sendall(request)

@@ -217,13 +217,22 @@ def _start(role: str) -> None:
                 )
 
 
+def forkers() -> set[int]:
+    """Return the numbers of the processes of this run that fork."""
+    return {server.pid for server in _servers.values()}
+
+
 @atexit.register
 def _end() -> None:
     if os.environ.get(_RUN) != str(os.getpid()):
         return  # a fork of a run's
     for server in _servers.values():
         server.terminate()
-        server.wait()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
     _servers.clear()
 
 

@@ -78,14 +78,15 @@ def binary_request(inputs: Arrays, request_id: str | None = None) -> Payload:
     return Payload(headers, b"".join([head, *parts]))
 
 
-def msgpack_request(inputs: Arrays) -> Payload:
+def msgpack_request(inputs: Arrays, request_id: str | None = None) -> Payload:
     """Return the document as msgpack, `data` as bytes."""
     tensors = [{**_described(k, v), "data": _raw(v)} for k, v in inputs.items()]
-    return Payload({"Content-Type": MSGPACK}, msgpack.packb({"inputs": tensors}))
+    document = {**_named(request_id), "inputs": tensors}
+    return Payload({"Content-Type": MSGPACK}, msgpack.packb(document))
 
 
-def npy_request(inputs: Arrays) -> Payload:
-    """A single array as a `.npy` file."""
+def npy_request(inputs: Arrays, request_id: str | None = None) -> Payload:
+    """Return a single array as a `.npy` file, which has no place for an id."""
     (array,) = inputs.values()
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)

@@ -102,11 +102,11 @@ def mortal_device() -> Iterator[Device]:
 
 
 @pytest.fixture
-def own_device(mortal_device: Device) -> Device:
-    """A device that tests may kill: it rises again for the next one."""
+def own_device(mortal_device: Device) -> Iterator[Device]:
+    """A device that tests may kill: it is started again after each test."""
+    yield mortal_device
     if not mortal_device.check():
         mortal_device.recover()
-    return mortal_device
 
 
 @pytest.fixture

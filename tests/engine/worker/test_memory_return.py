@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -91,4 +92,5 @@ def test_a_rest_after_a_long_run(monkeypatch: pytest.MonkeyPatch, long_ns: int) 
     scheduler.do(scheduler.stop)
     thread.join(30)
     assert not thread.is_alive()
+    os.close(scheduler.wake_fd)
     assert given_back.is_set() == (long_ns == 0)

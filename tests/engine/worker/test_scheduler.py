@@ -32,10 +32,12 @@ def test_a_wait_is_not_rounded_to_milliseconds() -> None:
     precise = shortest(lambda: waiting._wait(WAIT_NS))
     assert WAIT_NS <= precise < rounded
     # A descriptor that `select` cannot take is waited for all the same.
-    os.dup2(waiting.wake_fd, scheduler.SELECT_SIZE)
+    opened = waiting.wake_fd
+    os.dup2(opened, scheduler.SELECT_SIZE)
     waiting.wake_fd = scheduler.SELECT_SIZE
     assert not waiting._wait(WAIT_NS)
     os.close(scheduler.SELECT_SIZE)
+    os.close(opened)
 
 
 def test_news_end_a_wait() -> None:
@@ -43,3 +45,4 @@ def test_news_end_a_wait() -> None:
     waiting = module.Scheduler()
     os.eventfd_write(waiting.wake_fd, 1)
     assert waiting._wait(60_000_000_000)
+    os.close(waiting.wake_fd)
