@@ -98,7 +98,7 @@ class ModelFormat(Protocol):
 
 
 class InputDecoder(Protocol):
-    """What turns the inputs of requests into those of a model of any kind, if the
+    """Turns the inputs of requests into those of a model of any kind, if the
     model's ``config.toml`` has the section of its name. For all threads.
 
     `section` is the class of that section (`app.config.config_keys.section`).

@@ -202,7 +202,7 @@ def prepared(
 
 
 def _is_files(value: Any) -> bool:
-    """Whether a value is a picture, or a list of them, for an input of numbers."""
+    """Return whether a value is a picture, or a list of pictures."""
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(item, bytes) for item in value)
     return isinstance(value, bytes)

@@ -39,8 +39,10 @@ def _divisors(value: Any) -> tuple[float, ...]:
 @section
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """How a picture becomes the numbers of an input. What is not set follows from the
-    input's shape and datatype."""
+    """The section: how a picture becomes the numbers of an input.
+
+    The input's shape and datatype decide what the section leaves out.
+    """
 
     input: Annotated[str, text(1000)] = key(
         "", "the input that takes pictures, if there are several"

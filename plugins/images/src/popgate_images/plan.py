@@ -1,4 +1,4 @@
-"""How a picture becomes the numbers of one input, as the decoding process is told."""
+"""A plan for the decoding process: how pictures become the numbers of one input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHANNELS: Final = {"RGB": 3, "BGR": 3, "L": 1}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the decoding process does with a picture. Sent there with each.
+    """The work of the decoding process on a picture, sent along with it.
 
     `table` has the value of each of 256 shades, for each channel, as bytes of `dtype`.
     """

@@ -1,7 +1,7 @@
-"""What stands before a model that takes pictures.
+"""The scheduler in front of a model that takes pictures.
 
-Files are decoded, several at a time, and go on to the model as numbers; requests with
-numbers go on as they are. Belongs to the event loop's thread.
+It has files decoded, several at a time, and passes their numbers on to the model.
+Requests with numbers pass unchanged. Belongs to the event loop's thread.
 """
 
 from __future__ import annotations

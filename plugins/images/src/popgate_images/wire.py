@@ -1,4 +1,4 @@
-"""What goes between the gateway and a decoding process."""
+"""The messages between the gateway and a decoding process."""
 
 from __future__ import annotations
 

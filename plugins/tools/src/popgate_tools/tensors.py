@@ -22,7 +22,7 @@ def read_value(text: str, name: str, datatype: str, shape: list[int]) -> Tensor:
 
 
 def is_file(text: str) -> bool:
-    """Return whether a text names a file whose bytes are sent, and no array."""
+    """Return whether a string names a file whose bytes are sent, and no array."""
     return text.startswith("@") and not text.endswith((".npy", ".npz"))
 
 
