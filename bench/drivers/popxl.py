@@ -1,7 +1,7 @@
 """Programs of `popxl` beside bare ONNX Runtime calls of the same graphs, in one run.
 
-    python -m bench.popxl
-    python -m bench.popxl --seconds 0.3 --rounds 5
+    python -m bench.drivers.popxl
+    python -m bench.drivers.popxl --seconds 0.3 --rounds 5
 
 Each program becomes one ONNX graph. `bare` is ONNX Runtime's own `run` of that very
 graph with the same number of threads, on the arrays that the session has: what cannot
