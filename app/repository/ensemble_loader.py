@@ -19,11 +19,27 @@ from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import ModelEntry, ModelTable, infer_path
+from app.serving.table import ModelEntry, ModelTable, RequestScheduler, infer_path
 from app.spec import ModelSpec
 
-NO_PLACE = "its requests go by [sequence] or [responses], which have no place here"
+_NO_PLACE = "its requests go by [sequence] or [responses], which have no place here"
+_CONVERTED = (
+    "its requests are converted before the model takes them (a tokenizer or decoder "
+    "of a plugin), and an ensemble would skip that; call it from a Python model instead"
+)
 _TICK = 0.02  # seconds between looks at a member that is being loaded
+
+
+def why_no_member(scheduler: RequestScheduler | None) -> str:
+    """Return why a model with this scheduler cannot be a step; empty if it can.
+
+    A step gives its tensors to the model's runner, past any other scheduler.
+    """
+    if scheduler is None or isinstance(scheduler, EnsembleScheduler):
+        return ""
+    if isinstance(scheduler, SequenceScheduler | StepScheduler):
+        return _NO_PLACE
+    return _CONVERTED
 
 
 def assemble_ensemble(
@@ -108,8 +124,8 @@ class EnsembleLoader:
     async def _member(self, ensemble: str, step: StepConfig) -> ModelSpec:
         """Return the spec of a step's model, once it is loaded."""
         entry = await self._present(ensemble, step.model, step.version)
-        if isinstance(entry.scheduler, SequenceScheduler | StepScheduler):
-            raise LoadError(NO_PLACE)
+        if reason := why_no_member(entry.scheduler):
+            raise LoadError(reason)
         return entry.spec
 
     async def _present(self, user: str, model: str, version: int = 0) -> ModelEntry:

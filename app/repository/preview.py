@@ -23,7 +23,7 @@ from app.repository.assembly import (
     runner_config,
 )
 from app.repository.compile_cache import CompileCache
-from app.repository.ensemble_loader import NO_PLACE, assemble_ensemble
+from app.repository.ensemble_loader import assemble_ensemble, why_no_member
 from app.repository.formats import format_named
 from app.repository.loader import LoadError, compiled_files, explained, input_defaults
 from app.repository.places import ModelPlaces
@@ -61,7 +61,7 @@ from popef_io import Model, Reader
 class VersionPreview:
     """One version that would be served; `spec` is None where it would not.
 
-    `is_scheduled`: its requests go by [sequence] or [responses], or it is a generator.
+    `no_member` says why it cannot be a step of an ensemble; empty if it can.
     """
 
     version: int
@@ -70,7 +70,7 @@ class VersionPreview:
     memory: int = 0
     problem: str = ""
     notes: tuple[str, ...] = ()
-    is_scheduled: bool = False
+    no_member: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class _Previewer:
             spec=made.visible,
             memory=memory,
             notes=notes,
-            is_scheduled=made.scheduler is not None,
+            no_member=why_no_member(made.scheduler),
         )
 
     def _loadable(
@@ -326,8 +326,8 @@ class _Previewer:
             spec = wanted[-1].spec
             assert spec is not None
             specs.append(spec)
-            if wanted[-1].is_scheduled:
-                raise LoadError(f"{label_of(number, step)}: {NO_PLACE}")
+            if reason := wanted[-1].no_member:
+                raise LoadError(f"{label_of(number, step)}: {reason}")
         with explained(f"{name}/{source.version}"):
             return assemble_ensemble(name, source, config, specs).spec
 

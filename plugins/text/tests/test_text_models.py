@@ -34,6 +34,12 @@ from plugins.text.tests.folders import (
 TEXTS = ["the cat sits on the mat", "a fast model", "dog", "what is a batch of text"]
 MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
+PAST_TOKENIZER = "its requests are converted before the model takes them"
+CHAIN = """
+[[ensemble.step]]
+model = "unit"
+"""
+
 
 def tokens_of(folder: Path, text: str) -> np.ndarray[Any, Any]:
     """Token vectors of one text, by ONNX Runtime alone."""
@@ -73,6 +79,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         embedding_folder(root / name)
     classifier_folder(root / "classes", ["good", "bad", "ugly"])
     classifier_folder(root / "rank", ["score"])
+    (root / "chain").mkdir()
+    (root / "chain" / "config.toml").write_text(CHAIN)
     return root
 
 
@@ -171,6 +179,14 @@ def test_validate_says_what_was_understood(root: Path, tmp_path: Path) -> None:
     assert "embedding of onnx/model.onnx, pooling mean, length 1, 64 tokens" in words
     assert "classifier of model.onnx, 64 tokens a text" in words
     assert "1_Pooling" not in words
+    assert PAST_TOKENIZER in words
+
+
+def test_an_ensemble_may_not_go_past_the_tokenizer(served: ServedGateway) -> None:
+    index = served.client.post("/v2/repository/index").json()
+    (chain,) = (model for model in index if model["name"] == "chain")
+    assert chain["state"] == "UNAVAILABLE"
+    assert PAST_TOKENIZER in chain["reason"]
 
 
 @pytest.mark.parametrize(
