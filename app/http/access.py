@@ -1,19 +1,19 @@
-"""Who may do what: one rule for every route, asked once for each request.
+"""Access control: one rule for every route, checked once for each request.
 
 Every path belongs to a group (`Group` of app/config/keys.py), or to health, which is
 open to all.
 
-- With keys (`--keys`), a request needs one that allows its group, and its model; what
-  the file calls anonymous needs none.
+- With keys (`--keys`), a request needs a key that allows its group and its model. The
+  groups that the file calls anonymous need no key.
 - With `--api-key` alone, management needs that key, and all else needs none.
 - With neither, management has to come over the management socket, which only the user
-  of the server can open. An address says nothing of who calls: behind a proxy on this
-  machine everybody has a loopback address. With `--trust-loopback` it is believed all
-  the same, but for what is seen to come through a proxy, or from a web page of another
-  origin (which a browser on this machine would send for it).
+  of the server can open. A loopback address does not identify the caller, because all
+  requests through a proxy on this machine have one. `--trust-loopback` accepts loopback
+  addresses all the same. It refuses requests that show signs of a proxy, and requests
+  that a browser on this machine sends for a web page of another origin.
 
-Triton's restrictions (app/config/restrictions.py) hold besides; management that one of
-them guards has its key in it.
+Triton's restrictions (app/config/restrictions.py) apply as well. If no key is set and
+a restriction guards management, the header of the restriction is enough.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def model_of(path: str) -> str | None:
 
 
 class Trust(enum.Enum):
-    """Who may manage without a key."""
+    """Callers that may manage without a key."""
 
     NOBODY = enum.auto()
     #: Callers from a loopback address or a Unix socket, as far as one can see.
@@ -116,9 +116,8 @@ class Trust(enum.Enum):
 class Access:
     """Decides for each request, by the event loop's thread.
 
-    A table of `keys` counts for all groups only where `keys.path` names a file. `trust`
-    counts where there is no key at all. `groups` are those of the paths that plugins
-    add.
+    A table of `keys` applies to all groups only if `keys.path` names a file. `trust`
+    applies if no key is set. `groups` holds the groups of paths that plugins add.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class Access:
 
     @property
     def rules(self) -> KeyTable:
-        """What verdicts are made by: they hold while this is the same object."""
+        """The keys that decide. A verdict holds while this is the same object."""
         return self.keys.table
 
     def check_once(self, given: Iterable[Header]) -> None:
@@ -154,7 +153,7 @@ class Access:
 
     @property
     def open_groups(self) -> tuple[Group, ...]:
-        """What needs no key, but for management, which nobody leaves open unasked."""
+        """The groups that need no key. Management is never among them."""
         groups = self.keys.table.anonymous if self._for_all else KEY_GROUPS
         closed = {"manage"}
         if "inference" in self.restrictions.groups:
@@ -164,7 +163,7 @@ class Access:
     def check_inference(
         self, path: str, headers: Mapping[bytes, bytes], names: Sequence[str] = ()
     ) -> Key | None:
-        """As `check`, for inference at an infer path of the model table."""
+        """Do the work of `check` for an infer path of the model table."""
         self.restrictions.check(path, headers)
         return self._check_key("infer", path, headers, names) if self._for_all else None
 
@@ -215,7 +214,7 @@ class Access:
         return table.of_certificate(names) if given is None else table.find(given)
 
     def _distrust(self, headers: Mapping[bytes, bytes], client: str | None) -> str:
-        """Why a call without a key may not manage; empty if it may."""
+        """Return why a call without a key may not manage; empty if it may."""
         if self.trust is Trust.NOBODY:
             return "management is closed here"
         if self.trust is Trust.SOCKET:
@@ -257,7 +256,7 @@ class Access:
 
 
 def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
-    """Why a call is not taken for one from this machine; empty if it is."""
+    """Return why a call does not count as local; empty if it does."""
     if client is not None and not is_loopback(client):
         return f"the call comes from {client}"
     if why := _through_proxy(headers):
@@ -297,7 +296,7 @@ def _is_local_host(host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether it is one that only this machine has."""
+    """Return whether an address is a loopback address, also as IPv4 in IPv6."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -193,7 +193,7 @@ class EventCall(AsgiCall):
 
     @property
     def refusal(self) -> Response | None:
-        """What is answered instead of events, where the request was never queued."""
+        """The answer in place of events, if the request was never queued."""
         return self._answer
 
     async def next_event(self) -> bytes:

@@ -14,7 +14,7 @@ MOST_EXTRA: Final = 64
 
 
 class Entry(enum.Enum):
-    """What becomes of a connection that has just come."""
+    """Decision about a new connection."""
 
     FREE = enum.auto()
     #: It may ask for health and management; the second says that its address has too
@@ -35,13 +35,15 @@ class Guest(Protocol):
 
 
 class ConnectionLimit:
-    """At most `most` connections: in this process, or, where there is a `total`, in all
-    of them; and `per_address` of one address in this process (0: any number), unless
-    `is_proxy` says that others stand behind that.
+    """Limits the number of connections.
 
-    Beyond them the connection that has asked nothing for longest makes room for a new
-    one, so that silent connections keep out nobody; but the last `most_extra` of these
-    are left some time to ask.
+    `most` counts in this process, or in all processes if a `total` is given.
+    `per_address` limits one address in this process (0: any number), unless `is_proxy`
+    says that the address is a proxy.
+
+    Beyond these limits a new connection replaces the one that has been silent longest,
+    so silent connections do not block clients. The latest `most_extra` of them have
+    some time to send a request.
     """
 
     def __init__(

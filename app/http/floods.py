@@ -28,8 +28,8 @@ READ: Final = 64 * 1024
 #: that nothing follows, in refusals.
 ENTRY: Final = 0.2
 HANDSHAKE: Final = 4.0
-# Seconds: the most that anybody waits, from the last wait until the flood is over, and
-# between two looks for new connections meanwhile.
+# Seconds: the longest wait of a client, from the last wait until the flood is over, and
+# between two checks for new connections meanwhile.
 _LONGEST = 1.0
 _LASTS = 1.0
 _APART = 0.002
@@ -52,8 +52,10 @@ class Floods:
         self._began: asyncio.Event | None = None
 
     def charge(self, refusals: float = 1.0) -> float:
-        """Count what was refused; the seconds after which its client's turn has come
-        again, 0 where there is no flood."""
+        """Count refusals, and return the seconds that their client has to wait.
+
+        The result is 0 if there is no flood.
+        """
         now = self._clock()
         free_at = max(self._free_at, now - BURST / RATE) + refusals / RATE
         self._free_at = min(free_at, now + _LONGEST)
@@ -205,7 +207,7 @@ class Door:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """Whether its client has reset it."""
+    """Return whether the client has reset the connection."""
     look = select.poll()
     look.register(connection, 0)  # errors are told in any case
     return bool(look.poll(0))

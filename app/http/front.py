@@ -149,13 +149,15 @@ class InferFront:
         self._codings = ResponseCodings(compress_responses)
 
     def coding_for(self, headers: Mapping[bytes, bytes]) -> Coding | None:
-        """How the answer to a request with these headers is to be compressed."""
+        """Return the coding of the answer to a request with these headers."""
         accept = headers.get(b"accept-encoding")
         return None if accept is None else self._codings.choose(accept)
 
     def lines_for_origin(self, origin: bytes | None) -> bytes:
-        """The headers by which a page of an origin may read an answer that comes from
-        no application."""
+        """Return the headers that let a page of an origin read an answer.
+
+        For answers that do not come from an application.
+        """
         if origin is None or not (b"*" in self.origins or origin in self.origins):
             return b""
         named = b"*" if b"*" in self.origins else origin + b"\r\nvary: Origin"

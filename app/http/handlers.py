@@ -96,9 +96,9 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 class AllowedMethods:
-    """Which methods the documented paths take.
+    """The methods that each documented path accepts.
 
-    A router that refuses a method knows only those of one of its routes.
+    A router that refuses a method knows only the methods of one route.
     """
 
     def __init__(self, paths: Mapping[str, Iterable[str]]) -> None:

@@ -44,8 +44,10 @@ class Handshake(ssl.SSLObject):
     _dropped = 0
 
     def do_handshake(self) -> None:
-        """As that of `ssl`, but that what fails is raised only where the client goes on
-        without end."""
+        """Do the handshake of `ssl`, and delay the error of a failed one.
+
+        The error is raised if the client keeps sending.
+        """
         if self._failed is not None:
             self._dropped += len(self.incoming.read())
             if self._dropped > _MOST_DROPPED:
@@ -70,8 +72,10 @@ class Handshake(ssl.SSLObject):
         raise ssl.SSLWantReadError
 
     def _look(self) -> bytes:
-        """What to say to a client in place of a handshake; empty where there may be
-        one. Looks at all that comes until the first record is whole."""
+        """Return the answer in place of a handshake; empty if a handshake is possible.
+
+        Checks all bytes that arrive until the first record is complete.
+        """
         seen = self._seen
         if seen is None or not self.incoming.pending:
             return b""

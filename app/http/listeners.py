@@ -100,12 +100,12 @@ class Listeners:
 
     @property
     def url(self) -> str:
-        """Where the main socket is reached."""
+        """The URL of the main socket."""
         return self._url(self.main)
 
     @property
     def metrics_url(self) -> str | None:
-        """Of the port for metrics; None without one."""
+        """The URL of the metrics port; None without one."""
         return None if self.metrics is None else self._url(self.metrics)
 
     def _url(self, listener: socket.socket) -> str:
@@ -121,7 +121,7 @@ class Listeners:
         return f"{scheme}://{shown}:{port}"
 
     def sides(self, app: InferFront) -> list[tuple[InferFront, socket.socket]]:
-        """What is served besides the main socket, and where."""
+        """Return the fronts besides the main one, each with its socket."""
         found: list[tuple[InferFront, socket.socket]] = []
         if self.metrics is not None:
             found.append((MetricsFront(app), self.metrics))

@@ -1,7 +1,7 @@
-"""What the management socket answers: everything, and management without a key.
+"""Answers of the management socket: all paths, and management without a key.
 
-Only the user of the server can open it (mode 0600), who could as well end the server or
-write into its models.
+Only the user of the server can open the socket (mode 0600). This user could also stop
+the server or change its models.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from app.http.front import InferFront
 
 
 class ManagementFront(InferFront):
-    """As `whole`, with callers that may manage where no keys are set."""
+    """Serves the paths of `whole`, and management without a key if no keys are set."""
 
     def __init__(self, whole: InferFront) -> None:
         access = whole.access

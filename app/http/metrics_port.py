@@ -1,4 +1,4 @@
-"""What the port for metrics answers: `/metrics` and health, and nothing else.
+"""Answers of the metrics port: `/metrics` and health, and nothing else.
 
 It may be open to a network that must not run models, as Triton's own metrics port is.
 """

@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 #: Of one message; a chunk of a body is far smaller.
 _MOST = 1 << 30
 _BACKLOG = 1024
-#: Bytes that are read at once of what nobody wants.
+#: Bytes of one read of data that is dropped.
 _DROPPED = 1 << 16
 #: Seconds between tries where that many wait already.
 _QUEUE_TICK = 0.005
@@ -189,7 +189,7 @@ class RelayServer:
 
 
 class _Receiver:
-    """What the client sends, as an application asks for it."""
+    """Passes messages of the client to an application."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -215,7 +215,7 @@ class _Receiver:
 
 
 class _Sender:
-    """What goes to the client; nothing, once it has gone."""
+    """Sends messages to the client, and drops them after it has left."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer

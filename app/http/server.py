@@ -157,15 +157,15 @@ def refuse_new_connections(listener: socket.socket) -> None:
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
-    A request whose head is not complete after `header_timeout` seconds is given up, so
-    is one whose body does not get on for `upload_timeout`, and an answer of which
-    nothing is taken for `send_timeout` (0: never).
-    Beyond `max_connections` (0: three quarters of the descriptors there may be) only
-    health checks and management are answered, but all on `sides`, once no connection is
-    left that has asked nothing; those of other processes count too where there is a
-    total of all `connections`. So it is beyond `max_connections_per_address` (0: any
-    number) for a client of that address.
-    With a `certificate` all sockets speak TLS, but Unix sockets of `sides`.
+    Three timeouts in seconds end a request: `header_timeout` if its head is incomplete,
+    `upload_timeout` if no bytes of its body arrive, and `send_timeout` (0: never) if
+    the client takes nothing of the answer.
+    Beyond `max_connections` (0: three quarters of the allowed descriptors) a new
+    connection replaces a silent one. If none is silent, the server answers only health
+    checks and management; `sides` answer all their paths. If `connections` is given,
+    the connections of other processes count too. Beyond `max_connections_per_address`
+    (0: any number) the same happens to clients of that address.
+    With a `certificate` all sockets speak TLS, except Unix sockets of `sides`.
     `sides` are other applications with sockets of their own, which live as long.
     Sockets that are `kept` belong to another process: new connections to them go on
     waiting there.
@@ -422,7 +422,7 @@ class GatewayServer(uvicorn.Server):
                 )
 
     def unfinished(self) -> int:
-        """How many requests have not been answered."""
+        """Return the number of requests without an answer."""
         direct = sum(
             isinstance(c, GatewayProtocol)
             and isinstance(c.cycle, Exchange)

@@ -68,8 +68,7 @@ class Certificate:
         self._tell_at = math.inf if self.expires is None else self.expires - WARN_BEFORE
 
     def _read(self) -> list[bytes]:
-        """What the files hold, so that all that is done with them is done with the
-        same."""
+        """Return the contents of the files, read once so that all uses agree."""
         found = []
         for path in self._files:
             try:
@@ -180,9 +179,12 @@ _SPECIAL = re.compile(r'([,+"\\<>;=])')
 
 
 def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a client's certificate (`ssl.SSLSocket.getpeercert`) is called in a file of
-    keys: its subject, in its own order, as in ``CN=shop,O=Example``, with a backslash
-    before what would stand for something; and its other names, as in ``DNS:shop``."""
+    """Return the names of a client's certificate in a file of keys.
+
+    The first is its subject in its own order, as in ``CN=shop,O=Example``, with a
+    backslash before special characters. The alternative names follow, as in
+    ``DNS:shop``. `certificate` comes from `ssl.SSLSocket.getpeercert`.
+    """
     subject = ",".join(
         "+".join(f"{_SHORT.get(kind, kind)}={_escaped(value)}" for kind, value in part)
         for part in certificate.get("subject", ())
@@ -201,8 +203,10 @@ def _no_password() -> str:
 
 
 def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | None:
-    """When the certificate of `context` begins to count and when it expires, as a
-    client is told that trusts it."""
+    """Return when the certificate of `context` becomes valid and when it expires.
+
+    The times are those that a client receives.
+    """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -9,9 +9,9 @@ MOST: Final = 64 * 1024
 
 
 class Backlog:
-    """What came behind a request waits here, as bytes, until its turn has come.
+    """Bytes that a client sent behind a request, kept until their turn.
 
-    `data` is empty if nothing waits. `is_due` says that a turn was asked for.
+    `data` is empty if no bytes wait. `is_due` is true if a turn has been requested.
     """
 
     __slots__ = ("_at", "data", "is_due")

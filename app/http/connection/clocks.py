@@ -30,7 +30,7 @@ class Patience(NamedTuple):
 
 
 class Verdict(enum.Enum):
-    """What becomes of a connection that was looked at."""
+    """Result of the check of a connection."""
 
     STAYS = enum.auto()
     #: Nothing has happened on it for too long.

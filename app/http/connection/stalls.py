@@ -1,8 +1,8 @@
-"""What stands still on a connection: bodies that stop coming, answers nobody takes.
+"""Stalls of a connection: request bodies that stop, answers that the client leaves.
 
-Over TLS a transport knows of nothing that it has handed to the transport below, and it
-closes when its client says so too, which one that reads nothing never does. The kernel
-knows how much it holds for the client, and how much that has acknowledged.
+A TLS transport does not count bytes that it has handed to the transport below. It
+closes only after the client has agreed, and a client that reads nothing never agrees.
+The kernel counts the bytes it holds for the client, and those acknowledged.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HELD = struct.Struct("i")
 
 
 class Stall:
-    """How the body that a connection receives gets on, looked at every few seconds.
+    """Progress of the body that a connection receives, checked every few seconds.
 
-    The receiver counts them anyway, so this costs a request nothing.
+    The receiver counts the bytes anyway, so the check costs a request nothing.
     """
 
     __slots__ = ("_arrived", "_request", "_since")

@@ -1,12 +1,12 @@
-"""Whose turn it is, of what need not be done at once.
+"""Turns of the event loop, shared by work that can wait.
 
-The event loop looks at every connection once in a turn, and whoever asks for inference
-waits for all of it. So requests that go through ASGI, and those that stand behind an
-answer on their connection, have a part of each turn together, however many they are.
+The event loop handles every connection once in a turn, and each inference request
+waits for the whole turn. Requests through ASGI, and requests behind an answer on their
+connection, therefore share a fixed part of each turn, however many they are.
 
-Connections that bring large bodies share a number of bytes of each turn. libuv reads a
-connection up to 32 times before it goes on to the next one, 256 KB each time. That
-makes 8 MiB, and every page of them is new.
+Connections with large bodies share a number of bytes of each turn. Otherwise libuv
+reads a connection up to 32 times, 256 KB each time, before it reads the next one. That
+makes 8 MiB, all in fresh pages of memory.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class Turns:
 
 
 class ReadBudget:
-    """What is left of a turn, and who waits for the next one; for the event loop's
-    thread."""
+    """Bytes left of a turn, and the connections that wait for the next one.
+
+    For the event loop's thread.
+    """
 
     def __init__(self) -> None:
         self._left = BYTES

@@ -162,9 +162,9 @@ class Session:
     ) -> None:
         """Run the main program once.
 
-        Arrays are by the tensor of the stream, with a first dimension of transfers, a
-        second of replicas where there are several, and of the carrier's type. Outputs
-        are filled.
+        The keys are the tensors of the streams. Each array has the carrier's type, a
+        first dimension of transfers, and a second of replicas if there are several.
+        The run fills the outputs.
         """
         self._attached()
         program = self.program
