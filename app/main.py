@@ -154,8 +154,8 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
         if made[0] != key:
             # Relative to this document, so that the page works below a proxy's prefix.
             servers = {"servers": [{"url": "./"}]}
-            document = document_with_models(base_of_all(), served) | servers
-            made = key, orjson.dumps(document)
+            document = document_with_models(base_of_all(), served, added)
+            made = key, orjson.dumps(document | servers)
         return made[1]
 
     @api.get("/openapi.json", include_in_schema=False)

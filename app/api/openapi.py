@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +28,7 @@ from app.api.examples import (
     is_large,
     shown_shape,
 )
+from app.api.plugin_routes import PluginRoutes
 from app.api.request_bodies import body_schemas
 from app.api.schemas import (
     REFERENCE,
@@ -158,9 +159,13 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
 
 
 def document_with_models(
-    base: Mapping[str, Any], models: Iterable[LoadedModel]
+    base: Mapping[str, Any],
+    models: Iterable[LoadedModel],
+    added: Sequence[PluginRoutes] = (),
 ) -> dict[str, Any]:
-    """Return `base` with an operation for each of `models`, first in the page."""
+    """Return `base` with an operation for each of `models`, first in the page, and with
+    the examples that `added` routes have for them.
+    """
     models = list(models)
     if not models:
         return dict(base)
@@ -170,12 +175,30 @@ def document_with_models(
         path = f"/v1/models/{quote(loaded.spec.name)}/infer"
         document["paths"][path] = {"post": _model_operation(template, loaded)}
     document["paths"].update(base["paths"])
+    for loaded in models[:MAX_MODELS_SHOWN]:
+        for one in added:
+            for path, body in one.examples(loaded.spec).items():
+                _add_example(document["paths"], path, loaded.spec.name, body)
     text = f"{len(models)} loaded."
     if len(models) > MAX_MODELS_SHOWN:
         text += f" The first {MAX_MODELS_SHOWN} are shown; GET /v1/models lists all."
     tag = {"name": "loaded models", "description": text}
     document["tags"] = [tag, *base["tags"]]
     return document
+
+
+def _add_example(paths: dict[str, Any], path: str, name: str, body: Any) -> None:
+    """Add the request body that model `name` answers to the operation of `path`.
+
+    The operation is copied first: that of the base document has no models.
+    """
+    item = paths[path] = copy.deepcopy(paths[path])
+    operation = item["post"]
+    content = operation["requestBody"]["content"]["application/json"]
+    content.setdefault("examples", {})[name] = {"summary": name, "value": body}
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] == "name":
+            parameter.setdefault("examples", {})[name] = {"value": name}
 
 
 def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -13,6 +13,11 @@ from app.config.keys import Group
 from app.http.front import NamingOperation, Operation
 from app.plugins import ROUTES, plugins
 from app.settings import Settings
+from app.spec import ModelSpec
+
+
+def _no_examples(spec: ModelSpec) -> Mapping[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class PluginRoutes:
     router: APIRouter
     operations: Sequence[Operation] = ()
     naming: Sequence[NamingOperation] = ()
+    examples: Callable[[ModelSpec], Mapping[str, Any]] = _no_examples
 
 
 class MakesRoutes(Protocol):

@@ -223,6 +223,30 @@ def test_the_document_has_the_routes(served: ServedGateway) -> None:
     assert wanted <= paths.keys()
 
 
+def test_examples_of_the_document_work_as_they_stand(served: ServedGateway) -> None:
+    paths = served.client.get("/openapi.json").json()["paths"]
+    asked: dict[str, set[str]] = {}
+    for path, operations in paths.items():
+        operation = operations.get("post", {})
+        if not any(tag.startswith("text:") for tag in operation.get("tags", ())):
+            continue
+        content = operation["requestBody"]["content"]["application/json"]
+        examples = content.get("examples", {})
+        if "{name}" in path and examples:
+            (parameter,) = operation["parameters"]
+            assert parameter["examples"].keys() == examples.keys()
+        for name, example in examples.items():
+            answer = post(served, path.format(name=name), **example["value"])
+            assert answer.status_code == 200, (path, name, answer.text)
+            asked.setdefault(path.rpartition("/")[2], set()).add(name)
+    text = {"unit", "rank", "classes"}
+    assert asked == {
+        "embeddings": {"unit"}, "embed": {"unit"}, "similarity": {"unit"},
+        "rerank": {"rank"}, "predict": {"rank", "classes"},
+        "tokenize": text, "decode": text,
+    }  # fmt: skip
+
+
 def test_a_key_opens_its_models_only(root: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)

@@ -18,8 +18,9 @@ from app.errors import InvalidRequest, UnknownModel
 from app.gateway import Gateway
 from app.http.front import NamingOperation, Operation
 from app.settings import Settings
+from app.spec import ModelSpec
 from popgate_text import openai, tei
-from popgate_text.requests import check_kind_of, field
+from popgate_text.requests import check_kind_of, field, kind_of
 from popgate_text.scheduler import TextScheduler
 
 _TOKEN_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -56,6 +57,14 @@ _TEI_TEXTS: Final = {
     "truncate": {"type": "boolean"},
     "truncation_direction": {"type": "string", "enum": ["left", "right"]},
     "prompt_name": {"type": "string"},
+}
+_TOKENIZE: Final = {
+    "inputs": {"oneOf": [{"type": "string"}, _STRINGS]},
+    "add_special_tokens": {"type": "boolean"},
+}
+_DECODE: Final = {
+    "ids": {"oneOf": _TEXTS["oneOf"][2:]},
+    "skip_special_tokens": {"type": "boolean"},
 }
 #: Suffix, form, fields of the request, those that it must have, what it does.
 _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]] = (
@@ -133,7 +142,42 @@ def routes(settings: Settings) -> PluginRoutes:
         native = partial(tei.NativeForm, settings.tei)
         naming += [NamingOperation(path, native) for path in ("/", "/invocations")]
     _tokens(router, settings.tei)
-    return PluginRoutes(router, operations, naming)
+    examples = partial(_examples, settings)
+    return PluginRoutes(router, operations, naming, examples)
+
+
+def _examples(settings: Settings, spec: ModelSpec) -> dict[str, Any]:
+    """Return request bodies by path, which the model answers as they stand."""
+    kind = kind_of(spec)
+    if not kind:
+        return {}
+    texts = ["The cat sits on the mat.", "A fast model answers."]
+    query = "What is on the mat?"
+    of_tei: dict[str, Any] = {"tokenize": {"inputs": texts}, "decode": {"ids": [1, 2]}}
+    found: dict[str, Any] = {}
+    if kind == "embedding":
+        of_tei["embed"] = {"inputs": texts}
+        compared = {"source_sentence": query, "sentences": texts}
+        of_tei["similarity"] = {"inputs": compared}
+        for path in ("/openai/v1/embeddings", "/infinity/embeddings"):
+            found[path] = {"model": spec.name, "input": texts}
+    elif kind == "splade":
+        of_tei["embed_sparse"] = {"inputs": texts}
+    elif kind == "reranker":
+        of_tei["rerank"] = {"query": query, "texts": texts}
+        of_tei["predict"] = {"inputs": [query, texts[0]]}
+        for path in ("/openai/v1/rerank", "/v2/rerank", "/infinity/rerank"):
+            found[path] = {"model": spec.name, "query": query, "documents": texts}
+    else:
+        of_tei["predict"] = {"inputs": texts[0]}
+    if settings.openai_root:
+        for path in [path for path in found if path.startswith("/openai/")]:
+            found[path.removeprefix("/openai")] = found[path]
+    for suffix, body in of_tei.items():
+        found[f"/v1/models/{{name}}/{suffix}"] = body
+        if settings.tei == spec.name:
+            found[f"/{suffix}"] = body
+    return found
 
 
 def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
@@ -213,12 +257,12 @@ def _tokens(router: APIRouter, named: str) -> None:
         read = partial(_texts_of, scheduler, given, skip)
         return await gateway.in_background(read)
 
-    ways: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-        ("info", "GET", info),
-        ("tokenize", "POST", tokenize),
-        ("decode", "POST", decode),
+    ways: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
+        ("info", "GET", info, {}),
+        ("tokenize", "POST", tokenize, _body(_TOKENIZE, "inputs")),
+        ("decode", "POST", decode, _body(_DECODE, "ids")),
     )
-    for suffix, method, run in ways:
+    for suffix, method, run, body in ways:
         router.add_api_route(
             f"/v1/models/{{name}}/{suffix}",
             run,
@@ -227,6 +271,7 @@ def _tokens(router: APIRouter, named: str) -> None:
             summary=f"TEI's /{suffix}",
             tags=[TEI_TAG],
             responses=dict(_TOKEN_ERRORS),
+            openapi_extra=body,
         )
         if named:
             router.add_api_route(
@@ -237,6 +282,7 @@ def _tokens(router: APIRouter, named: str) -> None:
                 summary=f"TEI's /{suffix}",
                 tags=[TEI_TAG],
                 responses=dict(_TOKEN_ERRORS),
+                openapi_extra=body,
             )
 
 
