@@ -136,7 +136,7 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
         redirect_slashes=False,
     )
     api.state.gateway = gateway
-    install_error_handlers(api)
+    install_error_handlers(api, pages.nothing_here)
     for router in routers:
         api.include_router(router)
     api.state.allowed = AllowedMethods(documented_methods(routers, also_pages=True))

@@ -16,6 +16,8 @@ from app.http.access import Access, key_group
 from app.http.asgi import CONNECTION, Message, Scope
 from app.observe.answers import GONE, Answers
 
+#: How the one error page for browsers begins (`app.api.routes.pages`).
+_PAGE = b"<!doctype html>"
 #: Paths whose route is remembered, if they have no more letters.
 _MOST_PATHS = 1024
 _LONGEST_PATH = 300
@@ -37,6 +39,8 @@ def _route_of(path: str, method: str) -> str:
 
 def read_error(text: bytes) -> tuple[str, str]:
     """Return the code and the message of an error's body; empty if it has none."""
+    if text.startswith(_PAGE):
+        return "not_found", "Not Found: a browser got a page that says so"
     try:
         body = orjson.loads(text)
         return str(body["code"]), str(body["error"])

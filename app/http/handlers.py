@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,11 +28,28 @@ _TEXTS = {
 }
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Lets `app` answer every exception in our form."""
+#: Returns the page for an address without a route, None for clients that want none.
+NothingHere = Callable[[Request], Response | None]
+
+
+def install_error_handlers(
+    app: FastAPI, nothing_here: NothingHere | None = None
+) -> None:
+    """Have `app` answer every exception in our form.
+
+    `nothing_here` may answer requests to addresses without a route in its own form.
+    """
+
+    async def http_exception(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        page = None
+        if error.status_code == 404 and nothing_here is not None:
+            page = nothing_here(request)
+        return page or await _http_exception(request, error)
+
     app.add_exception_handler(RequestError, _answer)
     app.add_exception_handler(EngineError, _answer)
-    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(HTTPException, http_exception)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_middleware(ErrorGuard)
 

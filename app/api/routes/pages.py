@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from app.api.dependencies import GatewayOf
+from app.api.dependencies import GatewayOf, get_gateway
 from app.errors import HttpError
 from app.http.asgi import BARE, BASE
 
@@ -53,8 +53,7 @@ async def root(request: Request, gateway: GatewayOf) -> Response:
     """
     if request.scope.get(BARE):
         return RedirectResponse(request.scope[BASE].rpartition("/")[2] + "/")
-    wants_page = "text/html" in request.headers.get("accept", "")
-    if wants_page and not gateway.settings.no_pages:
+    if _wants_page(request) and not gateway.settings.no_pages:
         return _send(request, "index.html")
     return RedirectResponse("docs")  # relative: it works below any prefix
 
@@ -64,6 +63,28 @@ async def static_file(request: Request, gateway: GatewayOf, file: str) -> Respon
     if gateway.settings.no_pages or file not in _files():
         raise HttpError(404, f"Not Found: /pages/{file:.200}", "not_found")
     return _send(request, file)
+
+
+def nothing_here(request: Request) -> Response | None:
+    """Return the page for an address that this server does not have, None if the client
+    is no browser or the pages are turned off.
+
+    Its links are relative to the request's path, so that they work below any prefix.
+    """
+    if not _wants_page(request) or get_gateway(request).settings.no_pages:
+        return None
+    path: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    up = b"../" * (path.count(b"/") - 1)
+    content = _files()["nothing.html"].content
+    for link in (b"pages/", b"docs"):
+        content = content.replace(b'href="' + link, b'href="' + up + link)
+    content = content.replace(b'href="./"', b'href="' + (up or b"./") + b'"')
+    headers = {**_HEADERS, "vary": "accept"}
+    return Response(content, 404, headers, _TYPES[".html"])
+
+
+def _wants_page(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
 
 
 def _send(request: Request, file: str) -> Response:

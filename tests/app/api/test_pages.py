@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import onnx
 import pytest
@@ -98,6 +98,27 @@ def test_every_file_is_guarded(served: ServedGateway) -> None:
         assert served.client.get(f"/pages/{file}").status_code == 404
 
 
+def test_browsers_get_a_page_where_there_is_nothing(served: ServedGateway) -> None:
+    for path in ("/nix", "/nix/and/nothing", "/v1/nix?a=<b>"):
+        page = served.client.get(path, headers={**HTML, "x-request-id": "nix"})
+        assert page.status_code == 404
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert page.headers["content-security-policy"].startswith("default-src 'self'")
+        assert "There is nothing at this address" in page.text
+        links = set(re.findall(r'href="([^"]+)"', page.text))
+        assert {urlsplit(urljoin(path, link)).path for link in links} == {
+            "/", "/docs", "/pages/icon.svg", "/pages/style.css",
+        }  # fmt: skip
+        program = served.client.get(path, headers={"accept": "*/*"})
+        assert (program.status_code, program.json()["code"]) == (404, "not_found")
+    assert explained(served, "nix")["code"] == "not_found"
+    # A route that knows its own 404 keeps it.
+    unknown = served.client.get("/v1/models/none", headers=HTML)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
+    method = served.client.put("/v1/models", headers=HTML)
+    assert (method.status_code, method.json()["code"]) == (405, "method_not_allowed")
+
+
 def test_no_file_names_another_host() -> None:
     for path in STATIC.iterdir():
         found = re.findall(r"https?://([^/\s\"'`)]+)", path.read_text())
@@ -112,6 +133,7 @@ def test_without_pages(tmp_path: Path) -> None:
         assert served.client.get("/", headers=HTML).headers["location"] == "docs"
         for path in ("/pages/app.js", "/v1/requests", "/v1/requests/x"):
             assert served.client.get(path).status_code == 404
+        assert served.client.get("/nix", headers=HTML).json()["code"] == "not_found"
 
 
 def ask(served: ServedGateway, model: str, request_id: str, body: Any = None) -> int:
