@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-MOST_PAGES = 44
+MOST_PAGES = 40
 _LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 
 

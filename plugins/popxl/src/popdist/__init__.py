@@ -1,6 +1,6 @@
 """Several instances of one program, by the original's names.
 
-`poprun` starts the instances; docs/how-to/popxl-instances.md says how.
+`poprun` starts the instances; docs/how-to/write-popxl.md says how.
 """
 
 # ruff: noqa: N802 - the names are the original's

@@ -1,8 +1,8 @@
-"""Graphs of operators: built, differentiated, lowered to what the engine runs.
+"""Graphs of operators: built, differentiated, lowered to executables of the engine.
 
-This is what `popxl` is a face of. Operators are records (`popir.ops`); importing this
-package imports neither onnx nor the engine, lowering does. docs/reference/popir.md
-describes it.
+`popxl` is a thin front end of this package. Operators are records (`popir.ops`).
+Importing the package imports neither onnx nor the engine; lowering imports both.
+docs/reference/executables.md describes it.
 """
 
 from popir import ops as _ops  # noqa: F401 - registers the operators

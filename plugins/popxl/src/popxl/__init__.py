@@ -2,7 +2,7 @@
 
 Names, signatures and behaviour are those of Graphcore's `popxl` 3.4, with the spellings
 of 3.1. Of it the first half is being built: what is not there yet says so when it is
-used (docs/reference/popir.md).
+used (docs/reference/executables.md).
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ REMARKS = {
     "popxl.ops.code_copy.code_copy": "NotImplementedError, as in the original",
     "popxl.ops.collectives.collectives.OP_MAP": "`mul` stands for the mean, as in the "
     "original",
-    "popdist.*": "see [instances](../how-to/popxl-instances.md)",
+    "popdist.*": "see "
+    "[instances](../how-to/write-popxl.md#several-instances-of-a-program)",
     "popxl.dtype.__init__": "refuses, as the original does",
 }
 #: By pattern: names that are not there, and why.
