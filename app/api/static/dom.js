@@ -55,6 +55,24 @@ export function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB");
 }
 
+/** A box in which a wide table scrolls, also by keys. */
+export function scroll(table) {
+  const box = h("div", { class: "scroll", role: "group", "aria-label": "Table" }, table);
+  new ResizeObserver(() => {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  }).observe(box);
+  return box;
+}
+
+/** Replace a table, unless it is in use by a pointer or by keys; it stays scrolled. */
+export function renew(element, table) {
+  if (element.matches(":hover, :focus-within")) return;
+  const left = element.querySelector(".scroll")?.scrollLeft ?? 0;
+  fill(element, table);
+  if (left) element.querySelector(".scroll")?.scrollTo({ left });
+}
+
 /** Tabs of which one is open; `panes` are [title, function that makes the content]. */
 export function tabs(label, panes) {
   const pane = h("div", { class: "pane", role: "tabpanel" });

@@ -1,7 +1,7 @@
 /** The page of a model. */
 
 import { Refused, ask } from "./api.js";
-import { bytes, duration, figure, fill, h } from "./dom.js";
+import { bytes, duration, figure, fill, h, renew, scroll } from "./dom.js";
 import { pill } from "./overview.js";
 import { snippets } from "./snippets.js";
 import { legend, table } from "./timeline.js";
@@ -29,7 +29,7 @@ export function modelPage(name) {
     }
     const mine = (now.requests?.answered ?? []).concat(now.requests?.failed ?? []).filter((r) => r.model === name);
     mine.sort((a, b) => b.at - a.at);
-    if (!last.matches(":hover")) fill(last, table(mine.slice(0, 10), { showModel: false }));
+    renew(last, table(mine.slice(0, 10), { showModel: false }));
   }
   return { page, update };
 }
@@ -53,7 +53,7 @@ function tensors(model) {
     h("td", { class: "muted" }, index ? "" : title), h("td", { class: "mono" }, tensor.name),
     h("td", { class: "mono n" }, `${tensor.datatype}[${tensor.shape.map((s) => (s < 0 ? "n" : s)).join(", ")}]`)));
   return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Tensors")),
-    h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, rows("takes", model.inputs), rows("gives", model.outputs)))),
+    scroll(h("table", {}, h("tbody", {}, rows("takes", model.inputs), rows("gives", model.outputs)))),
     h("div", { class: "body small" }, h("p", {}, model.batching ? `Batched with the rows of other requests, up to ${model.max_batch_size}` : "Not batched: requests run one by one"),
       model.batching_reason && h("p", { class: "muted" }, `${sentence(model.batching_reason)}.`)));
 }

@@ -1,6 +1,6 @@
 /** The first page: what is served, on what, and how it is doing now. */
 
-import { duration, figure, fill, h } from "./dom.js";
+import { duration, figure, fill, h, renew, scroll } from "./dom.js";
 import { plot } from "./plots.js";
 import { legend, table } from "./timeline.js";
 import { history, now } from "./watch.js";
@@ -47,7 +47,7 @@ export function overview() {
     for (const p of plots) p.update();
     fill(models, modelTable());
     fill(devices, deviceTable());
-    if (!last.matches(":hover")) fill(last, table(newest().slice(0, 12)));
+    renew(last, table(newest().slice(0, 12)));
   }
   return { page, update, close: () => plots.forEach((p) => p.close()) };
 }
@@ -63,7 +63,7 @@ function split(text) {
 }
 
 function item(title, value, unit, text) {
-  return h("div", {}, h("dt", {}, title), h("dd", {}, value, unit && h("small", {}, unit)), h("p", {}, text));
+  return h("div", {}, h("dt", {}, title), h("dd", {}, value, unit && h("small", {}, unit)), h("dd", { class: "more" }, text));
 }
 
 function modelTable() {
@@ -72,7 +72,7 @@ function modelTable() {
     return h("div", { class: "empty" }, h("b", {}, "No models yet"), "Put a file into the model repository, or start with one:",
       h("div", {}, h("pre", {}, "popgate serve model.onnx")));
   }
-  return h("div", { class: "scroll" }, h("table", {},
+  return scroll(h("table", {},
     h("thead", {}, h("tr", {}, h("th", {}, "Model"), h("th", {}, "State"), h("th", { class: "wide-only" }, "Version"), h("th", { class: "n wide-only" }, "Replicas"), h("th", { class: "n" }, "Requests/s"), h("th", { class: "n" }, "Latency"), h("th", { class: "n wide-only" }, "Batch"))),
     h("tbody", {}, now.models.map((model) => {
       const target = `#/models/${encodeURIComponent(model.name)}`;
@@ -90,7 +90,7 @@ function modelTable() {
 
 function deviceTable() {
   if (!now.devices.length) return h("div", { class: "empty" }, h("b", {}, "No device is attached"), "The server is starting, or waits for one.");
-  return h("div", { class: "scroll" }, h("table", {},
+  return scroll(h("table", {},
     h("thead", {}, h("tr", {}, h("th", {}, "Device"), h("th", {}, "State"), h("th", { class: "n" }, "Models"), h("th", { class: "n" }, "In flight"), h("th", { class: "n wide-only" }, "Threads"), h("th", { class: "n wide-only" }, "Restarts"))),
     h("tbody", {}, now.devices.map((device) => h("tr", {},
       h("td", {}, h("span", { class: "name" }, device.id), device.lost_by && h("div", { class: "why" }, `lost: ${device.lost_by}`)),

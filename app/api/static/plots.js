@@ -17,7 +17,7 @@ export function plot(title, series, { unit = "", stacked = false } = {}) {
   const box = h("div", { class: "plot", role: "img" });
   const legend = h("div", { class: "legend" });
   const panel = h("section", { class: "panel" },
-    h("div", { class: "head" }, h("h3", {}, title)), box, legend);
+    h("div", { class: "head" }, h("h2", { class: "small-title" }, title)), box, legend);
   let chart = null;
   let made = "";
 

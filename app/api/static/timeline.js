@@ -1,6 +1,6 @@
 /** Where the time of a request went. */
 
-import { clock, duration, h } from "./dom.js";
+import { clock, duration, h, scroll } from "./dom.js";
 
 export const PHASES = [
   ["receive", "Received", "its body came in"],
@@ -49,12 +49,12 @@ export function story(request) {
   const batch = alone ? `${own} alone` : `${own} in a batch of ${request.batch_rows}`;
   const share = Math.round((100 * ms) / total);
   const most = {
-    receive: "was spent on receiving it: its body is large, or its client slow",
-    decode: "went into reading its tensors: a binary encoding takes less",
+    receive: "the server received its body, which is large or comes from a slow client",
+    decode: "the server read its tensors, which a binary encoding makes faster",
     queue: "it waited for a device that was busy with others",
     compute: "the model ran",
     wake: "its result was on its way back to the gateway, which was busy or asleep",
-    encode: "went into writing the answer: a binary encoding takes less",
+    encode: "the server wrote the answer, which a binary encoding makes faster",
   }[name];
   return `Answered at ${clock(request.at)} after ${duration(request.total_ms)}. `
     + `It waited ${duration(request.phases.queue)} and ran ${duration(request.phases.compute)}`
@@ -79,7 +79,7 @@ function waited(request) {
 /** A table of requests; `showModel` where they are of several. */
 export function table(requests, { showModel = true, empty = "No requests yet" } = {}) {
   if (!requests?.length) return h("div", { class: "empty" }, h("b", {}, empty), "They are listed here as they come.");
-  return h("div", { class: "scroll" }, h("table", {},
+  return scroll(h("table", {},
     h("thead", {}, h("tr", {}, h("th", {}, "Ended"), showModel && h("th", {}, "Model"),
       h("th", { class: "wide-only" }, "Id"), h("th", { class: "bar-of" }, "Time"), h("th", { class: "n" }, "Took"), h("th", { class: "n wide-only" }, "Batch"))),
     h("tbody", {}, requests.map((r) => row(r, showModel)))));

@@ -213,6 +213,54 @@ def test_the_overview_shows_what_there_is(
     check_quiet(chromium, served)
 
 
+# What axe-core has found on the overview; each entry of the list is one finding.
+FINDINGS = """(() => {
+  const wrong = [];
+  for (const each of document.querySelectorAll("dl > *, dl > div > *"))
+    if (!each.matches("div, dt, dd")) wrong.push(`${each.tagName} in a dl`);
+  let level = 0;
+  for (const each of document.querySelectorAll("h1, h2, h3")) {
+    const own = Number(each.tagName[1]);
+    if (own > level + 1) wrong.push(`${each.tagName} below h${level}`);
+    level = own;
+  }
+  for (const each of document.querySelectorAll("main a, header a")) {
+    const { width, height } = each.getBoundingClientRect();
+    if (width < 24 || height < 24)
+      wrong.push(`${each.textContent}: ${width} x ${height}`);
+  }
+  for (const each of document.querySelectorAll(".scroll"))
+    if (each.scrollWidth > each.clientWidth && each.tabIndex !== 0)
+      wrong.push("a table that keys cannot scroll");
+  return wrong;
+})()"""
+
+
+@in_chromium
+def test_pages_suit_a_finger_and_a_screen_reader(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    assert ask(served, "affine", "on-a-phone") == 200
+    chromium.resize(390, 800)
+    chromium.open(served.url)
+    for place in ("#/", "#/requests", "#/models/digits", "#/requests/on-a-phone"):
+        chromium.evaluate(f"location.hash = {place!r}")
+        chromium.wait("document.querySelector('.strip, .story, .tabs') !== null")
+        found: list[str] = []
+
+        def is_clean(found: list[str] = found) -> bool:
+            found[:] = chromium.evaluate(FINDINGS)
+            return not found
+
+        until(is_clean, found)  # a table that has just come is not yet measured
+    # The shadow that shows that a table goes on.
+    chromium.evaluate("location.hash = '#/'")
+    chromium.wait("document.querySelector('.scroll') !== null")
+    style = "getComputedStyle(document.querySelector('.scroll')).backgroundImage"
+    assert "gradient" in chromium.evaluate(style)
+    check_quiet(chromium, served)
+
+
 @in_chromium
 def test_plots_move_while_requests_run(
     served: ServedGateway, chromium: Browser
