@@ -186,9 +186,7 @@ def _tensor(
     is_text = dtype.kind in "SU"
     if not is_text and not header.is_fortran and dtype.isnative:
         return model_input.from_bytes(chunks.take(left), left, accepted)
-    array = (
-        np.frombuffer(chunks.take_bytes(left), dtype) if left else np.empty(0, dtype)
-    )
+    array = chunks.take_array(left).view(dtype)
     if header.is_fortran:
         array = array.reshape(header.shape[::-1]).T.reshape(-1)
     if is_text:

@@ -26,7 +26,7 @@ from app.codec.messages import (
     Response,
     sized_lines,
 )
-from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_values
+from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_strings, too_many_values
 from app.codec.outputs import Output, strings_of
 from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
@@ -42,7 +42,32 @@ from engine import Tensor
 _TRUSTED = {"max_array_len": 4096, "max_map_len": 4096}
 # Up to this size what a document is made of is not counted: it cannot become much.
 _LARGE = 1 << 18
+# Bytes that an unpacker gets at once, of a long string at most, and of a long string
+# before other threads run.
+_FED, _FED_AT_MOST, _COPIED = 16 * 1024, AT_ONCE, 8 * AT_ONCE
 _pack: Callable[[Any], bytes] = msgpack.packb
+
+
+def _steps() -> tuple[bytes, bytes]:
+    """Return the bytes that each first byte of a value is the head of (those of a list
+    or a map without its elements), and of the length that it ends with, if it does.
+    """
+    steps, widths = bytearray([1] * 256), bytearray(256)
+    for length in range(32):
+        steps[0xA0 + length] = 1 + length
+    sizes = {1: b"\xcc\xd0", 2: b"\xcd\xd1\xdc\xde", 8: b"\xcb\xcf\xd3"}
+    sizes[4] = b"\xca\xce\xd2\xdd\xdf"
+    for size, heads in sizes.items():
+        for head in heads:
+            steps[head] = 1 + size
+    for width, heads in {1: b"\xc4\xd9", 2: b"\xc5\xda", 4: b"\xc6\xdb"}.items():
+        for head in heads:
+            steps[head], widths[head] = 1 + width, width
+    return bytes(steps), bytes(widths)
+
+
+_STEPS, _WIDTHS = _steps()
+_STRINGS = frozenset([*range(0xA0, 0xC0), *range(0xC4, 0xC7), *range(0xD9, 0xDC)])
 
 
 def _no_extension(code: int, data: bytes) -> Any:
@@ -90,37 +115,118 @@ def parse_msgpack(data: bytes, limits: Limits) -> Any:
 
 
 def _parse_long(data: bytes, limits: Limits) -> Any:
-    """Parse a document with long lists like `parse_msgpack`.
+    """Parse a document with long lists like `parse_msgpack`, block by block.
 
     The first walk builds nothing, so a list that claims more elements than there are
-    bytes ends it before anything is allocated. The second counts what it builds.
+    bytes ends it before anything is allocated. The second counts what it builds. A
+    list that alone may have too many strings is looked at before it is built.
     """
-    walker = msgpack.Unpacker(max_buffer_size=len(data))
-    walker.feed(data)
-    walker.skip()
+    walker = msgpack.Unpacker(max_buffer_size=len(data), read_size=len(data))
+    _feed(walker, walker.skip, data)
+    del walker  # and its copy of the document
+    longest = min(len(data), limits.max_document_values)
+    trusted = min(longest, limits.max_strings + limits.max_document_keys)
+    try:
+        return _build(data, limits, trusted)
+    except ValueError as error:
+        if trusted == longest or "max_array_len" not in str(error):
+            raise
+    _check_strings(data, limits)
+    return _build(data, limits, longest)
+
+
+def _build(data: bytes, limits: Limits, longest: int) -> Any:
+    """Return the value of a document without lists of more than `longest` elements."""
     left = limits.max_document_values
+    strings = limits.max_strings + limits.max_document_keys
 
     def count(values: list[Any]) -> list[Any]:
-        nonlocal left
+        nonlocal left, strings
         left -= len(values) + LIST_WEIGHT
         if left < 0:
             raise too_many_values(limits)
+        types = list(map(type, values))
+        strings -= types.count(str) + types.count(bytes)
+        if strings < 0:
+            raise too_many_strings(limits)
         return values
 
     def unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-        count(pairs)
+        nonlocal left
+        left -= len(pairs) + LIST_WEIGHT
+        if left < 0:
+            raise too_many_values(limits)
         return _unique(pairs)
 
-    longest = min(len(data), limits.max_document_values)
     keys = min(len(data), limits.max_document_keys)
     hooks = {**_STRICT, "list_hook": count, "object_pairs_hook": unique}
+    builder = msgpack.Unpacker(
+        max_buffer_size=len(data),
+        read_size=len(data),
+        max_array_len=longest,
+        max_map_len=keys,
+        **hooks,
+    )
     try:
-        return msgpack.unpackb(data, max_array_len=longest, max_map_len=keys, **hooks)
+        value = _feed(builder, builder.unpack, data)
     except ValueError as error:
         if "max_map_len" not in str(error):
             raise
         msg = f"a map of the document has more than {keys} keys"
         raise InvalidRequest(msg) from None
+    rest = len(data) - builder.tell()
+    if rest:
+        raise _malformed(f"{counted(rest, 'byte')} too many at its end")
+    return value
+
+
+def _feed(unpacker: Any, read: Callable[[], Any], data: bytes) -> Any:
+    """Return what `read` gives for a document that the unpacker gets in blocks.
+
+    A block in which no element ends belongs to a long string, so that the next one is
+    larger. Raises msgpack.OutOfData where the document ends too early.
+    """
+    view, size = memoryview(data), len(data)
+    step, start, reached, since = _FED, 0, 0, 0
+    while True:
+        unpacker.feed(view[start : start + step])
+        start += step
+        since += step
+        try:
+            return read()
+        except msgpack.OutOfData:
+            if start >= size:
+                raise
+        now = unpacker.tell()
+        has_moved, reached = now != reached, now
+        step = _FED if has_moved else min(2 * step, _FED_AT_MOST)
+        if has_moved or since >= _COPIED:
+            since = 0
+            give_way()
+
+
+def _check_strings(data: bytes, limits: Limits) -> None:
+    """Refuses a document with too many strings without building any.
+
+    The document has been walked, so it is whole. What follows an extension type may be
+    miscounted; no document with one is built.
+    """
+    at, end = 0, len(data)
+    left = limits.max_strings + limits.max_document_keys
+    tokens = 0
+    while at < end:
+        head = data[at]
+        width = _WIDTHS[head]
+        at += _STEPS[head]
+        if width:
+            at += int.from_bytes(data[at - width : at], "big")
+        if head in _STRINGS:
+            left -= 1
+            if left < 0:
+                raise too_many_strings(limits)
+        tokens += 1
+        if tokens % BLOCK == 0:
+            give_way()
 
 
 _STRICT: dict[str, Any] = {

@@ -225,3 +225,22 @@ def test_whether_an_array_is_used_as_it_is() -> None:
         file = io.BytesIO()
         np.save(file, array)
         assert is_rearranged(file.getvalue()[:4096]) is expected
+
+
+@pytest.mark.parametrize("cut", [None, 1000])
+def test_an_array_to_rearrange_is_not_joined(cut: int | None) -> None:
+    """Joining would hold the interpreter's lock for as long as it takes."""
+    values = np.arange(5000, dtype=np.float32)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, values)
+    data = file.getvalue().replace(b"False", b"True ")
+    request = samples.Body(data).decode(
+        samples.codec(samples.model("FP32", (-1,))), cut=cut
+    )
+    (part,) = request.inputs["x"].parts
+    assert bytes(part) == values.tobytes()
+    base = part.obj
+    while isinstance(base, np.ndarray):
+        base = base.base
+    joined = base.obj if isinstance(base, memoryview) else base
+    assert joined is None if cut else joined == data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import tracemalloc
 from typing import Any
 
@@ -104,6 +105,79 @@ def test_long_lists_are_counted() -> None:
         parse(msgpack.packb({"a": [[]] * 5000}), limits)
     with pytest.raises(RequestError):
         parse(msgpack.packb({"a": values * 2}), limits)
+
+
+def pauses(data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often other threads could run while a document was parsed."""
+    slept: list[float] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", slept.append)
+        assert parse(data) == msgpack.unpackb(data)
+    return len(slept)
+
+
+def test_others_run_while_a_long_list_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = msgpack.packb({"a": ["a"] * 400_000})
+    blocks = len(data) // (16 << 10)
+    assert blocks > 40
+    assert pauses(data, monkeypatch) >= 2 * blocks  # one walk, and one that builds
+
+
+def test_a_long_string_is_copied_with_few_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = msgpack.packb({"a": bytes(8 << 20), "b": [1] * 5000})
+    assert 4 <= pauses(data, monkeypatch) < 32
+
+
+STRINGS = [f"a{i:06}" for i in range(100_000)]
+
+
+MOST = 50_000
+
+
+@pytest.mark.parametrize(
+    ("document", "peak_mib"),
+    [
+        ({"a": STRINGS}, 3),
+        ({"a": [1, *STRINGS]}, 3),
+        ({"a": [1.5] * 60_000, "b": STRINGS}, 4),
+        ({"a": [STRINGS]}, 3),
+        ({"a": [item.encode() for item in STRINGS]}, 3),
+        ({"a": [STRINGS[i : i + 10] for i in range(0, 100_000, 10)]}, 8),
+    ],
+)
+def test_too_many_strings_are_refused_before_more_are_built(
+    document: dict[str, Any], peak_mib: int
+) -> None:
+    data = msgpack.packb(document)
+    limits = Limits(max_strings=MOST, max_document_keys=10)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge, match=f"than the {MOST} that are allowed"):
+            parse(data, limits)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < peak_mib << 20
+
+
+def test_strings_of_every_length_are_counted() -> None:
+    lengths = [0, 31, 32, 255, 256, 65535, 65536]
+    strings = ["x" * n for n in lengths] + [b"y" * n for n in lengths]
+    numbers = [0, -1, -33, 200, -129, 1 << 15, -(1 << 15) - 1, 1 << 31, -(1 << 40)]
+    others = [*numbers, 1 << 63, 0.5, None, True, {"k": 1}, [2] * 20, [3] * 5000]
+    document = [*strings, *others, np.float32(0.5).item(), *([7] * 70_000), *strings]
+    data = msgpack.packb(document)
+    count = 2 * len(strings) + 1  # the key, too
+    enough = Limits(max_strings=count, max_document_keys=0)
+    with pytest.raises(InvalidRequest, match="keys"):
+        parse(data, enough)
+    assert parse(data, Limits(max_strings=count - 1, max_document_keys=1)) == document
+    with pytest.raises(BodyTooLarge, match="strings"):
+        parse(data, Limits(max_strings=count - 2, max_document_keys=1))
 
 
 def test_numbers_instead_of_bytes_on_request() -> None:
