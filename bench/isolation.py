@@ -225,7 +225,7 @@ async def swap(server: Server, models: Path, seen: Seen) -> None:
 
 
 async def watch(seen: Seen) -> None:
-    """Watch how late this process is, which shares the cores with the gateway."""
+    """Measure how late this process wakes up. It shares the gateway's cores."""
     while not seen.over:
         began = time.monotonic()
         await asyncio.sleep(0.01)

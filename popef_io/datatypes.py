@@ -15,7 +15,7 @@ from popef_io.errors import InvalidValueError
 
 
 class _Numbered(Enum):
-    """An enumeration whose members can be taken for their numbers: `int(member)`."""
+    """An enumeration whose members convert to their numbers: `int(member)`."""
 
     def __int__(self) -> int:
         return int(self.value)

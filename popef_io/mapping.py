@@ -46,9 +46,9 @@ class FileView:
     detached: bool = False
 
     def read(self, begin: int, end: int) -> memoryview:
-        """Return the bytes from `begin` to `end`, as far as there are any: in place, or
-        a copy if it is detached.
+        """Return the bytes from `begin` to `end`, or fewer at the end of the file.
 
+        They are in place, or a copy if `detached` is set.
         Raises CorruptError if the file has become shorter since.
         """
         part = self.view[begin:end]

@@ -1,8 +1,8 @@
 """Check that Python imports the packages beside this one.
 
-They have everyday names (`engine`, `app`), which a program may have packages of its own
-for. A command is ours alone: it takes ours. A program that imports both can have one
-only, and is told so.
+They have everyday names (`engine`, `app`), and a program may have its own packages with
+these names. A command of PopGate imports PopGate's. A program that imports both gets an
+error, because Python can import only one of them.
 """
 
 from __future__ import annotations

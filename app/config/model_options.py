@@ -110,7 +110,9 @@ def read_options(
         if label == OVERRIDE or (number < theirs and not origin.is_trusted):
             _check_requestable(label, layer)
         elif number < theirs and "source" in layer:
-            raise ModelConfigError(f"{label}: source leads from one URL to another")
+            raise ModelConfigError(
+                f"{label}: a model from a URL cannot name another URL as its source"
+            )
         parse_model_config(layer, label)
         merged |= layer
     declared = triton.declared.changed_by(changes.declared)

@@ -45,4 +45,4 @@ class StateConfig:
             msg = f"data_file must be the name of a file, got {self.data_file}"
             raise ValueError(msg)
         if self.data_file and (self.initial or self.shape is None):
-            raise ValueError("data_file needs a shape, and stands instead of initial")
+            raise ValueError("data_file needs a shape and excludes initial")

@@ -1,4 +1,4 @@
-"""One line for a request: who asked for what, how it went, where its time was spent.
+"""Access log: one line for a request with its client, path, outcome and times.
 
 The lines are records of the logger ``app.access`` with their fields as `extra`, so that
 they have the form of all log lines (`--log-format`).

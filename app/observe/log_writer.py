@@ -32,8 +32,8 @@ PATIENCE = 1.0
 class LogWriter(logging.Handler):
     """Writes records to `stream` in a thread, in the order in which they came.
 
-    Any thread may log; what does not fit is dropped and told. Messages are made where
-    they are logged, as what they speak of may change afterwards.
+    Any thread may log. The writer drops records beyond its limit and logs their number.
+    The logging thread formats each message, because its arguments may change later.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -18,8 +18,8 @@ NOTHING_DECLARED = DeclaredTensors()
 class Step:
     """A step that can be run: (tensor of the model, tensor of the ensemble) each.
 
-    `needs` counts the steps whose outputs it waits for, `followers` are those that wait
-    for it.
+    `needs` counts the steps whose outputs this step needs. `followers` are the steps
+    that need its own.
     """
 
     label: str

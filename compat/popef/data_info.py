@@ -51,7 +51,7 @@ class TensorDataInfo(_DataInfo):
 
     @classmethod
     def from_io(cls, info: popef_io.TensorDataInfo) -> TensorDataInfo:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         made = cls()
         made._name, made._executable = info.name, info.executable
         made._tensor_info = TensorInfo.from_io(info.tensor_info)
@@ -85,7 +85,7 @@ class FeedDataInfo(_DataInfo):
 
     @classmethod
     def from_io(cls, info: popef_io.FeedDataInfo) -> FeedDataInfo:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         made = cls()
         made._name, made._executable = info.name, info.executable
         made._tensor_info = TensorInfo.from_io(info.tensor_info)

@@ -1,8 +1,8 @@
-"""Errors of the two faces that have a kind of Python's own as well.
+"""Errors of `popef` and `model_runtime` that are built-in exceptions as well.
 
-What C++ throws reaches Python as RuntimeError, and programs written for the original
-catch that; arguments of another type are TypeErrors there as here, and a file that is
-not there is an OSError in Python. Each of these is both.
+The original raises RuntimeError for exceptions of C++, and programs catch it. Python
+uses TypeError, ValueError or OSError for such mistakes. Each error here is a
+RuntimeError and one of these.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Metadata:
 
     @classmethod
     def from_io(cls, metadata: popef_io.Metadata) -> Metadata:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         made = cls()
         made._executable = metadata.executable
         made._anchors = [Anchor.from_io(anchor) for anchor in metadata.anchors]

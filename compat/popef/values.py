@@ -46,7 +46,7 @@ class Option:
 
     @classmethod
     def from_io(cls, option: popef_io.Option) -> Option:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         return cls(option.name, option.value)
 
     def to_io(self) -> popef_io.Option:
@@ -105,7 +105,7 @@ class TensorInfo:
 
     @classmethod
     def from_io(cls, info: popef_io.TensorInfo) -> TensorInfo:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         made = cls()
         made._shape = list(info.shape or ())
         made._has_rank = info.shape is not None
@@ -164,7 +164,7 @@ class ProgramFlow:
 
     @classmethod
     def from_io(cls, flow: popef_io.ProgramFlow) -> ProgramFlow:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         made = cls()
         made._load, made._main = list(flow.load), list(flow.main)
         made._save = list(flow.save)
@@ -257,7 +257,7 @@ class Anchor:
 
     @classmethod
     def from_io(cls, anchor: popef_io.Anchor) -> Anchor:
-        """Make the object from the value beneath (ours)."""
+        """Return the object for a value of `popef_io`."""
         made = cls()
         made._name, made._handle = anchor.name, anchor.handle
         made._tensor_info = TensorInfo.from_io(anchor.tensor_info)

@@ -28,7 +28,7 @@ HOST = _Host()
 
 
 class Logger:
-    """Goes to the server's log, with the model's name."""
+    """Writes to the server's log, with the model's name."""
 
     INFO, WARNING, ERROR, VERBOSE = range(4)
     _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)

@@ -31,9 +31,8 @@ def decide_rows(
 ) -> BatchDecision:
     """Decide whether rows of different requests may share a run of the program `main`.
 
-    Only a program that is one graph between streams, with nothing that lives on, can
-    be shown to have such rows. weights: by variable. Raises InvalidModel for a graph
-    that cannot be loaded.
+    They may only if the program is one graph between streams and keeps no state.
+    `weights` are by variable. Raises InvalidModel for a graph that cannot be loaded.
     """
     if options.batch == "off":
         return BatchDecision(False, 0, "batching is switched off")

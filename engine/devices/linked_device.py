@@ -1,10 +1,10 @@
-"""`LinkedDevice`: what every process that feeds a device has of it.
+"""`LinkedDevice`: a device as seen by a process that sends it requests.
 
-The owner of a device feeds it (`Device`), and so do the processes that join
-(`JoinedDevice`): each has a link of its own to the device process, channels on it, and
-drives them. There is no thread here. The side that waits drives: an event loop watches
-`fileno()` and `lost_fileno()` and calls `poll()` and `check()`; a blocking caller's
-`Request.wait` does the same itself, one thread at a time, for all of them.
+The owner of a device sends requests (`Device`), and so do processes that join it
+(`JoinedDevice`). Each has its own link to the device process, with channels on it.
+There is no thread here, so the waiting side reads the link. An event loop watches
+`fileno()` and `lost_fileno()` and calls `poll()` and `check()`. `Request.wait` of a
+blocking caller does the same, one thread at a time for all callers.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Responses:
             _log.error("%s", traceback_of(error))
 
     def close(self) -> None:
-        """End all of them."""
+        """End the responses to all requests."""
         for request in list(self._open):
             self.end(request)
 

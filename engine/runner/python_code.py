@@ -50,12 +50,12 @@ MAX_SOURCE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class PythonCode:
-    """A file with a model, and what goes with it: `parameters` are what the model gets
-    as `context.config`, `requirements` the packages that must be installed.
+    """A file with a model, and its settings.
 
-    `on_calls` gets a socket on which the model calls others
-    (engine/transport/call_messages.py), whenever it is loaded; the names of those that
-    it may call are `models`, None for all. `declared` is Triton's configuration of the
+    The model receives `parameters` as `context.config`. The packages of `requirements`
+    must be installed. `models` are the names of the models it may call, None for all.
+    Each load of the model passes `on_calls` a socket on which the model calls others
+    (engine/transport/call_messages.py). `declared` is Triton's configuration of the
     model, for a file that needs one.
     """
 

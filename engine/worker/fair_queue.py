@@ -43,7 +43,7 @@ class DeviceShares:
         self._saved: float = SAVED_NS
 
     def add(self, channel: ClientChannel) -> None:
-        """Give a new channel its share: that of its weight and lane."""
+        """Give a new channel the share that belongs to its weight and lane."""
         key = channel.weight, channel.lane
         new = Share(self._served - self._saved)  # as one that was idle
         channel.share = self._shares.setdefault(key, new)

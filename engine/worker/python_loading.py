@@ -120,8 +120,9 @@ def _face(source: bytes) -> ModuleType | None:
 def _adapted(
     face: ModuleType | None, module: ModuleType, given: Mapping[str, Any]
 ) -> type[Any] | None:
-    """Return the model that a face makes of a module; None where it is none of its
-    kind.
+    """Return the model class that the adapter `face` makes of a module.
+
+    None if the module has no model of that kind.
     """
     if face is None:
         return None

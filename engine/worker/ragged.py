@@ -66,8 +66,10 @@ class RaggedEntry(Entry):
 
 
 class Window:
-    """The requests of one channel that were read and not released, oldest first, and
-    those of them that wait."""
+    """Requests of one channel between reading and release, oldest first.
+
+    `waiting` has those that no run has taken yet.
+    """
 
     def __init__(self) -> None:
         self.held: deque[RaggedEntry] = deque()

@@ -131,7 +131,7 @@ def datatype_word(message: Any) -> str:
 
 
 def _word(message: Any, field: str) -> str:
-    """Return the word of an enumerator; empty where messages of this kind have none."""
+    """Return the name of a field's enumerator; empty if the message lacks the field."""
     found = message.DESCRIPTOR.fields_by_name.get(field)
     if found is None:
         return ""
@@ -195,10 +195,10 @@ class DeclaredTensors:
         )
 
     def applied(self, spec: ModelSpec, rows: int = 0) -> ModelSpec:
-        """Return the spec of all tensors of a model, with what is declared about them.
+        """Return the spec of all tensors of a model, with the declarations about them.
 
-        `rows` run together at most, if they are declared to; 0: as many as is declared.
-        Raises ValueError where the model differs.
+        `rows` is the largest batch if the declaration allows batches; 0 takes the
+        declared size. Raises ValueError if the model differs.
         """
         problems: list[str] = []
         inputs = self._narrowed(

@@ -202,8 +202,10 @@ class Framer:
         return end
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
-        """Return where the message that goes on at `data[at:]` may end, or where the
-        parser has enough to read at once."""
+        """Return the end of the next piece for the parser, which begins at `data[at:]`.
+
+        The piece ends where the message may end, or at the size of one parser call.
+        """
         size = len(data)
         if self.state == SIZED:
             return min(at + self._missing, size)

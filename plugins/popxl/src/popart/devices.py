@@ -144,11 +144,11 @@ class DeviceManager:
         self._wait = float(seconds)
 
     def createCpuDevice(self) -> DeviceInfo:
-        """The caller's own process."""
+        """Create a device that is the caller's process."""
         return DeviceInfo(DeviceType.Cpu)
 
     def createIpuModelDevice(self, options: dict[str, Any] | None = None) -> DeviceInfo:
-        """Software of so many IPUs, in the caller's own process."""
+        """Create a model of `numIPUs` IPUs that runs in the caller's process."""
         return DeviceInfo(DeviceType.IpuModel, int((options or {}).get("numIPUs", 1)))
 
     def createSimDevice(self, options: dict[str, Any] | None = None) -> DeviceInfo:

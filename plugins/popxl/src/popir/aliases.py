@@ -154,8 +154,11 @@ def _predecessors(graph: Graph) -> dict[Operator, int]:
 
 
 def schedule(graph: Graph) -> list[Operator]:
-    """An order of a graph's operators that keeps data, `in_sequence` and the order of
-    changes to storage; where it is free, operators with small results come first."""
+    """Return the operators of a graph in an order to run them.
+
+    The order respects data, `in_sequence` and changes to storage. If several operators
+    could be next, those with small results come first.
+    """
     waits = orderings(graph)
     size = {
         op: sum(prod(t.shape) * t.dtype.carrier.itemsize for t in op.outputs)

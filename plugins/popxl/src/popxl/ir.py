@@ -128,7 +128,7 @@ class Ir(Program):
     def replica_grouping_from_assignments(
         self, assignment: Sequence[int]
     ) -> ReplicaGrouping:
-        """Groups as a list says: for each replica its group."""
+        """Return the groups of a list that has the group of each replica."""
         groups = popir.from_assignment(assignment, self.replication_factor)
         return ReplicaGrouping._make(self, groups)
 

@@ -321,7 +321,7 @@ def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
             False,
             "memory://b/m: source can be set in the mod",
         ),
-        ('source = "s3://b/c"', "", True, "source leads from one URL to another"),
+        ('source = "s3://b/c"', "", True, "cannot name another URL"),
         ("max_batch = 4", "", False, "config.toml of memory://b/m: unknown key"),
         ("max_batch_size = 4", "max_batch = 4", False, "config.toml: unknown key"),
     ],

@@ -141,7 +141,9 @@ class LockstepSession:
         for case in sorted(taken):
             chosen = node.cases.get(case, node.default)
             if chosen is None:
-                raise IrError(f"nothing is chosen by {case}")
+                raise IrError(
+                    f"no branch has the number {case}, and there is no default"
+                )
             self._node(chosen, taken[case])
 
     def _execute(self, node: Execute, there: Sequence[int]) -> None:
