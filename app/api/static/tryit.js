@@ -4,6 +4,7 @@ import { ask, send } from "./api.js";
 import { duration, figure, fill, h, tabs } from "./dom.js";
 import { canBeNpy, npy } from "./npy.js";
 import { fitted, isDrawable, numbersOf, pictureOf, scales, sheet } from "./picture.js";
+import { kindOfTexts, textsPane } from "./texts.js";
 import { strip } from "./timeline.js";
 
 const LARGE = 5000; // elements, from which on JSON is no way to send a picture
@@ -12,15 +13,17 @@ const MOST_BARS = 10;
 export function tryIt(model) {
   const answer = h("div", { class: "answer", role: "status" },
     h("div", { class: "empty" }, h("b", {}, "No answer yet"), "It is shown here, with where its time went."));
-  const run = (body, headers) => show(answer, model, body, headers);
+  const run = (body, headers, shown) => show(answer, model, body, headers, shown);
   const [input] = model.inputs;
   const single = model.inputs.length === 1;
   // What decodes pictures in the server does it as the model was trained.
   const picture = single && !input.files ? pictureOf(input, model.batching) : null;
   const panes = [];
+  const texts = kindOfTexts(model);
+  if (texts) panes.push(["Texts", () => textsPane(model, texts, run)]);
   if (isDrawable(picture)) panes.push(["Draw", () => drawPane(model, picture, run)]);
   if (picture) panes.push(["Picture", () => picturePane(model, picture, run)]);
-  if (single && (input.files || input.datatype === "BYTES")) panes.push(...bytesPanes(input, run));
+  if (!texts && single && (input.files || input.datatype === "BYTES")) panes.push(...bytesPanes(input, run));
   const json = ["JSON", () => jsonPane(model, run)];
   const takesNpy = single && input.datatype !== "BYTES";
   const file = ["File (.npy)", () => filePane(run)];
@@ -178,7 +181,7 @@ export function exampleText(model) {
   return JSON.stringify({ inputs: Object.fromEntries(model.inputs.map((i) => [i.name, []])) }, null, 1);
 }
 
-async function show(answer, model, body, headers = {}) {
+async function show(answer, model, body, headers = {}, shown = (outputs) => outputs.map(shownOutput)) {
   fill(answer, h("div", { class: "empty" }, "Asking …"));
   const began = performance.now();
   try {
@@ -191,7 +194,7 @@ async function show(answer, model, body, headers = {}) {
       return fill(answer, h("p", { class: "why" }, `${response.status} ${document_.code}`), h("pre", { class: "pane" }, document_.error));
     }
     const place = h("div", { class: "pane" });
-    fill(answer, document_.outputs.map(shownOutput), place);
+    fill(answer, shown(document_.outputs), place);
     return explain(place, response.headers.get("x-request-id"), took);
   } catch (error) {
     return fill(answer, h("p", { class: "why" }, `There was no answer: ${error.message}`));
