@@ -6,7 +6,7 @@ import { pill } from "./overview.js";
 import { snippets } from "./snippets.js";
 import { legend, table } from "./timeline.js";
 import { tryIt } from "./tryit.js";
-import { now } from "./watch.js";
+import { now, soon } from "./watch.js";
 
 export function modelPage(name) {
   const body = h("div", {}, h("p", { class: "muted" }, "Looking …"));
@@ -14,11 +14,14 @@ export function modelPage(name) {
   const rate = h("span", { class: "muted small" });
   const last = h("div", {});
   const page = h("div", {},
-    h("div", { class: "title" }, h("div", {}, h("a", { class: "crumb", href: "#/" }, "Models"), h("h1", {}, name)), state, rate), body);
-  load(name).then((content) => {
+    h("div", { class: "title" }, h("div", {}, h("a", { class: "crumb", href: "#/" }, "Models"), h("h1", {}, name)), state, rate, management(name, show)), body);
+  show();
+
+  async function show() {
+    const content = await load(name);
     fill(body, content, h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Its last requests"), legend()), last));
     update();
-  });
+  }
 
   function update() {
     const model = now.models?.find((m) => m.name === name);
@@ -32,6 +35,29 @@ export function modelPage(name) {
     renew(last, table(mine.slice(0, 10), { showModel: false }));
   }
   return { page, update };
+}
+
+/** Buttons that load and unload the model; `changed` is called when it has. */
+function management(name, changed) {
+  const told = h("span", { class: "small", role: "status" });
+  const buttons = [["Load", "load", "Loading …", "Loaded"], ["Unload", "unload", "Unloading …", "Unloaded"]].map(
+    ([title, route, meanwhile, done]) => h("button", { type: "button", click: () => run(route, meanwhile, done) }, title));
+  async function run(route, meanwhile, done) {
+    buttons.forEach((button) => { button.disabled = true; });
+    fill(told, meanwhile);
+    try {
+      await ask(`v1/models/${encodeURIComponent(name)}/${route}`, { method: "POST" });
+      fill(told, done);
+      changed();
+      soon(0);
+    } catch (error) {
+      const refused = error instanceof Refused && [401, 403].includes(error.status);
+      fill(told, h("span", { class: "why" }, refused
+        ? `This page may not ${route} models: ${error.message}. If you have a key that may manage, type it in under Key.` : error.message));
+    }
+    buttons.forEach((button) => { button.disabled = false; });
+  }
+  return h("div", { class: "row manage" }, buttons, told);
 }
 
 async function load(name) {

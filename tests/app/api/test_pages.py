@@ -415,6 +415,52 @@ def test_a_page_that_all_may_open_shows_what_its_key_may_see(
         assert "secret" not in served.output
 
 
+def press(page: Browser, title: str) -> None:
+    """Press the button of the page with this title."""
+    page.wait(
+        "[...document.querySelectorAll('main button')]"
+        f".some(b => b.textContent === '{title}' && !b.disabled)"
+    )
+    page.evaluate(
+        "[...document.querySelectorAll('main button')]"
+        f".find(b => b.textContent === '{title}').click()"
+    )
+
+
+MANAGING = KEYS + 'groups = ["manage", "infer", "metadata", "metrics", "pages"]\n'
+
+
+@in_chromium
+def test_a_model_is_unloaded_and_loaded_with_the_key_of_the_page(
+    tmp_path: Path, chromium: Browser
+) -> None:
+    models.affine(tmp_path / "affine.popef")
+    (tmp_path / "keys.toml").write_text(MANAGING)
+    with ServedGateway(tmp_path, "--keys", str(tmp_path / "keys.toml")) as served:
+        served.wait_ready()
+        chromium.open(f"{served.url}/#/models/affine")
+        press(chromium, "Unload")
+        chromium.wait_text("This page may not unload models", ".manage")
+        chromium.wait_text("type it in under Key", ".manage")
+        held = {"x-api-key": "secret"}
+        path = "/v1/models/affine"
+        assert served.client.get(path, headers=held).json()["state"] == "READY"
+        chromium.click("#open-key")
+        chromium.evaluate("document.getElementById('key-api').focus()")
+        chromium.call("Input.insertText", text="secret")
+        chromium.click("#key .primary")
+        # The page takes the key a moment after the dialog has closed.
+        chromium.wait("sessionStorage.getItem('popgate.key') !== null")
+        press(chromium, "Unload")
+        chromium.wait_text("Unloaded", ".manage")
+        assert served.client.get(path, headers=held).json()["state"] != "READY"
+        chromium.wait_text("It is not in memory", "main")
+        press(chromium, "Load")
+        chromium.wait_text("Loaded", ".manage")
+        assert served.client.get(path, headers=held).json()["state"] == "READY"
+        chromium.wait_text("Tensors", "main")
+
+
 @in_chromium
 def test_tabs_go_by_keys(served: ServedGateway, chromium: Browser) -> None:
     chromium.open(f"{served.url}/#/requests")
