@@ -30,6 +30,15 @@ T = TypeVar("T")
 PATIENCE = 30.0
 #: Threads that a process starts once, when it needs them first, and keeps.
 KEPT_THREADS = {"popgate-copy"}
+#: Tests that do not yet close all that they open. The list only gets shorter.
+NOT_YET = (
+    "plugins/tools/",
+    "tests/app/http/test_front.py",
+    "tests/app/observe/test_log.py",
+    "tests/app/repository/remote/",
+    "tests/app/serving/test_call.py",
+    "tests/docs/",
+)
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -80,10 +89,13 @@ class LeakCheck:
             self._allowed += look().beyond(before.counts)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+    def pytest_runtest_teardown(
+        self, item: pytest.Item
+    ) -> Generator[None, object, object]:
         result = yield
         # A failed test's frames live on in its report, with all that they hold.
-        if not self._failed and (left := left_over(self._allowed)):
+        excused = self._failed or item.nodeid.startswith(NOT_YET)
+        if not excused and (left := left_over(self._allowed)):
             pytest.fail(f"the test leaves behind: {_listed(left)}", pytrace=False)
         return result
 

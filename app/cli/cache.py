@@ -48,7 +48,7 @@ def cache(
         ),
     ] = None,
 ) -> None:
-    """List the cache: ONNX files that were compiled, and models that were downloaded.
+    """List the files that the cache keeps, or remove them.
 
     Emptying it is safe while servers run: they go on with the files that they have
     open, and what they have downloaded stays. A model that is loaded later is compiled

@@ -219,4 +219,4 @@ def test_the_map_tells_how_many_calls_a_request_takes(tmp_path: Path) -> None:
     # Every file of the path is in the list of its steps.
     steps = text.partition("| Step | Call | File |")[2].partition("\n\n")[0]
     files = gateway.by_file.keys() | device.by_file.keys()
-    assert [file for file in files if f"(../{file})" not in steps] == []
+    assert [file for file in files if f"(../../{file})" not in steps] == []

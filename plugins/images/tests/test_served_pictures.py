@@ -152,7 +152,8 @@ def test_both_clients_and_the_commands(served: ServedGateway, tmp_path: Path) ->
     folder = tmp_path / "some"
     done = run_popgate("batch", "colour", "-i", folder, "-o", results, *url)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [np.argmax(row["probabilities"]) for row in rows] == [1, 0], done.stderr
+    found = {row["file"]: np.argmax(row["outputs"]["probabilities"]) for row in rows}
+    assert found == {"cat.jpg": 1, "dog.png": 0}, done.stderr
 
 
 def test_the_model_says_that_it_takes_files(served: ServedGateway) -> None:

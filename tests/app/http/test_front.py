@@ -107,6 +107,7 @@ async def test_unknown_models_and_versions() -> None:
     assert client.json == {
         "error": "Request for unknown model: 'x y' is not found; there is only 'm'",
         "code": "unknown_model",
+        "help": "docs/reference/errors.md#unknown_model",
         "request_id": client.headers[b"x-request-id"].decode(),
     }
     client = await Client(app, "/v2/models/m/versions/9/infer").run()

@@ -143,7 +143,7 @@ def understand(folder: Path, options: TextConfig) -> TextModel:
     One load asks several times; the files are read again only if one has changed.
     """
     stamps = []
-    for path in files_of(folder, options):
+    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
         found = path.stat()
         stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
     return _understood(folder, options, tuple(stamps))

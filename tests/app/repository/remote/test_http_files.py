@@ -72,7 +72,7 @@ def test_another_file_is_noticed(web: Web, files: HttpFiles) -> None:
         (404, RemoteError, "there is nothing at"),
         (503, SourceAway, "answers 503"),
         (429, SourceAway, "answers 429"),
-        (300, RemoteError, "answers 300, which is not understood"),
+        (300, RemoteError, "answers 300, which PopGate does not support"),
     ],
 )
 def test_what_a_server_answers_is_told(
@@ -96,7 +96,7 @@ def test_documents_are_bounded_and_are_json(web: Web, files: HttpFiles) -> None:
     web.put("/bad", b"<html>")
     web.put("/endless", b" " * (MAX_DOCUMENT + 1))
     assert files.document(f"{web.url}/good") == {"a": 1}
-    with pytest.raises(RemoteError, match="no JSON"):
+    with pytest.raises(RemoteError, match="invalid JSON"):
         files.document(f"{web.url}/bad")
     with pytest.raises(RemoteError, match="too much"):
         files.document(f"{web.url}/endless")

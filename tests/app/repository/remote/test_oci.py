@@ -112,12 +112,12 @@ def test_content_of_another_digest_is_refused(web: Web, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "text"),
     [
-        ([], "no manifest"),
+        ([], "an invalid manifest"),
         (
             {"manifests": [], "mediaType": "an.index"},
             "no artifact of files, but an.index",
         ),
-        ({"layers": [1]}, "a layer that is none"),
+        ({"layers": [1]}, "an invalid layer"),
         ({"layers": [{"mediaType": "a.tar"}]}, "a layer .a.tar. is no file: push the"),
         ({"layers": [{"annotations": {TITLE: "m.onnx"}}]}, "has no SHA-256 or no size"),
         (

@@ -84,7 +84,7 @@ def bits(replicas: str = "popdist") -> None:
 
 def random_program(replicas: str, seed: int) -> None:
     """Say the bits of a random program."""
-    sys.path.insert(0, str(Path(__file__).parents[3]))
+    sys.path.insert(0, str(Path(__file__).parents[5]))
     from plugins.popxl.tests.popir.programs import TRANSFERS
     from plugins.popxl.tests.popir.replica_programs import ReplicaProgram
 

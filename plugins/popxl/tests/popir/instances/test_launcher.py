@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from plugins.popxl.tests.popir.instances import programs
+from tests.support import is_gone, until
 
 PROGRAMS = Path(__file__).parent / "programs.py"
 #: Seconds after which a process that should have ended is taken for one that hangs.
@@ -62,15 +63,6 @@ def pids_of(process: subprocess.Popen[str], count: int) -> dict[int, int]:
     return found
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; its last parent may not have taken notice yet."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return "State:\tZ" in status
-
-
 def test_the_same_bits_in_any_layout(capfd: pytest.CaptureFixture[str]) -> None:
     programs.bits("4")
     expected = sorted(capfd.readouterr().out.splitlines())
@@ -104,9 +96,8 @@ def test_the_launcher_is_killed() -> None:
     process = started(2, 2, "one_waits")
     pids = pids_of(process, 2)
     process.kill()
-    # Instances hold the pipe: its end says that they are gone.
     process.communicate(timeout=LONG)
-    assert all(map(is_gone, pids.values()))
+    until(lambda: all(map(is_gone, pids.values())))
 
 
 def test_one_fails() -> None:
