@@ -58,6 +58,7 @@ class LeakCheck:
     def __init__(self) -> None:
         self._allowed: Counter[str] = Counter()
         self._failed = False
+        self._left: list[str] = []
         self._shared_memory = _shared_memory()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -101,10 +102,25 @@ class LeakCheck:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        left = _wait_for(lambda: sorted(_processes()))
-        if "PYTEST_XDIST_WORKER" not in os.environ:  # else the controller looks
-            left += sorted(_shared_memory() - self._shared_memory - _mapped())
-        if left and not session.testsfailed:
+        """Look in the process that ran the tests; a worker tells its controller."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["left"] = _wait_for(lambda: sorted(_processes()))
+        elif session.config.getoption("numprocesses", None) is None:
+            self._left += _wait_for(lambda: sorted(_processes()))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._left += getattr(node, "workeroutput", {}).get("left", [])
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        if hasattr(config, "workeroutput"):
+            return
+        left = [
+            *self._left,
+            *sorted(_shared_memory() - self._shared_memory - _mapped()),
+        ]
+        if left:
             pytest.exit(f"the tests leave behind: {', '.join(left)}", returncode=1)
 
 
