@@ -232,6 +232,11 @@ def _scheduler(
         _check_alone(spec, source, config)
         return one.scheduler(spec, runner, section)
     if source.format:
+        if config.sequence is not None or config.responses is not None:
+            raise ValueError(
+                f"a model of the format {source.format} has neither [sequence] nor "
+                f"[responses]"
+            )
         kind, options = format_named(source.format), format_options(source, config)
         return kind.scheduler(spec, runner, source.files, options)
     folder = source.files[0].parent

@@ -40,6 +40,8 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
         raise ValueError("config.pbtxt: reshape needs an .onnx file")
     if config.devices:
         raise ValueError("devices: a model in Python has processes of its own")
+    if config.ragged is not None:
+        raise ValueError("[ragged]: a model in Python pads its rows itself")
 
 
 def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> bool:

@@ -307,7 +307,7 @@ def test_clients(front: Front) -> None:
 
 
 def test_the_program_of_a_model(front: Front) -> None:
-    for model in ("affine", "count", "sum", "chain"):
+    for model in ("affine", "count", "sum", "chain", "unit"):
         program = front.get(f"/v1/models/{model}/client.py")
         assert program.status_code == 200, program.text
         done = subprocess.run(

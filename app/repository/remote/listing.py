@@ -108,7 +108,8 @@ class Listing:
             )
             raise RemoteError(msg)
         models = [name for name in taken if is_model_file(name, allow_python)]
-        if models and not any(map(_is_served, models)):
+        has_tokenizer = "tokenizer.json" in taken
+        if models and not any(_is_served(name, has_tokenizer) for name in models):
             msg = (
                 f"{models[0]} lies too deep: a model is at the top of its folder or "
                 f"in one of a version (1/, 2/); name the folder that it is in, or it"
@@ -155,10 +156,15 @@ def belongs_to(name: str, model: str) -> bool:
     return name == model or (rest != name and rest[:1] in ("_", "."))
 
 
-def _is_served(name: str) -> bool:
-    """Return whether a model's file lies where PopGate looks for one."""
+def _is_served(name: str, has_tokenizer: bool) -> bool:
+    """Return whether a model's file lies where PopGate looks for one.
+
+    A text model has its file in `onnx/`, and its tokenizer above.
+    """
     folder, _, rest = name.partition("/")
-    return not rest or (_VERSION.fullmatch(folder) is not None and "/" not in rest)
+    if not rest or (has_tokenizer and folder == "onnx"):
+        return True
+    return _VERSION.fullmatch(folder) is not None and "/" not in rest
 
 
 def _is_skipped(name: str, allow_python: bool) -> bool:

@@ -220,6 +220,7 @@ def test_validate_shows_what_is_code(tmp_path: Path) -> None:
         ("devices = [0]", "a model in Python has processes of its own"),
         ('python = "/none"', "No such file or directory: '/none'"),
         ('requirements = ["none-such"]', "none-such is not installed"),
+        ("[ragged]", "a model in Python pads its rows itself"),
     ],
 )
 def test_options_that_cannot_be(tmp_path: Path, config: str, problem: str) -> None:
