@@ -343,9 +343,11 @@ def test_an_ensemble_has_a_step_with_rows_of_any_length(
 def test_the_page_of_a_model(
     served: ServedGateway, tmp_path: Path, name: str, output: str
 ) -> None:
+    assert served.client.get(f"/v2/models/{name}").status_code == 200  # it is loaded
+    written = "example" if name == "unit" else "inputs"
     with Browser(tmp_path) as page:
         page.open(f"{served.url}/#/models/{name}")
-        page.wait("document.querySelector('textarea')?.value")
+        page.wait(f"document.querySelector('textarea')?.value.includes({written!r})")
         page.click(".run")
         page.wait_text(output, ".answer")
         assert not page.errors
@@ -376,12 +378,11 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
         (folder / "config.toml").write_text(STEP.format(name, output))
     (root / "ragged").mkdir()
     (root / "ragged" / "config.toml").write_text(STEP.format("sum", "y") + "[ragged]\n")
-    place = (
-        "its requests go by [sequence], [responses] or a plugin, which have no place"
-    )
+    place = "its requests go by [sequence] or [responses], which have no place here"
+    converted = "its requests are converted before the model takes them"
     words = {
         "step-sum": f"step 1 (sum): {place}",
-        "step-unit": f"step 1 (unit): {place}",
+        "step-unit": f"step 1 (unit): {converted}",
         "of-sequences": "of the format text has neither [sequence] nor [responses]",
         "of-responses": "of the format text has neither [sequence] nor [responses]",
         "ragged": "an ensemble has no ragged",
@@ -491,9 +492,6 @@ def test_a_server_that_is_drained_shows_itself(root: Path, tmp_path: Path) -> No
         assert "late" in {e.get("request_id") for e in entries}
         # Of the request that was given up there is no trace.
         assert "slow" not in {e.get("model_name") for e in entries}
-        quick = ("--seconds", "0.1", "--warm-up", "0", "--within", "1000")
-        done = run_popgate("perf", "affine", *quick, *url)
-        assert done.returncode == 0, done.stderr
         assert gateway.stop() == 0
 
 
@@ -517,5 +515,5 @@ def test_a_text_model_from_elsewhere_on_demand(tmp_path: Path) -> None:
             url = "--url", gateway.url
             shown = run_popgate("top", "--once", "--interval", "0.1", *url)
             assert "unit" in shown.stdout
-            assert gateway.wait_line("loaded model 'unit'")
-            assert "hf://me/digits" in gateway.output
+            took = gateway.wait_line("model unit: taking 6 files")
+            assert "from hf://me/digits" in took

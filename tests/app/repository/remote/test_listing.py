@@ -70,6 +70,7 @@ def test_what_is_taken_and_what_is_not() -> None:
         (["1/model.py", "1/a.txt"], "model.py .code is taken with --allow-python only"),
         (["onnx/m.onnx", "a.txt"], "onnx/m.onnx lies too deep"),
         (["1/a/m.onnx"], "1/a/m.onnx lies too deep"),
+        (["a/m.onnx", "tokenizer.json"], "a/m.onnx lies too deep"),
         (["a.txt"], "neither an .onnx nor a .popef file"),
         (["a.onnx", "a.onnx"], "two files are called 'a.onnx'"),
         (["a/b.onnx", "a"], "'a' is a file and a folder"),
