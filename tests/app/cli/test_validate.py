@@ -117,7 +117,7 @@ def test_a_folder_with_models_that_are_elsewhere(
         assert shown["to_come"]
         (note,) = shown["notes"]
         assert note.startswith(f"m/config.toml: {web.url}/a.popef: 1 file, ")
-        assert "'m' has not come yet" in both["notes"][0]
+        assert "'m' is not downloaded yet" in both["notes"][0]
         assert not (tmp_path / "c").exists()
         RemoteModels(tmp_path / "c" / "models").fetch(
             "model m", RemoteUrl.of(f"{web.url}/a.popef")
