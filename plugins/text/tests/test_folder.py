@@ -82,6 +82,7 @@ def test_lengths_are_the_smallest_that_is_sane(tmp_path: Path) -> None:
     write_config(tmp_path, model_type="roberta", max_position_embeddings=514,
                  pad_token_id=1)  # fmt: skip
     assert understand(tmp_path, TextConfig()).max_length == 512
+    (tmp_path / "a-link").symlink_to(tmp_path / "gone")
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
     assert understand(tmp_path, TextConfig()).max_length == 128
     assert understand(tmp_path, TextConfig(max_length=32)).max_length == 32

@@ -144,6 +144,8 @@ def understand(folder: Path, options: TextConfig) -> TextModel:
     """
     stamps = []
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+        if not path.exists():  # a link whose target has gone
+            continue
         found = path.stat()
         stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
     return _understood(folder, options, tuple(stamps))
