@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import uvloop
 
 T = TypeVar("T")
 
@@ -132,6 +133,8 @@ class LeakCheck:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # libuv opens a pipe with the first loop of a process and keeps it.
+    uvloop.new_event_loop().close()
     config.pluginmanager.register(LeakCheck(), "leaks")
 
 
