@@ -33,7 +33,6 @@ PATIENCE = 30.0
 KEPT_THREADS = {"popgate-copy"}
 #: Tests that do not yet close all that they open. The list only gets shorter.
 NOT_YET = (
-    "plugins/popxl/tests/popir/instances/",
     "plugins/tools/",
     "tests/app/cli/test_validate.py",
     "tests/app/http/connection/test_transfers.py",

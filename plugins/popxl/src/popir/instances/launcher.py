@@ -94,6 +94,7 @@ def launch(plan: Plan) -> int:
             return watch.run()
         finally:
             watch.kill()
+            memory.close()
             os.close(descriptor)
 
 

@@ -8,8 +8,12 @@ sums have the same bits in any layout.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import os
+import stat
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -60,14 +64,34 @@ def connection(this: Identity) -> Instances:
     node.Barrier()
     if descriptor >= 0:
         os.close(descriptor)
+    if node.rank == 0:
+        _remove_names()
     machines: list[int] = world.allgather(here[0])
-    messages = _Messages(world)
+    far = [index for index in range(this.count) if machines[index] != here[0]]
+    messages = _Messages(world, far)
     opener = _Opener(messages, memory, this, here, machines)
-    atexit.register(lambda: memory.leave([node.rank]))
-    if here[0] == this.index:
-        # Before MPI is finalized, which waits for all instances as well.
-        atexit.register(messages.say_farewell, set(machines) - {this.index})
-    return Instances(this, opener.opened, lambda: memory.leave([node.rank]))
+
+    def leave() -> None:
+        memory.leave([node.rank])
+        messages.say_farewell()
+
+    # Both before MPI is finalized, which waits for all instances as well.
+    atexit.register(messages.await_farewells)
+    atexit.register(leave)
+    return Instances(this, opener.opened, leave)
+
+
+def _remove_names() -> None:
+    """Remove the names of MPICH's shared memory, which all of this machine have mapped.
+
+    MPICH leaves them behind if an instance is killed or ends all.
+    """
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps}
+    for path in paths:
+        if path.startswith("/dev/shm/mpich_shm_"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _end_all_on_errors(world: Any) -> None:
@@ -90,26 +114,48 @@ def _abort(world: Any, why: str, code: int) -> None:
         "ended\n"
     )
     sys.stderr.flush()
+    _await_readers()
     world.Abort(code)
 
 
+def _await_readers() -> None:
+    """Wait until the launcher has read the output: MPI drops what it finds unread."""
+    end = time.monotonic() + _LAST
+    for descriptor in (1, 2):
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            continue
+        while any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))):
+            if time.monotonic() > end:
+                return
+            time.sleep(_LONGEST)
+
+
 class _Messages:
-    """Messages between instances of different machines."""
+    """Messages between instances of different machines; `far`: all of the others."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, far: Sequence[int]) -> None:
         self._world = world
+        self._far = far
+        self._farewell = np.zeros(1, np.uint8)
+        self._sent: list[Any] = []
 
-    def say_farewell(self, peers: Iterable[int]) -> None:
-        """Announce to the first instances of the other machines that this one sends no
-        more, and wait for the same from them.
+    def say_farewell(self) -> None:
+        """Announce to all instances of other machines that this one sends no more.
+
+        Idempotent.
         """
+        if not self._sent:
+            self._sent = [
+                self._world.Isend(self._farewell, one, _FAREWELL) for one in self._far
+            ]
+
+    def await_farewells(self) -> None:
+        """Wait until all instances of other machines have announced the same."""
         from mpi4py import MPI
 
-        sent, received = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
-        waiting = []
-        for peer in peers:
-            waiting.append(self._world.Isend(sent, peer, _FAREWELL))
-            waiting.append(self._world.Irecv(received, peer, _FAREWELL))
+        received = np.zeros(1, np.uint8)
+        waiting = [*self._sent]
+        waiting += [self._world.Irecv(received, one, _FAREWELL) for one in self._far]
         while not MPI.Request.Testall(waiting):
             time.sleep(_LONGEST)
 

@@ -77,6 +77,15 @@ class SharedMemory:
         self._row = row // 4
         self._counts = _LINE * count // 4
 
+    def close(self) -> None:
+        """Close the memory; views stay. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._words.release()
+            self._bytes.release()
+            self._control.close()
+
     # The values
 
     def view(self, index: int, offset: int, size: int) -> np.ndarray[Any, Any]:

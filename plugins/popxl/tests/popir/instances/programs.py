@@ -159,6 +159,29 @@ def one_ends() -> None:
         session.run()
 
 
+def one_of_a_pair_ends() -> None:
+    """Instance 1 ends early; the groups are pairs of instances."""
+    ir = popxl.Ir(replication="popdist")
+    total = ir.replication_factor
+    with ir.main_graph, popxl.in_sequence():
+        x = popxl.variable(np.ones(4, np.float32), name="x")
+        pairs = ir.replica_grouping(total // 2, 2)
+        ops.add_(x, collectives.replicated_all_reduce(x, "add", pairs))
+    session = popxl.Session(ir, "ipu_model", weights_to_host_on_exit=False)
+    with session:
+        for _ in range(1 if popdist.getInstanceIndex() == 1 else 2):
+            session.run()
+
+
+def one_stays() -> None:
+    """Instance 1 leaves the program while the others wait for it, and does not end."""
+    with popxl.Session(_reducing(), "ipu_model") as session:
+        if popdist.getInstanceIndex() == 1:
+            popdist.finalizeBackend()
+            os.read(os.pipe()[0], 1)
+        session.run()
+
+
 def others() -> None:
     """Instance 1 runs another program."""
     shape = (4,) if popdist.getInstanceIndex() == 1 else (5,)

@@ -73,7 +73,9 @@ def test_waiting_takes_no_processor_time() -> None:
     for each in (pid, pid_of_timer):
         os.waitpid(each, 0)
     assert switches < 50
-    os.close(descriptor)
+    memory.close()
+    for each in (descriptor, reading):
+        os.close(each)
 
 
 def test_memory_that_is_not_there() -> None:
