@@ -1,7 +1,7 @@
 """The models that Triton's example clients and HTTP test scripts ask for.
 
 Written as ONNX files with a ``config.toml`` each. Shapes, names and numbers are those
-of the originals; `docs/how-to/migrate-from-triton.md` lists them.
+of the originals; `docs/how-to/migrate-from-triton.md` names them.
 """
 
 from __future__ import annotations
