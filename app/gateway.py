@@ -239,6 +239,7 @@ class Gateway:
             TimeLimits(settings.load_timeout, settings.run_timeout),
             settings.allow_python,
             self.calls.attach,
+            self.table.routes.claim,
         )
         return ModelRepository(
             places_of(settings),

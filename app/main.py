@@ -79,6 +79,10 @@ def create_app(
     settings = gateway.settings
     added = added_routes(settings)
     api = create_api(gateway, added)
+    routes = gateway.table.routes
+    routes.reserve(api.state.paths)
+    routes.reserve(operation.path for one in added for operation in one.naming)
+    allowed: AllowedMethods = api.state.allowed
     service = Service(
         gateway.table,
         timeout=settings.request_timeout,
@@ -104,7 +108,7 @@ def create_app(
         ),
         origins=settings.allow_origin,
         proxies=TrustedProxies(settings.trusted_proxy),
-        methods_of=api.state.allowed.of,
+        methods_of=lambda path: allowed.of(path) or routes.methods(path),
         compress_responses=CompressResponses(settings.compress_responses),
     )
     api.state.front = front
@@ -139,7 +143,8 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
     install_error_handlers(api, pages.nothing_here)
     for router in routers:
         api.include_router(router)
-    api.state.allowed = AllowedMethods(documented_methods(routers, also_pages=True))
+    methods = documented_methods(routers, also_pages=True)
+    api.state.allowed = AllowedMethods(methods)
 
     @functools.cache
     def base_of_all() -> dict[str, Any]:
@@ -171,6 +176,7 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
         base = await run_in_threadpool(base_of_all)
         return Response(to_yaml(base), media_type="application/yaml")
 
+    api.state.paths = [*methods, "/openapi.json", "/openapi.yaml"]
     return api
 
 

@@ -70,6 +70,8 @@ from engine.programs.python_interface import MORE as PYTHON_MORE
 from engine.programs.python_interface import STEP as PYTHON_STEP
 from engine.programs.python_model import CalledModels, Context, Model
 from engine.programs.python_requirements import check_requirement
+from engine.programs.python_routes import ANSWER as PYTHON_ANSWER
+from engine.programs.python_routes import ROUTE as PYTHON_ROUTE
 from engine.runner.joined_runner import JoinedRunner
 from engine.runner.model_runner import ModelRunner
 from engine.runner.python_code import PythonModel, read_python_model
@@ -134,7 +136,9 @@ __all__ = [
     "MAX_PRIORITY_LEVELS",
     "MAX_WEIGHT",
     "NO_BATCHING_DIM",
+    "PYTHON_ANSWER",
     "PYTHON_MORE",
+    "PYTHON_ROUTE",
     "PYTHON_STEP",
     "AlreadyExists",
     "AnchorCallbackPolicy",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from engine.compiler import CompileOptions, CompileReport, compile_model
     from popgate.client import AsyncClient, Client, ClientError
+    from popgate.routes import route
     from popgate.runner import ModelRunner, Result
 
 try:
@@ -59,6 +60,7 @@ _PLACES = {
     "ModelRunnerConfig": "engine",
     "Result": "popgate.runner",
     "compile_model": "engine.compiler",
+    "route": "popgate.routes",
 }
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Result",
     "__version__",
     "compile_model",
+    "route",
 ]
 
 

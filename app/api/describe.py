@@ -40,7 +40,7 @@ _BACKENDS = {
 # Of what a file says of itself: so much is shown, and these have a place of their own.
 _LONGEST_PROPERTY, _MOST_PROPERTIES = 500, 50
 _NO_PROPERTIES = (
-    "batching", "batch_size", "batching_reason", "popgate.example", "ragged",
+    "batching", "batch_size", "batching_reason", "popgate.example", "ragged", "routes",
     "ragged_reason",
 )  # fmt: skip
 # The protocol's datatypes in the words of Triton's model configuration.

@@ -179,6 +179,7 @@ def document_with_models(
         for one in added:
             for path, body in one.examples(loaded.spec).items():
                 _add_example(document["paths"], path, loaded.spec.name, body)
+        _add_routes(document, loaded)
     text = f"{len(models)} loaded."
     if len(models) > MAX_MODELS_SHOWN:
         text += f" The first {MAX_MODELS_SHOWN} are shown; GET /v1/models lists all."
@@ -199,6 +200,29 @@ def _add_example(paths: dict[str, Any], path: str, name: str, body: Any) -> None
     for parameter in operation.get("parameters", ()):
         if parameter["name"] == "name":
             parameter.setdefault("examples", {})[name] = {"value": name}
+
+
+def _add_routes(document: dict[str, Any], loaded: LoadedModel) -> None:
+    """Add the addresses of a model's own, as its process describes them."""
+    name, described = loaded.spec.name, loaded.routes.document
+    if not described:
+        return
+    # Two models may have a schema of the same name.
+    start = REFERENCE.format(model="").encode()
+    text = orjson.dumps(described).replace(start, start + f"{name}.".encode())
+    renamed = orjson.loads(text)
+    for path, operations in renamed["paths"].items():
+        for operation in operations.values():
+            operation["tags"] = [name]
+            operation["operationId"] = f"{name}_{operation.get('operationId', '')}"
+        document["paths"].setdefault(path, operations)
+    schemas = renamed.get("components", {}).get("schemas", {})
+    added = {f"{name}.{key}": schema for key, schema in schemas.items()}
+    components = document["components"]
+    document["components"] = {
+        **components,
+        "schemas": {**components["schemas"], **added},
+    }
 
 
 def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:

@@ -16,6 +16,9 @@ from app.http.access import Access, key_group
 from app.http.asgi import CONNECTION, Message, Scope
 from app.observe.answers import GONE, Answers
 
+#: In the message that begins an answer: the route that it counts for, if its path does
+#: not say so.
+ANSWERED_BY = "popgate.route"
 #: How the one error page for browsers begins (`app.api.routes.pages`).
 _PAGE = b"<!doctype html>"
 #: Paths whose route is remembered, if they have no more letters.
@@ -52,8 +55,8 @@ class AnswerWatch:
     """Counts the answer to one request, when the first of its body is sent."""
 
     __slots__ = (
-        "_access", "_answers", "_connection", "_is_counted", "_names", "_scope",
-        "_status",
+        "_access", "_answers", "_connection", "_is_counted", "_names", "_route",
+        "_scope", "_status",
     )  # fmt: skip
 
     def __init__(
@@ -65,12 +68,14 @@ class AnswerWatch:
         self._names = names
         self._connection: Any = scope.get(CONNECTION)
         self._status = 0
+        self._route: str | None = None
         self._is_counted = False
 
     def see(self, message: Message) -> None:
         """Take a message that the application sends; call it before that is sent."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self._route = message.get(ANSWERED_BY)
         elif not self._is_counted:
             self._count(self._status, message.get("body", b""))
 
@@ -97,4 +102,5 @@ class AnswerWatch:
         if root and path.startswith(root):
             path = path[len(root) :]
         key = self._access.label(dict(scope["headers"]), self._names)
-        self._answers.count(route_of(path, scope["method"]), status, code, key)
+        route = self._route or route_of(path, scope["method"])
+        self._answers.count(route, status, code, key)

@@ -170,6 +170,23 @@ class NamingCall(AsgiCall):
         super().leave()
 
 
+class RouteCall(AsgiCall):
+    """A call to an address of a model's own, which no scheduler takes apart."""
+
+    method: str = "GET"
+
+    def asked(self) -> Asked:
+        return super().asked()._replace(method=self.method)
+
+    def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
+        return entry.runner.submit(
+            request.inputs,
+            deadline=self.deadline,
+            on_done=self.done,
+            priority=request.priority,
+        )
+
+
 class EventCall(AsgiCall):
     """A call that may have any number of responses, each of which is sent as it comes.
 

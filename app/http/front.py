@@ -34,27 +34,30 @@ from app.errors import (
     larger_than_allowed,
 )
 from app.http.access import Access
-from app.http.answer_watch import AnswerWatch
+from app.http.answer_watch import ANSWERED_BY, AnswerWatch
 from app.http.asgi import (
     CONNECTION,
     ASGIApp,
     ClientGone,
+    Message,
     Receive,
     Scope,
     Send,
     send_error,
     send_response,
 )
-from app.http.asgi_call import AsgiCall, EventCall, NamingCall
+from app.http.asgi_call import AsgiCall, EventCall, NamingCall, RouteCall
 from app.http.floods import READ
-from app.http.origins import AnyMethod, for_origins
+from app.http.origins import AnyMethod, for_origins, with_free_methods
 from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
 from app.http.streaming import send_events, wants_events
 from app.serving.forms import ErrorForm, Form, NamingForm
 from app.serving.keys import Key
+from app.serving.route_form import RouteForm
+from app.serving.route_table import FoundRoutes
 from app.serving.service import Service
-from app.serving.table import ModelEntry, infer_path_of
+from app.serving.table import ModelEntry, infer_path, infer_path_of
 from app.serving.transfer_memory import Share
 
 # How long, and of how many bytes, the rest of a refused body is read and dropped: a
@@ -197,12 +200,16 @@ class InferFront:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         client = scope.get("client")
         peer = None if client is None else client[0]
+        models = self.service.models
         operation, target = self._operation(path)
+        routes = None if models.routes.is_empty else models.routes.find(path)
+        if routes is not None:
+            target, send = infer_path(routes.model), _counted_as(send, "infer")
         try:
             if len(headers) < len(scope["headers"]):
                 self.access.check_once(scope["headers"])
             names = scope.get(NAMES, ())
-            about = target if is_post else path
+            about = target if is_post or routes is not None else path
             key = self.access.check(about, scope["method"], headers, peer, names)
         except HttpError as error:
             _slow_down(scope)
@@ -216,10 +223,12 @@ class InferFront:
         if key is not None:
             scope[KEY].key = key.config.name
             scope[HOLDER] = key
+        if routes is not None:
+            await self._run_route(routes, path, key, scope, receive, send)
+            return
         if not is_post:
             await self.fallback(scope, receive, send)
             return
-        models = self.service.models
         if path in models.paths or models.offers(path):
             kind = EventCall if wants_events(headers) else AsgiCall
             call = kind(self.service, path, headers, receive)
@@ -240,6 +249,31 @@ class InferFront:
         kind = EventCall if operation.in_events else AsgiCall
         call = kind(self.service, target, headers, receive, operation.form())
         call.key = key
+        await self._run(call, scope, receive, send)
+
+    async def _run_route(
+        self,
+        routes: FoundRoutes,
+        path: str,
+        key: Key | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Run a request to an address of a model's own."""
+        method: str = scope["method"]
+        if method not in routes.methods:
+            allowed = with_free_methods(set(routes.methods))
+            msg = f"Method Not Allowed: {path} does not take {method}"
+            lines = ((b"allow", allowed.encode()),)
+            error = HttpError(405, msg, "method_not_allowed", lines)
+            await send_error(send, ErrorResponse.of(error, close=True))
+            return
+        models, client = self.service.models, scope[KEY].client
+        form = RouteForm(scope, path, client, has_keys=models.has_keys)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        call = RouteCall(self.service, infer_path(routes.model), headers, receive, form)
+        call.method, call.key = method, key
         await self._run(call, scope, receive, send)
 
     async def _run_named(
@@ -368,6 +402,19 @@ class InferFront:
 
     def __repr__(self) -> str:
         return f"<InferFront {self.service!r}>"
+
+
+def _counted_as(send: Send, route: str) -> Send:
+    """Return `send` for an answer that counts for a route that its path does not
+    name.
+    """
+
+    async def send_counted(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, ANSWERED_BY: route}
+        await send(message)
+
+    return send_counted
 
 
 def _slow_down(scope: Scope, refusals: float = 1.0) -> None:

@@ -24,7 +24,14 @@ from app.serving.generators import GeneratorScheduler, ReplicaRunner
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
 from app.spec import DescribesTensors, ModelSpec
-from engine import Array, Device, ModelRunnerConfig, Tensor
+from engine import (
+    PYTHON_ANSWER,
+    PYTHON_ROUTE,
+    Array,
+    Device,
+    ModelRunnerConfig,
+    Tensor,
+)
 from popef_io import Model
 
 #: `channel_memory` of models that do not say, at least and at most.
@@ -187,6 +194,7 @@ def assemble(
         optional_inputs=optional if isinstance(optional, bool) else model.is_fused,
         labels={**model.labels, **config.labels},
     )
+    spec = spec.without((PYTHON_ROUTE,), (PYTHON_ANSWER,))  # of its own addresses
     spec = source.declared.applied(spec, config.max_batch_size)
     spec = replace(spec, defaults=_defaults(spec, defaults))
     scheduler = _scheduler(spec, runner, source, config)

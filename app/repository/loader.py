@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,7 @@ from app.repository.saved_state import save_state
 from app.repository.scan import VersionSource
 from app.repository.warmup import WarmupFailed, run_example, warm_up
 from app.serving.ensembles import EnsembleRunner
+from app.serving.route_table import ModelRoute, ModelRoutes
 from app.serving.table import RequestScheduler
 from app.spec import ModelSpec
 from engine import (
@@ -81,7 +82,7 @@ class LoadedModel:
     `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
     `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready, with
     free dimensions of `fill`; `example` are values by input that suit it, if any were
-    given.
+    given; `routes` are the addresses of its own.
     """
 
     spec: ModelSpec
@@ -94,6 +95,7 @@ class LoadedModel:
     scheduler: RequestScheduler | None = None
     fill: int = 1
     example: Mapping[str, Any] = field(default_factory=dict)
+    routes: ModelRoutes = field(default_factory=ModelRoutes)
 
     @property
     def version(self) -> str:
@@ -116,8 +118,8 @@ class ModelLoader:
     """Loads versions onto the devices of a gateway. Thread-safe.
 
     `largest_body`: how many bytes a request may have. `limits`: how long loading and a
-    run may take. `allow_python`: whether a folder of models may be code,
-    and who takes its calls to others.
+    run may take. `allow_python`: whether a folder of models may be code, `on_calls`
+    takes its calls to others, and `claim` the addresses of its own.
     """
 
     def __init__(
@@ -128,8 +130,10 @@ class ModelLoader:
         limits: TimeLimits = NO_LIMITS,
         allow_python: bool = False,
         on_calls: Callable[[str, CallSocket], None] | None = None,
+        claim: Callable[[str, Sequence[ModelRoute]], None] = lambda name, routes: None,
     ) -> None:
         self._on_calls = on_calls
+        self._claim = claim
         self._allow_python = allow_python
         self._devices = devices
         self._cache = cache
@@ -270,6 +274,8 @@ class ModelLoader:
                 made.spec, runner, source, config, replaces, until,
                 quiet=tried is True,
             )  # fmt: skip
+            routes = ModelRoutes.parse(runner.routes)
+            self._claim(name, routes.routes)
         except BaseException:
             runner.close()
             raise
@@ -285,6 +291,7 @@ class ModelLoader:
             made.scheduler,
             fill or 1,
             example if tried is not False else {},
+            routes,
         )
 
     def prepare(self, source: VersionSource, config: ModelConfig) -> None:

@@ -440,7 +440,9 @@ class ModelRepository:
             for loaded in record.serving.values()
         ]
         default = str(record.default_version)
-        self._table.publish(record.name, entries, default=default)
+        served = {loaded.version: loaded for loaded in record.serving.values()}
+        routes = served[default].routes.routes if default in served else ()
+        self._table.publish(record.name, entries, default=default, routes=routes)
 
     async def _drain(self, leaving: Iterable[LoadedModel]) -> None:
         """Closes runners that get no new requests, when they have nothing in flight and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from app.codec import InferRequest, ModelCodec
@@ -11,6 +11,7 @@ from app.errors import RequestError, UnknownModelRun, VersionNotReady
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Tracer
+from app.serving.route_table import ModelRoute, RouteTable
 from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec
 from engine import EngineError, Tensor
@@ -213,18 +214,26 @@ class ModelTable:
         self.keeps_parts = keeps_parts
         self.has_keys = has_keys
         self.paths: dict[str, ModelEntry] = {}
+        #: The addresses of models in Python that have some of their own.
+        self.routes = RouteTable()
         self._tracer = tracer
         self._absent: Absent = absent or NoneAbsent()
         self._entries: dict[str, tuple[ModelEntry, ...]] = {}
         self._on_change = on_change
 
     def publish(
-        self, name: str, entries: Iterable[ModelEntry], *, default: str | None = None
+        self,
+        name: str,
+        entries: Iterable[ModelEntry],
+        *,
+        default: str | None = None,
+        routes: Sequence[ModelRoute] = (),
     ) -> None:
         """Makes `entries` the versions of model `name`, instead of all before.
 
         Requests that name no version go to `default` (None: the highest); nowhere, if
-        that is not among the entries. Without entries the model is gone.
+        that is not among the entries. Without entries the model is gone. `routes` are
+        those of the default version.
         """
         versions = tuple(entries)
         for entry in versions:
@@ -247,6 +256,8 @@ class ModelTable:
             self._entries[name] = versions
         else:
             self._entries.pop(name, None)
+        if versions or not self._absent.offers(name, None):
+            self.routes.publish(name, routes)
         self._on_change(name)
 
     def renew_tracers(self) -> None:

@@ -9,14 +9,16 @@ that knows BF16.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 
 from engine.errors import ExecutionFailed, InvalidModel
 from engine.programs.executable import Execute, Graph
 from engine.programs.output_binding import BoundRun, gate_of, offers_for
+from engine.programs.python_routes import ANSWER, ROUTE
 from engine.programs.session import GraphSession, Port, RunOptions
-from engine.programs.streams import Step, Streams
+from engine.programs.streams import ChoosingStreams, Step, Streams
 from engine.tensor import Array
 from popef_io import DataType
 
@@ -63,6 +65,8 @@ class GraphCall:
         """Return the step that runs it."""
         bound = self._bound_run()
         if bound is None and not (self._stored or self._kept or self._texts):
+            if ROUTE in self._input_types:
+                return self._routed_step()
             return self._ordinary_step()
         if bound is not None and not (self._stored or self._kept or bound.always):
             return self._gated_step(bound)
@@ -112,6 +116,30 @@ class GraphCall:
                 write(handle, value)
 
         return ordinary
+
+    def _routed_step(self) -> Step:
+        """Return the step of a Python model with routes: a run is of requests to routes
+        or of requests to the model, which have other inputs and outputs.
+        """
+        run, error_of = self._session.raw_run, self._session.error_of
+        handles = dict(zip(self._outputs, self._handles, strict=True))
+        streamed = dict(self._streamed)
+        asked, answered = streamed.pop(ROUTE), handles.pop(ANSWER)
+
+        def routed(streams: Streams, options: RunOptions) -> None:
+            if cast(ChoosingStreams, streams).brings(asked):
+                feed, targets = {ROUTE: streams.read(asked)}, {ANSWER: answered}
+            else:
+                feed = {name: streams.read(handle) for name, handle in streamed.items()}
+                targets = handles
+            try:
+                results = run(list(targets), feed, options)
+            except Exception as error:
+                raise error_of(error, options) from None
+            for handle, value in zip(targets.values(), results, strict=True):
+                streams.write(handle, value)
+
+        return routed
 
     def _gated_step(self, bound: BoundRun) -> Step:
         """Return the ordinary step if nothing is large, which costs 0.2 µs to know."""

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Annotated, Any, TypeAlias
 
 from engine.errors import InvalidModel
+from engine.programs.python_routes import ANSWER, ROUTE, find_routes
 from popef_io import DataType
 
 #: The name of a function that is a model.
@@ -68,13 +69,16 @@ class PythonInterface:
     """The tensors of a model, and whether rows of requests may come together.
 
     `streams`: it gives any number of responses to a request, one for each run; then
-    `STEP` and `MORE` are among the tensors.
+    `STEP` and `MORE` are among the tensors. `routes` is the document of its routes
+    (`OPTION_ROUTES`), empty without any; with them `ROUTE` and `ANSWER` are among the
+    tensors.
     """
 
     inputs: tuple[PythonTensor, ...]
     outputs: tuple[PythonTensor, ...]
     batching: bool = False
     streams: bool = False
+    routes: str = ""
 
     def streaming(self, label: str) -> PythonInterface:
         """Return the interface for several responses. Raises InvalidModel."""
@@ -92,6 +96,20 @@ class PythonInterface:
             streams=True,
         )
 
+    def routed(self, target: Target) -> PythonInterface:
+        """Return the interface with the routes of the class. Raises InvalidModel."""
+        app = find_routes(target)
+        if app is None:
+            return self
+        # A free size: the requests to a route run with no others, which have none.
+        shape = (-1 if self.batching else 1, -1)
+        return replace(
+            self,
+            inputs=(*self.inputs, PythonTensor(ROUTE, DataType.STRING, shape)),
+            outputs=(*self.outputs, PythonTensor(ANSWER, DataType.STRING, shape)),
+            routes=app.document,
+        )
+
     def to_message(self) -> dict[str, Any]:
         def tensors(group: Iterable[PythonTensor]) -> list[list[Any]]:
             return [[t.name, t.data_type.name, list(t.shape)] for t in group]
@@ -101,6 +119,7 @@ class PythonInterface:
             "outputs": tensors(self.outputs),
             "batching": self.batching,
             "streams": self.streams,
+            "routes": self.routes,
         }
 
     @classmethod
@@ -116,6 +135,7 @@ class PythonInterface:
             tensors(message["outputs"]),
             bool(message["batching"]),
             bool(message["streams"]),
+            str(message["routes"]),
         )
 
 
@@ -172,7 +192,8 @@ def find_model(
     if classes:
         interface = _of_class(classes[0])
         label = f"{classes[0].__name__}.__call__"
-        return classes[0], _called(classes[0].__call__, interface, label)
+        interface = _called(classes[0].__call__, interface, label)
+        return classes[0], interface.routed(classes[0])
     assert function is not None
     interface = _of_function(function, getattr(module, "batching", False))
     return function, _called(function, interface, FUNCTION)
@@ -231,7 +252,7 @@ def _checked(
     if not isinstance(batching, bool):
         raise InvalidModel(f"batching must be True or False, found {batching!r}")
     for tensor in (*inputs, *outputs):
-        if tensor.name in (STEP, MORE):
+        if tensor.name in (STEP, MORE, ROUTE, ANSWER):
             raise InvalidModel(f"the name {tensor.name!r} is taken")
     for tensor in (*inputs, *outputs) if batching else ():
         if tensor.shape[:1] != (-1,):

@@ -40,6 +40,13 @@ from engine.programs.python_interface import (
     find_model,
 )
 from engine.programs.python_model import Context
+from engine.programs.python_routes import (
+    ANSWER,
+    ROUTE,
+    RouteApp,
+    failed_answer,
+    find_routes,
+)
 from engine.programs.session import GraphBinding, Port, RawRun, RunOptions
 from engine.tensor import Array
 from popef_io import DataType
@@ -117,9 +124,11 @@ class PythonSession:
         self.interface: PythonInterface = interface
         self.inputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.inputs}
         self.outputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.outputs}
-        self._tensors = {t.name: t for t in interface.outputs if t.name != MORE}
+        own = (t for t in interface.outputs if t.name not in (MORE, ANSWER))
+        self._tensors = {t.name: t for t in own}
         self._told: set[tuple[object, ...]] = set()
         self._model: Any = None
+        self._routes: RouteApp | None = None
         self._loop = AuthorsLoop()
         try:
             if isinstance(target, type):
@@ -127,6 +136,7 @@ class PythonSession:
                 load = getattr(self._model, "load", None)
                 if load is not None:
                     self._loop.finish(load(context))
+                self._routes = find_routes(target, self._model)
             leave_if_forked(self._pid)
             self._call = target if self._model is None else self._model
         except BaseException as error:
@@ -146,6 +156,8 @@ class PythonSession:
             array.flags.writeable = False
         self._context.options = options
         try:
+            if ROUTE in feed and self._routes is not None:
+                return [self._answer(self._routes, feed[ROUTE], options)]
             if self._responses is not None:
                 return self._respond(self._responses, names, feed, options)
             result = self._loop.finish(self._call(**feed), options)
@@ -159,6 +171,24 @@ class PythonSession:
             raise self.error_of(error, options) from None
         finally:
             self._context.options = None
+
+    def _answer(self, routes: RouteApp, requests: Array, options: RunOptions) -> Array:
+        """Return the answers to requests to routes. One that fails has an answer, too:
+        if this raised, the others would be run again.
+        """
+        answers = np.empty((len(requests), 2), dtype=object)
+        for row, (head, body) in enumerate(requests.tolist()):
+            try:
+                pair = self._loop.finish(routes.answer(head, body), options)
+                leave_if_forked(self._pid)
+            except BaseException as error:
+                leave_if_forked(self._pid, error)
+                failure = self.error_of(error, options)
+                if isinstance(failure, Cancelled):
+                    raise failure from None
+                pair = failed_answer(str(failure))
+            answers[row, 0], answers[row, 1] = pair
+        return answers
 
     def _respond(
         self,

@@ -44,6 +44,14 @@ class Streams(Protocol):
         ...
 
 
+class ChoosingStreams(Streams, Protocol):
+    """Streams of requests that need not bring every input."""
+
+    def brings(self, handle: str) -> bool:
+        """Return whether the requests of this run have the input."""
+        ...
+
+
 Step: TypeAlias = Callable[[Streams, RunOptions], None]
 """A program, or a part of one, ready to run."""
 

@@ -25,6 +25,7 @@ from engine.model.model_file import ModelFiles, open_model
 from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
 from engine.model.save_outputs import SaveOutputs
 from engine.model.validation import check_inputs, check_outputs
+from engine.programs.python_routes import ANSWER, OPTION_ROUTES, ROUTE
 from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode, PythonModel
 from engine.runner.replica_set import ReplicaPlan, ReplicaSet
@@ -80,7 +81,9 @@ class ModelRunner:
         self.max_batch_size = plan.max_units if plan.mixes_rows else 0
         self.request_inputs = plan.request_descs(self.execute_inputs, plan.inputs)
         self.request_outputs = plan.request_descs(self.execute_outputs, plan.outputs)
-        self._request_descs = {desc.name: desc for desc in self.request_inputs}
+        # A request has the inputs of the model, or that of its routes.
+        own = (desc for desc in self.request_inputs if desc.name != ROUTE)
+        self._request_descs = {desc.name: desc for desc in own}
         self._output_names = [desc.name for desc in self.execute_outputs]
         self._last_descs: tuple[int, tuple[DataDesc, ...]] = (-1, ())
         most = self.config.ring_buffer_size_multiplier * plan.depth
@@ -152,6 +155,11 @@ class ModelRunner:
     def is_fused(self) -> bool:
         """Return whether the file says that an input chooses among several models."""
         return self._model.metadata.option(OPTION_FUSED) is not None
+
+    @property
+    def routes(self) -> str:
+        """Return the routes of a Python model (`OPTION_ROUTES`); empty without any."""
+        return self._model.metadata.option(OPTION_ROUTES) or ""
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
@@ -331,7 +339,8 @@ class ModelRunner:
         """
         of, descs = self._last_descs
         if of != units:
-            descs = self._batches.result_descs(self.request_outputs, units)
+            own = [desc for desc in self.request_outputs if desc.name != ANSWER]
+            descs = self._batches.result_descs(own, units)
             self._last_descs = units, descs
         return descs
 

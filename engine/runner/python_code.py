@@ -30,6 +30,7 @@ from engine.programs.executable import (
 )
 from engine.programs.python_interface import PythonInterface, PythonTensor
 from engine.programs.python_model import GRAPH
+from engine.programs.python_routes import OPTION_ROUTES
 from engine.transport.call_messages import CallSocket
 from popef_io import (
     Anchor,
@@ -172,12 +173,15 @@ def _container(name: str, interface: PythonInterface, source: bytes) -> Model:
         *(_anchor(t, f"d2h_{t.name}", TensorType.OUTPUT) for t in interface.outputs),
     ]
     batching = BATCHING_ROWS if interface.batching else "none"
+    options = [Option(OPTION_BATCHING, batching)]
+    if interface.routes:
+        options.append(Option(OPTION_ROUTES, interface.routes))
     metadata = Metadata(
         executable=name,
         anchors=tuple(anchors),
         program_flow=ProgramFlow(main=(MAIN,)),
         programs_map={MAIN: "main"},
-        engine_options=(Option(OPTION_BATCHING, batching),),
+        engine_options=tuple(options),
     )
     with TemporaryDirectory(prefix="popgate-") as folder:
         path = Path(folder) / "model.popef"

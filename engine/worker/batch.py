@@ -178,6 +178,11 @@ class Batch:
             return self._one(index, self.entries[0])
         return self._gather(index)
 
+    def brings(self, handle: str) -> bool:
+        """Return whether the requests have this input; all of them or none."""
+        index = self._input_index.get(handle)
+        return index is not None and self.entries[0].slots[index] >= 0
+
     def output_memory(
         self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array | None:

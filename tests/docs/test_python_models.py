@@ -31,6 +31,7 @@ FILES = dict(re.findall(r"```python\n# (models/\S+)\n(.*?)```", PAGE, re.DOTALL)
     [
         ("models/sentiment/1/model.py", [b"great and fine", b"no"], {"score": [2, 0]}),
         ("models/length/1/model.py", [b"four", b""], {"output": [4, 0]}),
+        ("models/summaries/1/model.py", [b"a b", b"no"], {"words": [2, 1]}),
     ],
 )
 def test_the_models_run(
@@ -79,7 +80,7 @@ def test_a_model_waits_for_all_rows_at_once(tmp_path: Path) -> None:
 
 def test_all_models_of_the_page_are_tested() -> None:
     names = [path.split("/")[1] for path in sorted(FILES)]
-    assert names == ["counter", "length", "prices", "router", "sentiment"]
+    assert names == ["counter", "length", "prices", "router", "sentiment", "summaries"]
 
 
 CLASSIFIER = """
