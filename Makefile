@@ -115,7 +115,7 @@ test-buckets: $(VENV)/.installed-dev
 	! command -v npm || npm install --silent --no-save --prefix build/azurite azurite@3.34.0
 	mkdir -p build/registry
 	! command -v apt-get || (cd build/registry && apt-get download -q docker-registry && dpkg -x docker-registry_*.deb .) || true
-	$(bin)/python -m pytest tests/app/repository/remote
+	$(bin)/python -m pytest plugins/remote/tests
 
 # Vectors beside sentence-transformers' own, and the stock clients of others, each in an
 # environment of its own: 2 GB, most of it torch.

@@ -36,9 +36,9 @@ from app.repository.loader import ModelLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_control import ControlMode, ModelControl
 from app.repository.model_life import State
+from app.repository.model_sources import FetchOptions, RemoteCaches
 from app.repository.on_demand import OnDemandLoader
 from app.repository.places import ModelPlaces
-from app.repository.remote.remote_models import FetchOptions, RemoteModels
 from app.repository.repository import ModelRepository
 from app.repository.uploads import Uploads
 from app.serving.call_graph import CallGraph
@@ -490,7 +490,7 @@ def places_of(settings: Settings) -> ModelPlaces:
     folder = None if named_only else settings.model_repository
     cache = settings.model_cache or settings.cache_dir / "models"
     options = FetchOptions(settings.model_download_limit, settings.allow_python)
-    return ModelPlaces.of(folder, settings.model, RemoteModels(cache, options))
+    return ModelPlaces.of(folder, settings.model, RemoteCaches(cache, options))
 
 
 def _regions(settings: Settings) -> RegionTable | None:

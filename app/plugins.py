@@ -21,8 +21,11 @@ logger = logging.getLogger(__name__)
 #: Commands of `popgate` (a tuple of `app.cli.plugin_commands.PluginCommand`).
 COMMANDS: Final = "popgate.commands"
 #: Kinds of files that `popgate compile` takes beside ONNX: modules with `split_name`
-#: and `compile_program` (docs/plugins.md).
+#: and `compile_program` (docs/how-to/write-a-plugin.md).
 EXECUTABLES: Final = "popgate.executables"
+#: Kinds of URLs that models are downloaded from
+#: (`app.repository.model_sources.ModelSource`).
+MODEL_SOURCES: Final = "popgate.model_sources"
 #: Kinds of model folders (`app.repository.formats.ModelFormat`).
 MODEL_FORMATS: Final = "popgate.model_formats"
 #: What stands before a model of any kind (`app.repository.formats.InputDecoder`).

@@ -40,7 +40,7 @@ NOT_YET = (
     "tests/app/http/test_front.py",
     "tests/app/http/test_server.py",
     "tests/app/observe/",
-    "tests/app/repository/remote/",
+    "plugins/remote/tests/",
     "tests/app/serving/test_call.py",
     "tests/app/serving/test_failed_phases.py",
     "tests/app/test_pairs_at_work.py",

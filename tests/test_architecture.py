@@ -49,6 +49,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
+    "popgate_remote": frozenset({"engine", "app"}),
     "popgate_runtime": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_tools"}
     ),

@@ -12,7 +12,7 @@ import typer
 from app.cli.errors import EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
-    from app.repository.cache_contents import Cached
+    from app.repository.model_sources import Cached
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _AGE = re.compile(r"(\d{1,9})([smhdw])")

@@ -10,8 +10,8 @@ import typer
 from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
+    from app.repository.model_sources import RemoteCaches
     from app.repository.preview import ModelPreview, RepositoryPreview, VersionPreview
-    from app.repository.remote.remote_models import RemoteModels
     from app.spec import ModelSpec, TensorSpec
 
 MAX_TENSORS_SHOWN = 8
@@ -58,14 +58,14 @@ def validate(
     lists what would come, and what of it is in the cache; nothing is downloaded.
     """
     from app.repository.compile_cache import CompileCache
+    from app.repository.model_sources import FetchOptions, RemoteCaches
     from app.repository.preview import preview_repository
-    from app.repository.remote.remote_models import FetchOptions, RemoteModels
     from app.settings import default_cache_dir
 
     root = Path(place)
     cache_dir = cache_dir or default_cache_dir()
     options = FetchOptions(allow_python=allow_python)
-    remote = RemoteModels(model_cache or cache_dir / "models", options)
+    remote = RemoteCaches(model_cache or cache_dir / "models", options)
     if ":/" in place and not root.is_dir():
         _elsewhere(place, remote, json)
         return
@@ -103,18 +103,17 @@ def _print_json(document: dict[str, Any]) -> None:
     typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
 
 
-def _elsewhere(place: str, remote: RemoteModels, json: bool) -> None:
+def _elsewhere(place: str, remote: RemoteCaches, json: bool) -> None:
     """Shows what would come of a model that is elsewhere."""
+    from app.repository.model_sources import RemoteError
     from app.repository.places import ModelPlaces
-    from app.repository.remote.errors import RemoteError
-    from app.repository.remote.urls import RemoteUrl
     from app.sizes import counted, size_text
     from engine import InvalidConfig
 
     try:
         ((name, url),) = ModelPlaces.of(None, [place], remote).named.items()
-        assert isinstance(url, RemoteUrl)
-        listing, cached = remote.preview(url)
+        assert not isinstance(url, Path)
+        listing, cached = remote.of(url).preview(url)
     except (InvalidConfig, ValueError) as e:
         raise CommandError(str(e), EXIT_USAGE) from None
     except RemoteError as e:

@@ -8,36 +8,16 @@ that is going on, stay: their locks say so.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from app.repository.remote.model_cache import LOCK, MANIFEST, ModelCache, is_used
+from app.repository.model_sources import Cached, download_caches, left_over
 from app.repository.uploads import Uploads
-
-Kind = Literal["compiled", "downloaded", "left over"]
 
 #: A file that was compiled or looked up a moment ago may be about to be opened.
 _JUST_NOW: Final = 60.0
-#: A file without a place may be one that is being written.
-_BEING_WRITTEN: Final = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """One thing in the cache: its name for people, bytes, and when it was last used
-    (`time.time()`)."""
-
-    kind: Kind
-    name: str
-    size: int
-    used: float
-    path: Path
-    in_use: bool = False
 
 
 class CacheContents:
@@ -45,11 +25,12 @@ class CacheContents:
 
     def __init__(self, compiled: Path, downloaded: Path) -> None:
         self._compiled = compiled
-        self._downloaded = downloaded
+        self._downloaded = download_caches(downloaded)
 
     def listed(self) -> list[Cached]:
         """Return what is there, by kind, then the longest unused first."""
-        found = [*self._compiled_files(), *self._models(), *self._parts()]
+        found = [*self._compiled_files()]
+        found += (each for cache in self._downloaded for each in cache.listed())
         return sorted(found, key=lambda each: (each.kind, each.used))
 
     def remove(self, cached: Cached) -> bool:
@@ -57,10 +38,7 @@ class CacheContents:
         if cached.in_use:
             return False
         if cached.kind == "downloaded":
-            cache = ModelCache(self._downloaded)
-            with contextlib.suppress(OSError):
-                cache.remove_unused(cached.path, time.time() + 1)
-            return not cached.path.exists()
+            return any(cache.remove(cached) for cache in self._downloaded)
         try:
             cached.path.unlink()
         except OSError:
@@ -72,7 +50,8 @@ class CacheContents:
     def sweep(self) -> None:
         """Remove what ended servers have left behind."""
         Uploads(self._compiled / "uploads").sweep()
-        ModelCache(self._downloaded).sweep()
+        for cache in self._downloaded:
+            cache.sweep()
 
     def _compiled_files(self) -> Iterator[Cached]:
         now = time.time()
@@ -86,34 +65,10 @@ class CacheContents:
                         "compiled", name, found.st_size, found.st_mtime, path, is_new
                     )
                 else:
-                    yield _left_over(path, found, age)
-
-    def _models(self) -> Iterator[Cached]:
-        with contextlib.suppress(OSError):
-            for folder in (self._downloaded / "models").iterdir():
-                used = (folder / LOCK).stat().st_mtime
-                files = [path for path in folder.rglob("*") if path.is_file()]
-                size = sum(path.stat().st_size for path in files)
-                name = _url_of(folder) or folder.name
-                yield Cached("downloaded", name, size, used, folder, is_used(folder))
-
-    def _parts(self) -> Iterator[Cached]:
-        """Yield the beginnings of downloads, and files that no model has any more."""
-        now = time.time()
-        for name in ("parts", "blobs"):
-            with contextlib.suppress(OSError):
-                for path in (self._downloaded / name).iterdir():
-                    found = path.stat(follow_symlinks=False)
-                    if found.st_nlink == 1:
-                        yield _left_over(path, found, now - found.st_mtime)
+                    yield left_over(path, found, age)
 
     def __repr__(self) -> str:
         return f"<CacheContents {self._compiled}, {self._downloaded}>"
-
-
-def _left_over(path: Path, found: os.stat_result, age: float) -> Cached:
-    is_new = age < _BEING_WRITTEN
-    return Cached("left over", path.name, found.st_size, found.st_mtime, path, is_new)
 
 
 def _name_of(file: Path) -> str:
@@ -128,11 +83,3 @@ def _name_of(file: Path) -> str:
         return file.name
     finally:
         reader.close()
-
-
-def _url_of(folder: Path) -> str:
-    """Return where the models of a folder were downloaded from, if one says so."""
-    for manifest in folder.glob(f"*/{MANIFEST}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return str(json.loads(manifest.read_bytes())["url"])
-    return ""

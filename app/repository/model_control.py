@@ -26,9 +26,13 @@ from app.config.model_options import Origin
 from app.errors import HttpError
 from app.repository.load_overrides import LoadOverrides
 from app.repository.model_record import NEVER_LOADED, ModelRecord, RepositoryError
-from app.repository.remote.errors import FetchStopped, RemoteError
-from app.repository.remote.remote_models import Looks
-from app.repository.remote.urls import RemoteUrl
+from app.repository.model_sources import (
+    FetchStopped,
+    Looks,
+    RemoteError,
+    RemoteModels,
+    RemoteUrl,
+)
 from app.repository.repository import ModelRepository
 from app.repository.scan import ModelSource, is_model_name, scan_model
 from app.repository.uploads import Uploads
@@ -287,16 +291,20 @@ class ModelControl:
 
     async def _has(self, url: RemoteUrl) -> bool:
         """Return whether the cache has the URL."""
+        folder = await self._pool.run(partial(self._remote(url).folder_of, url))
+        return folder is not None
+
+    def _remote(self, url: RemoteUrl) -> RemoteModels:
+        """Return the models of the source that knows a URL."""
         remote = self._repository.places.remote
         assert remote is not None
-        return await self._pool.run(partial(remote.folder_of, url)) is not None
+        return remote.of(url)
 
     async def _fetch(self, name: str, url: RemoteUrl) -> bool:
         """Fetch a URL; returns whether the cache has another model than before. Raises
         `FetchStopped`.
         """
-        remote = self._repository.places.remote
-        assert remote is not None
+        remote = self._remote(url)
         self._repository.record(name).news = partial(remote.news_of, url)
         try:
             fetch = partial(remote.fetch, f"model {name}", url)
@@ -313,8 +321,7 @@ class ModelControl:
         """Keep in the cache the files that serve after a load, or serve the former ones
         if nothing does.
         """
-        remote = self._repository.places.remote
-        assert remote is not None
+        remote = self._remote(url)
         if not record.problem and record.serving:
             files = [f for s in record.sources for f in s.files]
             await self._pool.run(partial(remote.confirm, url, files))
@@ -338,9 +345,8 @@ class ModelControl:
 
     def remote_looks(self) -> dict[str, Looks]:
         """Return what has become of the looks for models from elsewhere, by name."""
-        remote = self._repository.places.remote
-        watched = self._watching.items() if remote is not None else ()
-        return {name: remote.looks_at(url) for name, (url, _) in watched if remote}
+        watched = self._watching.items()
+        return {name: self._remote(url).looks_at(url) for name, (url, _) in watched}
 
     def _keep_looking(
         self, name: str, source: ModelSource | None, *, at_once: bool = False
@@ -384,8 +390,7 @@ class ModelControl:
 
     async def _drop_unused(self, url: RemoteUrl) -> None:
         """Removes from the cache what nothing is made of any more."""
-        remote = self._repository.places.remote
-        assert remote is not None
+        remote = self._remote(url)
         models = self._repository.models()
         used = [f for model in models for s in model.sources for f in s.files]
         await self._pool.run(partial(remote.drop_unused, url, used))

@@ -19,8 +19,7 @@ from typing import Self
 from app.config.model_options import Origin
 from app.config.triton import PBTXT_NAME
 from app.repository.formats import recognise
-from app.repository.remote.remote_models import RemoteModels
-from app.repository.remote.urls import RemoteUrl, is_url
+from app.repository.model_sources import RemoteCaches, RemoteUrl, is_url, parse_url
 from app.repository.scan import (
     CONFIG_NAME,
     SUFFIXES,
@@ -62,14 +61,14 @@ class ModelPlaces:
 
     folder: Path | None
     named: Mapping[str, Path | RemoteUrl] = field(default_factory=dict)
-    remote: RemoteModels | None = None
+    remote: RemoteCaches | None = None
 
     @classmethod
     def of(
         cls,
         folder: Path | None,
         models: Iterable[str],
-        remote: RemoteModels | None = None,
+        remote: RemoteCaches | None = None,
     ) -> Self:
         """Make the places of `models`: ``NAME=PATH``, or ``PATH`` alone; a URL instead
         of a path is one of `remote`.
@@ -99,7 +98,7 @@ class ModelPlaces:
         Raises OSError.
         """
         place = self.named.get(name)
-        if isinstance(place, RemoteUrl):
+        if place is not None and not isinstance(place, Path):
             return self._scan_remote(ModelSource(name, url=place), override)
         if place is not None:
             found = scan_named(place, name, override)
@@ -132,9 +131,10 @@ class ModelPlaces:
         url, remote = here.url, self.remote
         assert url is not None
         assert remote is not None
-        folder = remote.folder_of(url)
+        models = remote.of(url)
+        folder = models.folder_of(url)
         if folder is None:
-            problem = remote.problem_of(url) or f"{url} has not been taken yet"
+            problem = models.problem_of(url) or f"{url} has not been taken yet"
             return replace(here, problem=problem)
         # Who may write there may not therefore write files here, or run code.
         origin = Origin(str(url), remote.options.allow_python, config)
@@ -170,7 +170,7 @@ def _named(text: str) -> tuple[str, Path | RemoteUrl]:
     given, equals, rest = text.partition("=")
     name, place = (given, rest) if equals and is_model_name(given) else ("", text)
     if is_url(place):
-        url = RemoteUrl.of(place)
+        url = parse_url(place)
         return _checked(name or url.name, place), url
     path = Path(place)
     if not path.exists():

@@ -26,10 +26,9 @@ from app.repository.compile_cache import CompileCache
 from app.repository.ensemble_loader import assemble_ensemble, why_no_member
 from app.repository.formats import format_named
 from app.repository.loader import LoadError, compiled_files, explained, input_defaults
+from app.repository.model_sources import RemoteCaches, RemoteError
 from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
-from app.repository.remote.errors import RemoteError
-from app.repository.remote.remote_models import RemoteModels
 from app.repository.scan import (
     CONFIG_NAME,
     PYTHON_MODEL,
@@ -116,7 +115,7 @@ class RepositoryPreview:
 def preview_repository(
     root: Path,
     cache: CompileCache,
-    remote: RemoteModels,
+    remote: RemoteCaches,
     *,
     devices: int = 1,
     allow_python: bool = False,
@@ -146,7 +145,7 @@ class _Previewer:
         self,
         root: Path,
         cache: CompileCache,
-        remote: RemoteModels,
+        remote: RemoteCaches,
         devices: int,
         allow_python: bool,
     ) -> None:
@@ -199,7 +198,7 @@ class _Previewer:
         if source.url is not None:
             problem = self._elsewhere(source, notes)
             preview = replace(preview, notes=tuple(notes))
-            if self._remote.folder_of(source.url) is None:
+            if self._remote.of(source.url).folder_of(source.url) is None:
                 if problem:
                     return replace(preview, problems=(problem,))
                 return replace(preview, to_come=True)
@@ -234,7 +233,7 @@ class _Previewer:
         """
         assert source.url is not None
         try:
-            listing, cached = self._remote.preview(source.url)
+            listing, cached = self._remote.of(source.url).preview(source.url)
         except RemoteError as e:
             why = str(e) if str(source.url) in str(e) else f"{source.url}: {e}"
             return f"{source.name}/{CONFIG_NAME}: source: {why}"

@@ -31,7 +31,7 @@ from app.config.model_files import INITIAL_STATE_FOLDER
 from app.config.model_options import REPOSITORY, ModelOptions, Origin, read_options
 from app.config.triton import PBTXT_NAME, DeclaredTensors
 from app.repository.formats import recognise
-from app.repository.remote.urls import RemoteUrl
+from app.repository.model_sources import RemoteUrl, parse_url
 from engine import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -334,7 +334,7 @@ def _read_source(name: str, entries: list[Path], options: ModelOptions) -> Model
         )
         raise ScanError(msg)
     try:
-        url = RemoteUrl.of(options.config.source)
+        url = parse_url(options.config.source)
     except InvalidConfig as e:
         raise ScanError(f"{CONFIG_NAME}: source: {e}") from None
     return ModelSource(name, config=options.config, url=url)

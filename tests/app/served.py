@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import httpx
 
-from app.repository.remote.remote_models import RemoteModels
+from app.repository.model_sources import RemoteCaches
 from tests.engine import models
 from tests.support import WAIT
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _NUMBERS = itertools.count()
 
 #: For what has no models from elsewhere: a cache that is not there.
-NOTHING_TAKEN = RemoteModels(Path("/nowhere"))
+NOTHING_TAKEN = RemoteCaches(Path("/nowhere"))
 
 
 #: Fills a new folder and serves it, with these options (`serve` in conftest.py).

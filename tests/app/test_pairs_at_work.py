@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 from onnx import save_model
 
+from plugins.remote.tests.test_hugging_face import push
+from plugins.remote.tests.web import serving
 from tests.app.api import browser
 from tests.app.api.browser import Browser
 from tests.app.config.test_ragged_config import SECTION
-from tests.app.repository.remote.test_hugging_face import push
-from tests.app.repository.remote.web import serving
 from tests.app.served import ServedGateway, add, run_popgate
 from tests.app.serving.test_generators import COUNT, SEQUENCE, SUM, write
 from tests.app.workers.conftest import prefix

@@ -10,7 +10,6 @@ import shutil
 import time
 from pathlib import Path
 
-from app.repository.remote.model_cache import LOCK
 from tests.app.served import ROOT, ServedGateway, run_popgate
 
 DAY = 86400.0
@@ -56,26 +55,6 @@ def test_a_file_that_is_found_counts_as_used(tmp_path: Path) -> None:
         assert time.time() - file.stat().st_mtime < DAY / 2
     finally:
         cache.close()
-
-
-def test_downloads_go_unless_they_are_held(tmp_path: Path) -> None:
-    import fcntl
-
-    models = tmp_path / "models" / "models"
-    for name in ("free", "held"):
-        (models / name / "digest").mkdir(parents=True)
-        (models / name / LOCK).touch()
-        manifest = models / name / "digest" / ".manifest.json"
-        manifest.write_text(f'{{"url": "https://example.com/{name}"}}')
-        aged(models / name / LOCK, DAY)
-    with (models / "held" / "digest" / ".manifest.json").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        done = run_popgate("cache", "--empty", "--cache-dir", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "https://example.com/free  removed" in done.stdout
-    assert "https://example.com/held  in use" in done.stdout
-    assert not (models / "free").exists()
-    assert (models / "held" / "digest").exists()
 
 
 def test_an_age_that_is_none_is_refused() -> None:

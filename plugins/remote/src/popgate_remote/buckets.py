@@ -1,0 +1,248 @@
+"""Buckets of objects, through the file systems of fsspec: S3, GCS, Azure."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+from app.background import DaemonPool
+from app.repository.model_sources import RemoteError
+from popgate_remote.errors import SourceAway, SourceChanged
+from popgate_remote.listing import (
+    MAX_DEPTH,
+    MAX_FILES,
+    MODEL_SUFFIXES,
+    RemoteFile,
+    belongs_to,
+)
+from popgate_remote.source import Reading
+
+BLOCK = 8 << 20  # bytes asked for at once
+AHEAD = 4  # blocks that are on their way: one alone waits for each answer to begin
+#: Seconds for one question, and for one block: without an answer, the libraries try
+#: for minutes, and neither a start nor other models are to wait for that.
+QUESTION_SECONDS = 45.0  # Google's gives up after 32
+BLOCK_SECONDS = 120.0
+
+Checksums: TypeAlias = tuple[tuple[str, str], ...]
+#: What file systems call that which differs for other content, best first.
+_TAGS = ("generation", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
+    "FSSPEC_S3_ANON=1",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or FSSPEC_GS_TOKEN=anon",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or "
+    "AZURE_STORAGE_CONNECTION_STRING",
+}
+
+
+class BucketSource:
+    """The objects below a prefix, or one object with its external data.
+
+    `filesystem` is one of fsspec's, `path` what it calls the place; `scheme` is for
+    messages.
+    """
+
+    def __init__(self, filesystem: Any, path: str, scheme: str = "") -> None:
+        self._fs = filesystem
+        self._path = path.rstrip("/")
+        self._scheme = scheme
+
+    @classmethod
+    def of(cls, scheme: str, path: str) -> BucketSource:
+        """Return the source of a URL. The library is there."""
+        with _explained(scheme, path):
+            return cls(_file_system(scheme), path, scheme)
+
+    def files(self) -> Iterator[RemoteFile]:
+        with self._explained():
+            self._fs.invalidate_cache()
+            found = self._fs.info(self._path, timeout=QUESTION_SECONDS)
+        if found["type"] == "directory":
+            yield from self._below(self._path, 1)
+            return
+        folder, _, name = self._path.rpartition("/")
+        if not name.endswith(MODEL_SUFFIXES):
+            raise RemoteError(
+                f"{self._path} is one file, whose name ends in neither .onnx nor .popef"
+            )
+        for info in self._listed(folder):
+            beside = info["name"].rstrip("/").rpartition("/")[2]
+            if info["type"] == "file" and belongs_to(beside, name):
+                yield _file(beside, info)
+
+    def checksums(self, file: RemoteFile) -> Checksums:
+        with self._explained():
+            read = _CHECKSUMS.get(self._scheme)
+            return read(self._fs, file) if read is not None else ()
+
+    @contextmanager
+    def open(self, file: RemoteFile, start: int) -> Iterator[Reading]:
+        yield start, self._blocks(file, start)
+
+    def close(self) -> None:
+        """Do nothing: connections are fsspec's."""
+
+    def _blocks(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        assert file.size is not None
+        pool = DaemonPool(AHEAD, "popgate-block")  # no exit waits for a block
+        coming: deque[Future[bytes]] = deque()
+        try:
+            for begin in range(start, file.size, BLOCK):
+                end = min(begin + BLOCK, file.size)
+                coming.append(pool.submit(partial(self._block, file, begin, end)))
+                if len(coming) == AHEAD:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            for block in coming:
+                block.cancel()
+            pool.close()
+
+    def _block(self, file: RemoteFile, begin: int, end: int) -> bytes:
+        with self._explained():
+            block: bytes = self._fs.cat_file(
+                file.place, start=begin, end=end, timeout=BLOCK_SECONDS
+            )
+        if len(block) != end - begin:
+            raise SourceChanged(f"{file.name} is shorter than it was")
+        return block
+
+    def _below(self, folder: str, depth: int) -> Iterator[RemoteFile]:
+        if depth > MAX_DEPTH:
+            raise RemoteError(f"there are more than {MAX_DEPTH} folders in each other")
+        for info in self._listed(folder):
+            place = info["name"].rstrip("/")
+            if place == folder:
+                continue  # what stands for the folder itself
+            if info["type"] == "directory":
+                yield from self._below(place, depth + 1)
+            else:
+                yield _file(_below(self._path, place), info)
+
+    def _listed(self, folder: str) -> list[dict[str, Any]]:
+        with self._explained():
+            found: list[dict[str, Any]] = self._fs.ls(
+                folder, detail=True, timeout=QUESTION_SECONDS
+            )
+        if len(found) > MAX_FILES:
+            raise RemoteError(f"{folder} holds more than {MAX_FILES} objects")
+        return found
+
+    def _explained(self) -> Any:
+        return _explained(self._scheme, self._path)
+
+
+def _below(folder: str, place: str) -> str:
+    if not place.startswith(f"{folder}/"):
+        raise RemoteError(f"{place!r} is listed below {folder!r}")
+    return place[len(folder) + 1 :]
+
+
+def _file(name: str, info: dict[str, Any]) -> RemoteFile:
+    size = info.get("size")
+    if not isinstance(size, int):
+        raise RemoteError(f"the size of {name} is not stated")
+    tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
+    return RemoteFile(name, info["name"], size, tag)
+
+
+def _file_system(scheme: str) -> Any:
+    """Raises anything."""
+    import fsspec
+
+    # Each request is a dozen lines of INFO, each failure a traceback; it is told here.
+    for library in ("azure", "aiobotocore", "botocore", "gcsfs"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme == "az" and not any(
+        os.environ.get(f"AZURE_STORAGE_{name}")
+        for name in ("ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "ANON")
+    ):
+        options["anon"] = False  # a managed identity, a login
+    if scheme == "gs":
+        options["session_kwargs"] = {"trust_env": True}  # HTTPS_PROXY, as for others
+    return fsspec.filesystem(scheme, **options)
+
+
+def _s3_checksums(fs: Any, file: RemoteFile) -> Checksums:
+    bucket, key, _ = fs.split_path(file.place)
+    asked = {"Bucket": bucket, "Key": key, "ChecksumMode": "ENABLED"}
+    head = fs.call_s3("head_object", **asked, timeout=QUESTION_SECONDS)
+    if head.get("ETag") and head["ETag"] != file.tag:
+        raise SourceChanged(f"{file.name} has changed")
+    sums: list[tuple[str, str]] = []
+    sha256 = head.get("ChecksumSHA256", "")
+    if sha256 and head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
+        sums.append(("sha256", base64.b64decode(sha256).hex()))
+    etag = file.tag.strip('"')
+    # Of objects in several parts, or with keys of their own, it is no digest.
+    plain = head.get("ServerSideEncryption", "AES256") == "AES256"
+    if _is_md5(etag) and plain and "SSECustomerAlgorithm" not in head:
+        sums.append(("md5", etag))
+    return tuple(sums)
+
+
+def _gcs_checksums(fs: Any, file: RemoteFile) -> Checksums:
+    found = fs.info(file.place, timeout=QUESTION_SECONDS)
+    return _md5_of(found.get("md5Hash"))
+
+
+def _azure_checksums(fs: Any, file: RemoteFile) -> Checksums:
+    found = fs.info(file.place, timeout=QUESTION_SECONDS)
+    return _md5_of((found.get("content_settings") or {}).get("content_md5"))
+
+
+def _md5_of(stated: object) -> Checksums:
+    """Return one in base64, or its bytes; none where it is something else."""
+    if isinstance(stated, str):
+        stated = base64.b64decode(stated)
+    if isinstance(stated, bytes | bytearray) and len(stated) == 16:
+        return (("md5", bytes(stated).hex()),)
+    return ()
+
+
+def _is_md5(text: str) -> bool:
+    return len(text) == 32 and all(c in "0123456789abcdef" for c in text)
+
+
+_CHECKSUMS: dict[str, Callable[[Any, RemoteFile], Checksums]] = {
+    "s3": _s3_checksums,
+    "gs": _gcs_checksums,
+    "az": _azure_checksums,
+}
+
+
+@contextmanager
+def _explained(scheme: str, path: str) -> Iterator[None]:
+    """Turns what the libraries raise into errors of ours."""
+    try:
+        yield
+    except RemoteError:
+        raise
+    except FileNotFoundError as e:
+        raise RemoteError(f"there is nothing at {scheme}://{path}") from e
+    except Exception as e:
+        name = type(e).__name__
+        text = " ".join(str(e).split()) or name  # Azure's have several lines
+        if isinstance(e, TimeoutError):
+            text = "no answer came in time"
+        usual = _CREDENTIALS.get(scheme, "its credentials")
+        denied = isinstance(e, PermissionError) or "Credential" in name
+        status = getattr(e, "status_code", None) or getattr(e, "status", None)
+        if denied or status in (401, 403) or name == "ClientAuthenticationError":
+            msg = f"{scheme}://{path} refuses us: {text}; set {usual}"
+            raise RemoteError(msg) from e
+        if "InvalidRange" in text or "range is not satisfiable" in text:
+            raise SourceChanged(f"{scheme}://{path} is shorter than it was") from e
+        if isinstance(e, ValueError):  # what the library says of a wrong setting
+            raise RemoteError(f"{scheme}://{path}: {text}") from e
+        raise SourceAway(f"{scheme}://{path}: {text}") from e

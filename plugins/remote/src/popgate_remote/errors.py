@@ -1,0 +1,15 @@
+"""Errors of remote models. Messages are for the operator."""
+
+from __future__ import annotations
+
+from app.repository.model_sources import RemoteError
+
+
+class SourceAway(RemoteError):
+    """The source does not answer, or an answer broke off; a later attempt
+    may succeed.
+    """
+
+
+class SourceChanged(RemoteError):
+    """The content of the source differs from its listing."""

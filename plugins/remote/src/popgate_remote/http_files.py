@@ -1,0 +1,254 @@
+"""Files over HTTP: ranges, what they are checked by, and what went wrong, in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.about import VERSION
+from app.repository.model_sources import RemoteError
+from popgate_remote.errors import SourceAway, SourceChanged
+from popgate_remote.listing import MODEL_SUFFIXES, RemoteFile
+from popgate_remote.source import Reading
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT = 30.0  # seconds without a byte
+WATCHED = 60.0  # seconds of waiting, over which so much has to come at least:
+LEAST_RATE = 1024.0  # bytes a second
+MAX_DOCUMENT = 32 << 20  # bytes of an answer that is no file
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class HttpFiles:
+    """A client that reads documents and files of one server, and those it points to.
+
+    `denied` says what to set where it refuses us. Proxies and authorities are those of
+    the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``). `has_digest`: what comes
+    is checked by a digest that the operator gave, so redirects may lead to another
+    host without TLS.
+    """
+
+    def __init__(
+        self,
+        denied: str,
+        headers: Mapping[str, str] | None = None,
+        auth: Any = None,
+        *,
+        has_digest: bool = False,
+    ) -> None:
+        import httpx
+
+        self._denied = denied
+        check = partial(check_redirect, has_digest=has_digest)
+        self.client = httpx.Client(
+            auth=auth,
+            timeout=TIMEOUT,
+            follow_redirects=True,
+            event_hooks={"response": [check]},
+            headers={
+                "user-agent": f"popgate/{VERSION}",
+                "accept-encoding": "identity",
+                **(headers or {}),
+            },
+        )
+
+    def document(self, url: str, headers: Mapping[str, str] | None = None) -> Any:
+        """Return the body of an answer, in JSON. Raises `RemoteError`."""
+        import orjson
+
+        try:
+            return orjson.loads(self.body(url, headers)[0])
+        except orjson.JSONDecodeError:
+            raise RemoteError(f"{_shown(url)} answers with invalid JSON") from None
+
+    def body(
+        self, url: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, httpx.Headers]:
+        """Read a body of bounded size, with its headers. Raises `RemoteError`."""
+        with self.answer("GET", url, headers) as answer:
+            parts, size = [], 0
+            for chunk in _chunks(answer):
+                size += len(chunk)
+                if size > MAX_DOCUMENT:
+                    raise RemoteError(f"{_shown(url)} answers with too much")
+                parts.append(chunk)
+            return b"".join(parts), answer.headers
+
+    @contextmanager
+    def answer(
+        self, method: str, url: str, headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx.Response]:
+        """Open an answer that is no error. Raises `RemoteError`."""
+        with contextlib.ExitStack() as stack:
+            with _explained(url):
+                answer = stack.enter_context(
+                    self.client.stream(method, url, headers=dict(headers or {}))
+                )
+            self._check(url, answer)
+            yield answer
+
+    @contextmanager
+    def file(self, url: str, start: int, tag: str = "") -> Iterator[Reading]:
+        """Open a file from byte `start` on. With a `tag` it must still have that tag.
+
+        Raises `RemoteError`, `SourceChanged` where it is not.
+        """
+        asked = {"range": f"bytes={start}-"} if start else {}
+        with self.answer("GET", url, asked) as answer:
+            if tag and tag_of(answer.headers) != tag:
+                raise SourceChanged(f"{_shown(url)} has changed")
+            begins = 0
+            if answer.status_code == 206:
+                told = answer.headers.get("content-range", "")
+                unit, _, rest = told.partition(" ")
+                first = rest.partition("-")[0]
+                if unit != "bytes" or first != str(start):
+                    msg = f"{_shown(url)} sends {told!r}, asked for byte {start}"
+                    raise RemoteError(msg)
+                begins = start
+            yield begins, _chunks(answer)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _check(self, url: str, answer: httpx.Response) -> None:
+        status = answer.status_code
+        if status < 300:
+            return
+        where = _shown(url)
+        if status in (401, 403):
+            raise RemoteError(f"{where} refuses us ({status}): {self._denied}")
+        if status in (404, 410):
+            raise RemoteError(f"there is nothing at {where} ({status})")
+        if status == 416:
+            raise SourceChanged(f"{where} is shorter than it was")
+        if status == 429 or status >= 500:
+            raise SourceAway(f"{where} answers {status}")
+        raise RemoteError(f"{where} answers {status}, which PopGate does not support")
+
+
+class WebSource:
+    """One file at an ``https://`` URL; `sha256` is what it must have, unless empty."""
+
+    def __init__(self, url: str, sha256: str = "") -> None:
+        self._url = url
+        self._sha256 = sha256
+        self._http = HttpFiles(
+            "set its user and password in ~/.netrc",
+            auth=_netrc(),
+            has_digest=bool(sha256),
+        )
+
+    def files(self) -> Iterator[RemoteFile]:
+        name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path)
+        name = name.rsplit("/", 1)[-1]
+        if not name.endswith(MODEL_SUFFIXES):
+            raise RemoteError(
+                "an https:// URL must name one file that ends in .onnx or .popef"
+            )
+        # Not HEAD: a URL that is signed for reading allows nothing else.
+        with self._http.answer("GET", self._url) as answer:
+            length = answer.headers.get("content-length", "")
+            size = int(length) if length.isdecimal() and len(length) < 19 else None
+            tag = tag_of(answer.headers)
+        sums = (("sha256", self._sha256),) if self._sha256 else ()
+        yield RemoteFile(name, self._url, size, tag, sums)
+
+    def checksums(self, file: RemoteFile) -> tuple[tuple[str, str], ...]:
+        return file.checksums
+
+    @contextmanager
+    def open(self, file: RemoteFile, start: int) -> Iterator[Reading]:
+        with self._http.file(file.place, start, file.tag) as reading:
+            yield reading
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def is_loopback(host: str | None) -> bool:
+    return host in _LOOPBACK
+
+
+def tag_of(headers: Mapping[str, str]) -> str:
+    """Return a value that differs for other content: the ETag, or else the time of
+    change.
+    """
+    return headers.get("etag", "") or headers.get("last-modified", "")
+
+
+def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
+    """Raise RemoteError if an answer leads to a place that is not to be asked.
+
+    A way with TLS does not go on without it. A way without TLS, which begins on this
+    machine or ends with a digest, goes to no other host without either. Called before
+    the next request is made.
+    """
+    if not answer.has_redirect_location:
+        return
+    here = answer.request.url
+    there = here.join(answer.headers["location"])
+    if there.scheme == "https":
+        return
+    if here.scheme == "https":
+        raise RemoteError(f"{here.host} leads to a place without TLS")
+    if there.host != here.host and not is_loopback(there.host) and not has_digest:
+        raise RemoteError(
+            f"{here.host} leads to {there.host} without TLS: put the checksum of the "
+            f"file behind its URL (#sha256=...)"
+        )
+
+
+def _netrc() -> Any:
+    import httpx
+
+    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    return httpx.NetRCAuth(str(path)) if path.is_file() else None
+
+
+def _chunks(answer: httpx.Response) -> Iterator[bytes]:
+    """Yield the chunks of an answer. Raises `RemoteError` if they come too slowly,
+    because a source that sends a byte now and then would block without end.
+    """
+    url = str(answer.url)
+    waited, came = 0.0, 0
+    with _explained(url):
+        began = time.monotonic()
+        for chunk in answer.iter_raw():
+            waited += time.monotonic() - began
+            came += len(chunk)
+            if waited > WATCHED:
+                if came < waited * LEAST_RATE:
+                    rate = f"{came / waited:.3g} bytes a second"
+                    raise RemoteError(f"{_shown(url)} sends {rate}: it is given up")
+                waited, came = 0.0, 0
+            yield chunk
+            began = time.monotonic()
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Turns what the network does into errors of ours."""
+    import httpx
+
+    try:
+        yield
+    except httpx.TransportError as e:
+        why = str(e) or type(e).__name__
+        raise SourceAway(f"{urllib.parse.urlsplit(url).netloc}: {why}") from e
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        raise RemoteError(f"{_shown(url)}: {e}") from e
+
+
+def _shown(url: str) -> str:
+    """Return the URL without its secret parts."""
+    return url.partition("?")[0]

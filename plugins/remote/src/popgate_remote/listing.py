@@ -1,0 +1,173 @@
+"""Files at a URL: those of one model, checked before one of them is read.
+
+Names of remote files become paths in the cache, so they are believed only if every
+part of them is a plain name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Self
+
+from app.repository.model_sources import RemoteError
+from app.sizes import counted, size_text
+
+MAX_FILES = 10_000
+MAX_DEPTH = 8  # folders in each other
+MAX_NAME = 1000  # bytes of a path
+MODEL_SUFFIXES = (".onnx", ".popef")
+
+# No separators of any system, no control characters, neither `.` nor `..`.
+_PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+#: What is run where it is loaded.
+_CODE = (".py", ".pyc", ".so")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file. `name` is its path within the model, `place` where its source finds it.
+
+    `size` is in bytes, None where it is not stated. `tag` differs for other content;
+    it is empty where nothing says so. `checksums` are pairs of algorithm (``sha256``,
+    ``md5``, ``git``: that of a git blob) and hexadecimal digits.
+    """
+
+    name: str
+    place: str
+    size: int | None
+    tag: str = ""
+    checksums: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        """Return the stated one, or nothing."""
+        return dict(self.checksums).get("sha256", "")
+
+    @property
+    def identity(self) -> tuple[str, int | None, str]:
+        """Return a value that two files of one name share if their content is
+        the same.
+        """
+        return self.name, self.size, self.sha256 or self.tag
+
+    @property
+    def can_change(self) -> bool:
+        """Return whether the content may differ the next time."""
+        return not self.checksums
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of one model, by name; `skipped` are those that are not taken."""
+
+    files: tuple[RemoteFile, ...]
+    skipped: tuple[str, ...] = ()
+    digest: str = field(init=False)
+    """Differs when a file has been changed, added or taken away."""
+
+    def __post_init__(self) -> None:
+        text = json.dumps([file.identity for file in self.files])
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest())
+
+    @classmethod
+    def of(
+        cls, found: Iterable[RemoteFile], *, allow_python: bool, limit: int = 0
+    ) -> Self:
+        """Return the files to download among those found.
+
+        `limit` bounds their size together, in bytes; 0 is no bound. Raises
+        `RemoteError` for names that are none, for too much, and where no model is.
+        """
+        taken: dict[str, RemoteFile] = {}
+        skipped = []
+        for number, file in enumerate(found):
+            if number >= MAX_FILES:
+                raise RemoteError(f"there are more than {MAX_FILES} files")
+            check_name(file.name)
+            if file.name in taken:
+                raise RemoteError(f"two files are called {file.name!r}")
+            if _is_skipped(file.name, allow_python):
+                skipped.append(file.name)
+            else:
+                taken[file.name] = file
+        for name in taken:
+            parts = name.split("/")
+            above = ("/".join(parts[:n]) for n in range(1, len(parts)))
+            if clash := next((a for a in above if a in taken), None):
+                raise RemoteError(f"{clash!r} is a file and a folder")
+        size = sum(file.size or 0 for file in taken.values())
+        if limit and size > limit:
+            msg = (
+                f"its {counted(len(taken), 'file')} have {size_text(size)}, and "
+                f"{size_text(limit)} are allowed (--model-download-limit)"
+            )
+            raise RemoteError(msg)
+        models = [name for name in taken if is_model_file(name, allow_python)]
+        has_tokenizer = "tokenizer.json" in taken
+        if models and not any(_is_served(name, has_tokenizer) for name in models):
+            msg = (
+                f"{models[0]} lies too deep: a model is at the top of its folder or "
+                f"in one of a version (1/, 2/); name the folder that it is in, or it"
+            )
+            raise RemoteError(msg)
+        if not models:
+            where = f"; not taken: {', '.join(skipped[:5])}" if skipped else ""
+            why = f"there is neither an .onnx nor a .popef file{where}"
+            if any(name.endswith(".py") for name in skipped):
+                why += " (code is taken with --allow-python only)"
+            raise RemoteError(why)
+        return cls(tuple(taken[name] for name in sorted(taken)), tuple(sorted(skipped)))
+
+    @property
+    def size(self) -> int:
+        """Return bytes of all files, as far as they are stated."""
+        return sum(file.size or 0 for file in self.files)
+
+
+def check_name(name: str) -> None:
+    """Raise RemoteError unless a name can be a path in the cache, and stays in it."""
+    parts = name.split("/")
+    if not all(_PART.fullmatch(part) for part in parts):
+        raise RemoteError(f"a file is called {name!r}, which is no name for one here")
+    if len(parts) > MAX_DEPTH or len(name.encode(errors="replace")) > MAX_NAME:
+        raise RemoteError(f"the name of a file is too long: {name[:100]!r}...")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RemoteError(f"the name of a file is no text: {name!r}") from None
+
+
+def is_model_file(name: str, allow_python: bool = False) -> bool:
+    """Return whether a file is part of a model."""
+    last = name.rsplit("/", 1)[-1]
+    return last.endswith(MODEL_SUFFIXES) or (allow_python and last == "model.py")
+
+
+def belongs_to(name: str, model: str) -> bool:
+    """Return whether a file beside a model is its external data: ``model.onnx_data``,
+    ``model.onnx.data``.
+    """
+    rest = name.removeprefix(model)
+    return name == model or (rest != name and rest[:1] in ("_", "."))
+
+
+def _is_served(name: str, has_tokenizer: bool) -> bool:
+    """Return whether a model's file lies where PopGate looks for one.
+
+    A text model has its file in `onnx/`, and its tokenizer above.
+    """
+    folder, _, rest = name.partition("/")
+    if not rest or (has_tokenizer and folder == "onnx"):
+        return True
+    return _VERSION.fullmatch(folder) is not None and "/" not in rest
+
+
+def _is_skipped(name: str, allow_python: bool) -> bool:
+    if any(part.startswith(".") or part == "__pycache__" for part in name.split("/")):
+        return True
+    return name.endswith(_CODE) and not allow_python

@@ -1,0 +1,419 @@
+"""The cache of models from elsewhere: whole models only, each under its digest.
+
+    blobs/SHA256               the content of a file
+    parts/KEY                  what has come of one so far
+    models/NAME-KEY/           one URL
+        DIGEST/...             its files as they were listed once: hard links of blobs
+        DIGEST/.manifest.json  what they are, and where from
+        current -> DIGEST      what was taken last
+        served -> DIGEST       what has served last, which stays until another has
+
+A snapshot is made beside its place and renamed, then `current` is: there is never a
+part of one. Several processes share a cache. The one that downloads from a URL holds
+the lock of its folder; those that serve a snapshot hold a shared lock of its manifest,
+without which it is removed once it is not the current one. Locks are the kernel's: they
+end with their process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.repository.model_sources import FetchStopped, RemoteError
+from popgate_remote.listing import Listing, RemoteFile, check_name
+
+CURRENT = "current"
+SERVED = "served"
+MANIFEST = ".manifest.json"
+LOCK = ".lock"
+LOCK_LOOK = 0.1  # seconds between looks at a lock that another process holds
+MAX_MANIFEST = 64 << 20
+#: Blobs in no snapshot, parts not continued, and models that no server has looked for
+#: stay for so many seconds.
+KEPT_BLOB = 3600.0
+KEPT_PART = 7 * 86400.0
+KEPT_MODEL = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole model in the cache. `sha256` has that of each file, by its identity."""
+
+    folder: Path
+    digest: str
+    sha256: Mapping[tuple[str, int | None, str], str]
+
+
+class ModelCache:
+    """The folder of the cache. Thread-safe; makes nothing until something is stored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._held: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def entry(self, url: str) -> CacheEntry:
+        """Return the place of one URL."""
+        return CacheEntry(self, url)
+
+    def make(self, *parts: str) -> Path:
+        """Return a folder of the cache, which only its user may look into.
+
+        Raises `RemoteError` where there can be none.
+        """
+        target = self.folder.joinpath(*parts)
+        try:
+            if not self.folder.exists():
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            msg = f"{target} cannot be made: {e.strerror} (--model-cache)"
+            raise RemoteError(msg) from e
+        return target
+
+    def blob(self, sha256: str) -> Path:
+        return self.folder / "blobs" / sha256
+
+    def part(self, url: str, file: RemoteFile) -> Path:
+        """Return the path for the beginning of a file, below all that identifies the
+        file.
+        """
+        text = json.dumps([url, *file.identity])
+        key = hashlib.sha256(text.encode()).hexdigest()
+        return self.make("parts") / key
+
+    def keep(self, part: Path, sha256: str) -> None:
+        """Makes a part that is whole and checked a blob."""
+        target = self.make("blobs") / sha256
+        os.chmod(part, 0o444)
+        os.utime(part)  # it is new, for `sweep`
+        os.replace(part, target)
+
+    def hold(self, folder: Path) -> bool:
+        """Keeps a snapshot from being removed; False if that has happened."""
+        with self._lock:
+            if folder in self._held:
+                return True
+            try:
+                fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False
+            # Not waited for: only one who removes it has it for itself.
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    self._held[folder] = fd
+                    return True
+            os.close(fd)
+            return False
+
+    def let_go(self, folder: Path) -> None:
+        """Release a snapshot that is not used here any more."""
+        with self._lock:
+            fd = self._held.pop(folder, None)
+        if fd is not None:
+            os.close(fd)
+
+    def held_below(self, folder: Path) -> list[Path]:
+        """Return the snapshots of one URL that are used here."""
+        with self._lock:
+            return [path for path in self._held if path.parent == folder]
+
+    def sweep(self) -> None:
+        """Removes models of URLs that are not used any more, blobs of no snapshot, and
+        parts that were left behind."""
+        before = time.time() - KEPT_MODEL
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder / "models"):
+                self.remove_unused(Path(entry.path), before)
+        for name, seconds in (("blobs", KEPT_BLOB), ("parts", KEPT_PART)):
+            before = time.time() - seconds
+            with contextlib.suppress(OSError):
+                for entry in os.scandir(self.folder / name):
+                    found = entry.stat(follow_symlinks=False)
+                    if found.st_nlink == 1 and found.st_mtime < before:
+                        os.unlink(entry.path)
+
+    @staticmethod
+    def remove_unused(folder: Path, before: float) -> None:
+        """Removes what the cache has of a URL, if no server uses it, nor has since
+        `before`.
+
+        Raises OSError.
+        """
+        if (folder / LOCK).stat().st_mtime >= before:
+            return
+        with _locked_now(folder) as is_locked:
+            if not is_locked:
+                return
+            for path in folder.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    _remove(path)
+            if not any(path.is_dir() for path in folder.iterdir()):
+                shutil.rmtree(folder)
+
+    def __repr__(self) -> str:
+        return f"<ModelCache {self.folder}>"
+
+
+class CacheEntry:
+    """Cache of one URL."""
+
+    def __init__(self, cache: ModelCache, url: str) -> None:
+        self._cache = cache
+        key = hashlib.sha256(url.encode()).hexdigest()[:24]
+        # For people who look into the folder.
+        words = re.sub(r"[^A-Za-z0-9]+", "-", url.split("?")[0])[:60].strip("-")
+        self._path = "models", f"{words}-{key}"
+        self.folder = cache.folder.joinpath(*self._path)
+
+    def current(self) -> Snapshot | None:
+        """Return the last snapshot if it is complete, and hold it from now on."""
+        return self._linked(CURRENT)
+
+    def served(self) -> Snapshot | None:
+        """Return what has served last, as `current`."""
+        return self._linked(SERVED)
+
+    def confirm(self, files: Collection[Path]) -> None:
+        """Keep the snapshot that these files are of: it serves."""
+        found = {f.relative_to(self.folder) for f in files if self._has(f)}
+        digests = {path.parts[0] for path in found}
+        with contextlib.suppress(OSError):  # a cache may be for reading only
+            if len(digests) == 1 and os.readlink(self.folder / CURRENT) in digests:
+                self._link(SERVED, digests.pop())
+
+    def _has(self, file: Path) -> bool:
+        return file.is_relative_to(self.folder)
+
+    def _link(self, name: str, digest: str) -> None:
+        """Point a name at a snapshot, in one step."""
+        link = self.folder / f"{name}.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(digest)
+        link.replace(self.folder / name)
+
+    def _linked(self, name: str) -> Snapshot | None:
+        for _ in range(3):  # another process may replace it meanwhile
+            try:
+                digest = os.readlink(self.folder / name)
+            except OSError:
+                return None
+            folder = self.folder / digest
+            if not self._cache.hold(folder):
+                continue
+            found = _read_snapshot(folder)
+            if found is None:
+                self._cache.let_go(folder)
+            with contextlib.suppress(OSError):  # a cache may be for reading only
+                os.utime(self.folder / LOCK)  # somebody has looked for it
+            return found
+        return None
+
+    @contextmanager
+    def locked(self, stop: threading.Event) -> Iterator[None]:
+        """Hold the lock of the entry, which one process at a time may change. Raises
+        `RemoteError`.
+        """
+        fd = self._open_lock()
+        try:
+            while not _try_lock(fd):
+                if stop.wait(LOCK_LOOK):
+                    raise FetchStopped("the server ends")
+                if not os.fstat(fd).st_nlink:  # the folder was removed meanwhile
+                    os.close(fd)
+                    fd = self._open_lock()
+            yield
+        finally:
+            os.close(fd)
+
+    def _open_lock(self) -> int:
+        """Raises `RemoteError`."""
+        folder = self._cache.make(*self._path)
+        try:
+            return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as e:
+            msg = f"{folder} cannot be written: {e.strerror} (--model-cache)"
+            raise RemoteError(msg) from e
+
+    def commit(self, listing: Listing, sha256: Mapping[str, str], url: str) -> Snapshot:
+        """Makes the blobs of a listing what is served from this URL; needs the lock.
+
+        `sha256` is by name of the file; `url` is how the source is shown. Raises
+        OSError.
+        """
+        folder = self._cache.make(*self._path)
+        made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+        try:
+            for file in listing.files:
+                check_name(file.name)  # it becomes a path here
+                target = made / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _link(self._cache.blob(sha256[file.name]), target)
+            document = {
+                "url": url,
+                "digest": listing.digest,
+                "files": [[*f.identity, sha256[f.name]] for f in listing.files],
+            }
+            _write(made / MANIFEST, json.dumps(document))
+            made.chmod(0o700)
+            target = folder / listing.digest
+            self._cache.let_go(target)
+            if target.exists():  # damaged: it would be current otherwise
+                shutil.rmtree(target)
+            made.rename(target)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+        self._link(CURRENT, listing.digest)
+        _sync(folder)
+        found = self.current()
+        if found is None:
+            raise RemoteError(f"{target} was changed while it was written")
+        return found
+
+    def switch(self, listing: Listing) -> Snapshot | None:
+        """Serves a snapshot that was taken before and is still there, if any; needs the
+        lock."""
+        target = self.folder / listing.digest
+        if not self._cache.hold(target):
+            return None
+        if _read_snapshot(target) is None:
+            self._cache.let_go(target)
+            return None
+        self._link(CURRENT, listing.digest)
+        return self.current()
+
+    def drop(self, used: Collection[Path]) -> None:
+        """Removes the snapshots that are not current, that have not served last, that
+        no other process uses, and of which this one uses no file in `used`."""
+        try:
+            kept = {self.folder / os.readlink(self.folder / CURRENT)}
+            found = list(self.folder.iterdir())
+        except OSError:
+            return
+        with contextlib.suppress(OSError):
+            kept.add(self.folder / os.readlink(self.folder / SERVED))
+        for held in self._cache.held_below(self.folder):
+            if held not in kept and not any(f.is_relative_to(held) for f in used):
+                self._cache.let_go(held)
+        kept |= {*self._cache.held_below(self.folder)}
+        with _locked_now(self.folder) as is_locked:
+            for folder in found:
+                # One without a name is being made, unless the lock is free.
+                is_left = is_locked or not folder.name.startswith(".")
+                if folder not in kept and is_left and folder.is_dir():
+                    _remove(folder)
+        self._cache.sweep()
+
+
+def _read_snapshot(folder: Path) -> Snapshot | None:
+    """Return the description of a snapshot if it is whole."""
+    try:
+        with (folder / MANIFEST).open("rb") as stream:
+            document: Any = json.loads(stream.read(MAX_MANIFEST))
+        sha256 = {}
+        for name, size, tag, digest in document["files"]:
+            check_name(name)
+            there = (folder / name).lstat().st_size
+            if size is not None and size != there:
+                return None
+            sha256[name, size, tag] = digest
+        return Snapshot(folder, document["digest"], sha256)
+    except (OSError, ValueError, KeyError, TypeError, RemoteError):
+        return None
+
+
+def _try_lock(fd: int) -> bool:
+    """Try to lock a file that still exists; returns whether this process holds the
+    lock.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.fstat(fd).st_nlink > 0
+
+
+@contextmanager
+def _locked_now(folder: Path) -> Iterator[bool]:
+    """Lock an entry for the block if possible at once; yields whether it is locked."""
+    try:
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+def is_used(folder: Path) -> bool:
+    """Return whether a process downloads to the folder of a URL or serves from it.
+
+    Raises OSError.
+    """
+    with _locked_now(folder) as is_locked:
+        if not is_locked:
+            return True
+    for manifest in folder.glob(f"*/{MANIFEST}"):
+        fd = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def _remove(folder: Path) -> None:
+    """Remove an unused snapshot, or what a killed process has left of one."""
+    with contextlib.suppress(OSError):
+        if folder.name.startswith("."):
+            shutil.rmtree(folder)
+            return
+        fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / MANIFEST).unlink()  # from now on it is none
+            shutil.rmtree(folder)
+        finally:
+            os.close(fd)
+
+
+def _link(blob: Path, target: Path) -> None:
+    try:
+        os.link(blob, target)
+    except OSError:  # not every file system has hard links
+        shutil.copyfile(blob, target)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

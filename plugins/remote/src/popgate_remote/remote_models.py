@@ -1,0 +1,280 @@
+"""The models of a server that lie elsewhere: what is taken of them, and when.
+
+What is served comes from the cache alone. `fetch` is what looks elsewhere: at the start
+and when models are polled, never for a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from app.repository.model_sources import (
+    FetchOptions,
+    FetchStopped,
+    Looks,
+    RemoteError,
+)
+from app.sizes import counted, size_text
+from popgate_remote.download import Progress, download
+from popgate_remote.errors import SourceChanged
+from popgate_remote.listing import Listing
+from popgate_remote.model_cache import CacheEntry, ModelCache, Snapshot
+from popgate_remote.source import Source
+from popgate_remote.urls import RemoteUrl
+
+logger = logging.getLogger(__name__)
+
+TRIES = 3  # where it changes while it comes
+SPARE = 64 << 20  # bytes that are left on a disk
+
+
+class RemoteModels:
+    """Takes models from elsewhere into a cache. Thread-safe."""
+
+    def __init__(self, folder: Path, options: FetchOptions | None = None) -> None:
+        self.options = options or FetchOptions()
+        self._cache = ModelCache(folder)
+        self._stop = threading.Event()
+        self._problems: dict[str, str] = {}
+        self._looks: dict[str, Looks] = {}
+        self._rejected: dict[str, Path] = {}
+        self._under_way: dict[str, Progress] = {}
+
+    def folder_of(self, url: RemoteUrl) -> Path | None:
+        """Return the folder of the whole model that is served; None if there
+        is none.
+        """
+        entry = self._cache.entry(url.key)
+        found = entry.current()
+        if found is not None and found.folder == self._rejected.get(url.key):
+            found = entry.served() or found
+        return found.folder if found is not None else None
+
+    def confirm(self, url: RemoteUrl, files: Collection[Path]) -> None:
+        """Record that these files serve: the cache keeps them until others have served,
+        in this process or the next.
+        """
+        self._cache.entry(url.key).confirm(files)
+
+    def step_back(self, url: RemoteUrl) -> bool:
+        """Step back from a snapshot that cannot be served: returns whether the cache
+        has the one that served before, which `folder_of` gives from now on.
+        """
+        entry = self._cache.entry(url.key)
+        current, served = entry.current(), entry.served()
+        if current is None or served is None or current.folder == served.folder:
+            return False
+        self._rejected[url.key] = current.folder
+        return True
+
+    def news_of(self, url: RemoteUrl) -> str:
+        """Return what keeps the newest from being served: a download that is under
+        way, or why nothing could be taken; empty if nothing does."""
+        progress = self._under_way.get(url.key)
+        if progress is not None:
+            return f"{url}: {progress.state()}"
+        return self.problem_of(url)
+
+    def looks_at(self, url: RemoteUrl) -> Looks:
+        """Return what has become of the looks at a place."""
+        return self._looks.get(url.key, Looks())
+
+    def problem_of(self, url: RemoteUrl) -> str:
+        """Return why the last fetch failed, or nothing."""
+        return self._problems.get(url.key, "")
+
+    def names_a_place(self, reason: str) -> bool:
+        """Return whether a reason says where a model is, or what came from there."""
+        return any(problem in reason for problem in [*self._problems.values()])
+
+    def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
+        """Return the present listing, and the files of it that the cache has; fetches
+        nothing.
+
+        Raises `RemoteError`.
+        """
+        source = url.open()
+        try:
+            listing = self._listed(source)
+        finally:
+            source.close()
+        current = self._cache.entry(url.key).current()
+        return listing, set(self._known(current, listing))
+
+    def fetch(self, label: str, url: RemoteUrl) -> bool:
+        """Takes what is there now; whether that is other than what the cache had.
+
+        Blocks; `label` is for the log. Where it fails and the cache has the model, that
+        is a warning, once for each reason. Raises `RemoteError` where it has not, and
+        `FetchStopped` after `stop`.
+        """
+        entry = self._cache.entry(url.key)
+        before = entry.current()
+        try:
+            found = self._fetched(label, url, entry)
+        except FetchStopped:
+            raise
+        except RemoteError as e:
+            looks = self.looks_at(url)
+            self._looks[url.key] = replace(looks, failures=looks.failures + 1)
+            told = self._problems.get(url.key)
+            why = str(e) if str(url) in str(e) else f"{url}: {e}"
+            self._problems[url.key] = why
+            if before is None:
+                raise RemoteError(why) from e
+            if told != why:
+                logger.warning("%s: %s; the cached model is served", label, why)
+            return False
+        self._looks[url.key] = replace(self.looks_at(url), succeeded_at=time.time())
+        if self._problems.pop(url.key, "") and before is not None:
+            logger.info("%s: %s answers again", label, url)
+        return before is None or found.folder != before.folder
+
+    def drop_unused(self, url: RemoteUrl, used: Collection[Path]) -> None:
+        """Removes what was taken from there before, except for the files in use."""
+        self._cache.entry(url.key).drop(used)
+
+    def stop(self) -> None:
+        """Downloads end now; what has come is kept."""
+        self._stop.set()
+
+    def __repr__(self) -> str:
+        return f"<RemoteModels {self._cache.folder}>"
+
+    def _listed(self, source: Source) -> Listing:
+        return Listing.of(
+            source.files(),
+            allow_python=self.options.allow_python,
+            limit=self.options.limit,
+        )
+
+    def _fetched(self, label: str, url: RemoteUrl, entry: CacheEntry) -> Snapshot:
+        """Fetch the present files into the cache. Raises `RemoteError`."""
+        source = url.open()
+        try:
+            listing = self._listed(source)
+            current = entry.current()
+            if current is not None and current.digest == listing.digest:
+                return current
+            with entry.locked(self._stop):
+                for _ in range(TRIES):
+                    found = self._try(label, url, entry, source, listing)
+                    if found is not None:
+                        return found
+                    listing = self._listed(source)
+            raise SourceChanged("it changed again and again while it was taken")
+        finally:
+            source.close()
+
+    def _try(
+        self,
+        label: str,
+        url: RemoteUrl,
+        entry: CacheEntry,
+        source: Source,
+        listing: Listing,
+    ) -> Snapshot | None:
+        """Return the snapshot of a listing; None if that is no longer what is there."""
+        current = entry.current()  # another process may have taken it meanwhile
+        if current is not None and current.digest == listing.digest:
+            return current
+        if (found := entry.switch(listing)) is not None:
+            logger.info("%s: %s is as it was before; that is there", label, url)
+            return found
+        for name in listing.skipped:
+            logger.info("%s: %s is not taken", label, name)
+        try:
+            sha256 = self._download(label, url, current, source, listing)
+        except FetchStopped:
+            raise
+        except RemoteError:
+            if self._listed(source).digest == listing.digest:
+                raise
+            logger.warning(
+                "%s: %s changed meanwhile; the download starts again", label, url
+            )
+            return None
+        may_change = any(file.can_change for file in listing.files)
+        if may_change and self._listed(source).digest != listing.digest:
+            logger.warning(
+                "%s: %s changed meanwhile; the download starts again", label, url
+            )
+            return None
+        try:
+            return entry.commit(listing, sha256, str(url))
+        except OSError as e:
+            raise RemoteError(f"the cache cannot be written: {e}") from e
+
+    def _download(
+        self,
+        label: str,
+        url: RemoteUrl,
+        current: Snapshot | None,
+        source: Source,
+        listing: Listing,
+    ) -> dict[str, str]:
+        """Makes blobs of all files; their SHA-256, by name."""
+        sha256 = self._known(current, listing)
+        missing = [file for file in listing.files if file.name not in sha256]
+        total = sum(file.size or 0 for file in missing)
+        self._check_disk(total)
+        logger.info(
+            "%s: taking %s, %s, from %s",
+            label,
+            counted(len(missing), "file"),
+            size_text(total),
+            url,
+        )
+        begin = time.monotonic()
+        progress = Progress(
+            label,
+            total,
+            self._stop,
+            limit=self.options.limit,
+            every=self.options.progress_seconds,
+        )
+        self._under_way[url.key] = progress
+        try:
+            with progress.told():
+                for file in missing:
+                    part = self._cache.part(url.key, file)
+                    digest = download(source, file, part, progress)
+                    self._cache.keep(part, digest)
+                    sha256[file.name] = digest
+        finally:
+            self._under_way.pop(url.key, None)
+        seconds = time.monotonic() - begin
+        logger.info(
+            "%s: %s came in %.1f s (%s)",
+            label,
+            size_text(progress.came),
+            seconds,
+            progress,
+        )
+        return sha256
+
+    def _known(self, current: Snapshot | None, listing: Listing) -> dict[str, str]:
+        """Return the SHA-256 of what the cache has, by name."""
+        known = current.sha256 if current is not None else {}
+        found: dict[str, str] = {}
+        for file in listing.files:
+            digest = file.sha256 or (known.get(file.identity, "") if file.tag else "")
+            if digest and self._cache.blob(digest).is_file():
+                found[file.name] = digest
+        return found
+
+    def _check_disk(self, size: int) -> None:
+        folder = self._cache.make("parts")
+        free = shutil.disk_usage(folder).free
+        if size + SPARE > free:
+            msg = (
+                f"it has {size_text(size)}, and {folder} has {size_text(free)} free, "
+                f"of which {size_text(SPARE)} are left alone (--model-cache)"
+            )
+            raise RemoteError(msg)
