@@ -112,11 +112,14 @@ class GeneratorScheduler(StepScheduler):
     def _begin(
         self, run: GeneratorRun, on_done: Callable[[Submitted], None]
     ) -> Submitted:
-        """Return the first step, on the replica with the fewest generators that takes
-        it.
+        """Return the first step, on the replica with the fewest generators of this
+        process that takes it; of several, one whose device runs nothing.
         """
         devices = self._replicas.devices
-        order = sorted(range(len(devices)), key=lambda n: self._live.get(n, 0))
+        order = sorted(
+            range(len(devices)),
+            key=lambda n: (self._live.get(n, 0), devices[n].is_occupied),
+        )
         lost: DeviceLost | None = None
         for run.replica in order:
             run.restarts = devices[run.replica].restarts

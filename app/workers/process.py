@@ -95,6 +95,7 @@ def _worker(
     control = LogControl(settings.log_level, settings.log_format)
     key = settings.api_key
     worker = Worker(
+        start["number"],
         sock,
         counters,
         settings.limits,

@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import msgpack
@@ -63,10 +64,12 @@ class Worker:
     """The models and devices of one worker process. For its event loop's thread.
 
     `sock` leads to the supervisor, whose end is the worker's (app/workers/process.py).
+    `number` is the worker's place among its siblings.
     """
 
     def __init__(
         self,
+        number: int,
         sock: socket.socket,
         counters: CounterSegment,
         limits: Limits,
@@ -85,6 +88,7 @@ class Worker:
         self.on_connection: Callable[[socket.socket], None] = socket.socket.close
         #: Whether every answer is to be its connection's last.
         self.is_drained = False
+        self._number = number
         self._sock = sock
         self._counters = counters
         self._logging = logging_
@@ -262,13 +266,18 @@ class Worker:
             return EnsembleRunner(
                 shared.graph, shared.members, self.table, shared.compose
             )
-        for key, _ in one.runner.replicas:
+        replicas = one.runner.replicas
+        for key, _ in replicas:
             if key in self._devices:
                 await self._devices[key].is_open.wait()
+        # Of replicas that are equally busy the first gets a request. Each worker counts
+        # only its own requests, so that each begins with another replica.
+        first = self._number % max(1, len(replicas))
+        runner = replace(one.runner, replicas=replicas[first:] + replicas[:first])
         found = {k: j.device for k, j in self._devices.items() if j.device is not None}
         try:
             # It waits for the device, which may be running something.
-            return await asyncio.to_thread(JoinedRunner, one.runner, found)
+            return await asyncio.to_thread(JoinedRunner, runner, found)
         except EngineError as error:
             logger.debug("model %s: %s", one.spec.name, error)
             return None

@@ -115,6 +115,15 @@ class LinkedDevice(ABC):
             return int(since) if words[RUNNING] == replica else 0
 
     @property
+    def is_occupied(self) -> bool:
+        """Return whether the process runs a program now, of whatever client; looks at
+        memory only.
+        """
+        with self.lock:
+            connection = self._connection
+            return connection is not None and connection.link.words[SINCE] != 0
+
+    @property
     def busy_ns(self) -> int:
         """Return the nanoseconds for which the device's processes have run programs,
         for all clients. Never decreases; reads only memory.

@@ -122,12 +122,13 @@ class ReplicaLines:
 
 
 def least_busy(replicas: Iterable[ReplicaLines | None]) -> ReplicaLines | None:
-    """Return the replica with the fewest requests among those that can take one; None
-    if there is none.
+    """Return the replica with the fewest requests of this process among those that can
+    take one; of several, one whose device runs nothing, for no process. None if there
+    is none.
     """
     ready = [lines for lines in replicas if lines is not None and lines.default.usable]
     return min(ready, key=_busy) if ready else None
 
 
-def _busy(lines: ReplicaLines) -> int:
-    return lines.in_flight
+def _busy(lines: ReplicaLines) -> tuple[int, bool]:
+    return lines.in_flight, lines.default.device.is_occupied

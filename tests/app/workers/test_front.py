@@ -48,6 +48,7 @@ class Supervised:
         self.theirs, mine = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.counters = CounterSegment.create()
         self.worker = Worker(
+            0,
             mine,
             CounterSegment.attach(os.dup(self.counters.memory.fd)),
             DEFAULT_LIMITS,

@@ -133,3 +133,27 @@ def test_without_its_device_there_is_none(
         pytest.raises(DeviceLost, match="has no replica"),
     ):
         JoinedRunner(owner.description, {})
+
+
+def test_an_idle_replica_is_chosen_before_one_that_others_use(
+    tmp_path: Path, shared_device: Device, own_device: Device, joined: JoinedDevice
+) -> None:
+    """A process counts only its own requests, and sees what the devices run."""
+    slow = models.slow(tmp_path / "m.popef")
+    both = ModelRunnerConfig(
+        replication_factor=2, replica_to_device={0: shared_device, 1: own_device}
+    )
+    alone = ModelRunnerConfig(replica_to_device={0: shared_device})
+    with (
+        ModelRunner(slow, both) as owner,
+        ModelRunner(slow, alone) as other,
+        JoinedDevice(own_device.id, own_device.invite()) as second,
+    ):
+        runner = JoinedRunner(
+            over_the_wire(owner.description),
+            {device.id: device for device in (joined, second)},
+        )
+        with occupied(other):
+            for one in (owner, runner):
+                assert one.submit(count(1)).wait(60)
+        runner.close()
