@@ -25,9 +25,13 @@ class Loader(yaml.SafeLoader):
 Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 
 
+def settings() -> Any:
+    """Return what mkdocs.yml says."""
+    return yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
+
+
 def in_navigation() -> list[str]:
     """Return the pages that mkdocs.yml lists, in order."""
-    loaded: Any = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
 
     def pages(item: Any) -> list[str]:
         if isinstance(item, str):
@@ -35,7 +39,7 @@ def in_navigation() -> list[str]:
         values = item.values() if isinstance(item, dict) else item
         return [page for value in values for page in pages(value)]
 
-    return pages(loaded["nav"])
+    return pages(settings()["nav"])
 
 
 @cache
@@ -56,6 +60,14 @@ def test_the_navigation_has_every_page_once() -> None:
     pages = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
     assert sorted(in_navigation()) == sorted(pages)
     assert len(pages) <= MOST_PAGES
+
+
+def test_what_mkdocs_reads_is_in_the_repository() -> None:
+    theme = settings()["theme"]
+    named = [*settings()["hooks"], settings()["docs_dir"]]
+    named += [theme[key] for key in ("custom_dir",) if key in theme]
+    named += [f"docs/{theme[key]}" for key in ("favicon", "logo")]
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def documents() -> list[Path]:
