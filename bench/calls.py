@@ -81,7 +81,7 @@ def count(scenario: Scenario, folder: Path, most: int = VARIED) -> RequestPath:
     environment = {
         "POPGATE_PURE": "1",
         "POPGATE_SPIN_US": "0",  # looks are as many as there is time for
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "compat", counts))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, counts))),
     }
     with gateway(repository, devices="cpu:1", environment=environment) as server:
         server.wait_ready()

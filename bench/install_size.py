@@ -60,11 +60,11 @@ def _sum(paths: Iterable[Path]) -> int:
 
 def copy_of_the_source(folder: Path) -> Path:
     """Copy the sources to another folder, because building leaves folders behind."""
-    packages = ("popef_io", "engine", "app", "compat")
+    packages = ("popef_io", "engine", "app", "popgate", "plugins")
     for package in packages:
         if (ROOT / package).is_dir():
             shutil.copytree(ROOT / package, folder / package)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return folder
 

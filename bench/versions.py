@@ -79,8 +79,9 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 def environment(tree: Path, number: int, *, pure: bool) -> dict[str, str]:
     """Variables with which Python takes a tree's packages, and no other's."""
+    places = [tree, tree / "compat", *sorted(tree.glob("plugins/*/src"))]
     variables = {
-        "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'compat'}",
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
         "PYTHONSAFEPATH": "1",
         "POPGATE_POOL": f"bench-{os.getpid()}-{number}",
     }

@@ -2,7 +2,6 @@
 
     popef_io  <-  engine  <-  app  <-  popgate
 
-`compat` stands over the first two.
 Plugins stand over all; nothing of the core imports one (`PLUGINS` has their arrows).
 
 Inside `engine` and `app` the same holds for rooms (sub-packages): `ROOMS` has the
@@ -24,14 +23,13 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("popef_io", "engine", "app", "compat", "popgate")
+PACKAGES = ("popef_io", "engine", "app", "popgate")
 
 #: What each of our packages may import of the others.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "popef_io": frozenset(),
     "engine": frozenset({"popef_io"}),
     "app": frozenset({"popef_io", "engine"}),
-    "compat": frozenset({"popef_io", "engine"}),
     # `popgate.client` is the name that programs have for the plugin's package.
     "popgate": frozenset({"popef_io", "engine", "app", "popgate_client"}),
 }
@@ -41,11 +39,13 @@ PLUGIN_FOLDERS = {
 }
 #: What each of them may import of ours, beside itself.
 PLUGINS: dict[str, frozenset[str]] = {
+    "model_runtime": frozenset({"popef_io", "engine", "popef"}),
     "popart": frozenset({"popef_io", "engine", "popdist", "popir", "popxl"}),
     "popdist": frozenset({"popart", "popir", "popxl"}),
     "popgate_popxl": frozenset({"engine", "app", "popir"}),
     "popir": frozenset({"popef_io", "engine"}),
     "popxl": frozenset({"popef_io", "engine", "popart", "popdist", "popir"}),
+    "popef": frozenset({"popef_io", "engine"}),
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
@@ -55,9 +55,8 @@ PLUGINS: dict[str, frozenset[str]] = {
     ),
     "popgate_tools": frozenset({"popef_io", "engine", "app", "popgate_client"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
+    "triton_python_backend_utils": frozenset({"popef_io", "engine"}),
 }
-#: Import names that the folder `compat` installs.
-COMPAT_NAMES = frozenset({"model_runtime", "popef", "triton_python_backend_utils"})
 WEB_AND_EVENT_LOOPS = frozenset(
     {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "http", "httpx"}
     | {"aiohttp", "pydantic", "pydantic_settings", "asyncio", "anyio", "trio"}
@@ -77,7 +76,10 @@ OTHER_ROOTS = frozenset(
     }
 )
 #: Names of others, without logic of ours: programs test them, not files.
-FACES = frozenset({"popart", "popdist", "popxl"})
+FACES = frozenset(
+    {"model_runtime", "popart", "popdist", "popef", "popxl"}
+    | {"triton_python_backend_utils"}
+)
 #: Packages that hand no names on at their root: plugins import their modules.
 WITHOUT_NAMES = frozenset({"app", "popgate_tools"})
 #: Runs the coroutines of Python models, which are their authors'.
@@ -210,14 +212,12 @@ def _broken(path: Path, imported: Import) -> str:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_go_one_way(package: str) -> None:
     allowed = MAY_IMPORT[package] | {package}
-    if package == "compat":
-        allowed |= COMPAT_NAMES
     assert _imports_but(package, allowed) == []
 
 
 def _imports_but(package: str, allowed: Set[str]) -> list[str]:
     """The imports of other packages of ours that are not allowed."""
-    ours = {*PACKAGES, *COMPAT_NAMES, *PLUGIN_FOLDERS, "tests", "bench", "examples"}
+    ours = {*PACKAGES, *PLUGIN_FOLDERS, "tests", "bench", "examples"}
     return [
         _broken(path, imported)
         for path in _files(package)
@@ -235,9 +235,7 @@ def test_plugins_import_one_way(package: str) -> None:
     assert _imports_but(package, PLUGINS[package] | {package}) == []
 
 
-@pytest.mark.parametrize(
-    "package", ["engine", "app", "compat", *sorted(PLUGIN_FOLDERS)]
-)
+@pytest.mark.parametrize("package", ["engine", "app", *sorted(PLUGIN_FOLDERS)])
 def test_other_packages_are_imported_by_their_root(package: str) -> None:
     assert [
         _broken(path, imported)
@@ -255,11 +253,7 @@ def test_other_packages_are_imported_by_their_root(package: str) -> None:
 @cache
 def _edges() -> dict[str, frozenset[str]]:
     """Module to the modules of ours that it names in any import."""
-    # What `compat` installs is imported without its name.
-    files = {
-        _module_name(path).removeprefix("compat."): path
-        for path in _files(*PACKAGES, *PLUGIN_FOLDERS)
-    }
+    files = {_module_name(path): path for path in _files(*PACKAGES, *PLUGIN_FOLDERS)}
     edges: dict[str, frozenset[str]] = {}
     for name, path in files.items():
         targets = set()

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +31,7 @@ from engine.programs.executable import (
 from engine.programs.python_interface import PythonInterface, PythonTensor
 from engine.programs.python_model import GRAPH
 from engine.programs.python_routes import OPTION_ROUTES
+from engine.runner.python_adapter import NO_ADAPTER, PythonAdapter, adapter_for
 from engine.transport.call_messages import CallSocket
 from popef_io import (
     Anchor,
@@ -56,8 +57,8 @@ class PythonCode:
     The model receives `parameters` as `context.config`. The packages of `requirements`
     must be installed. `models` are the names of the models it may call, None for all.
     Each load of the model passes `on_calls` a socket on which the model calls others
-    (engine/transport/call_messages.py). `declared` is Triton's configuration of the
-    model, for a file that needs one.
+    (engine/transport/call_messages.py). `declared` is the configuration of the model
+    for `adapter`, which a file for another server needs.
     """
 
     file: Path
@@ -66,6 +67,7 @@ class PythonCode:
     models: tuple[str, ...] | None = None
     on_calls: Callable[[CallSocket], None] | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
+    adapter: PythonAdapter = NO_ADAPTER
 
     def to_message(self, device: Device) -> dict[str, Any]:
         """Return the message for the device process that loads the model. Raises
@@ -84,6 +86,7 @@ class PythonCode:
             "models": self.models,
             "calls": self.on_calls is not None,
             "declared": dict(self.declared),
+            "adapter": self.adapter.to_message(),
         }
 
     @contextmanager
@@ -136,12 +139,13 @@ def read_python_model(
     given = dict(parameters or {})
     told = dict(declared or {})
     code = PythonCode(path, given, requirements, models, on_calls, told)
-    message = {"op": "describe", **code.to_message(device)}
     try:
         with path.open("rb") as stream:
             source = stream.read(MAX_SOURCE + 1)
             if len(source) > MAX_SOURCE:
                 raise InvalidModel(f"{path.name} has more than {MAX_SOURCE} bytes")
+            code = replace(code, adapter=adapter_for(source))
+            message = {"op": "describe", **code.to_message(device)}
             answer = device.call(message, [stream.fileno()], timeout)
     except TimeoutError:
         device.end_process(f"importing {path.name} takes longer than {timeout:g} s")

@@ -34,9 +34,6 @@ from engine.programs.python_session import PythonSession, import_model, load_err
 from engine.programs.session import PlainOptions
 from popef_io import Model
 
-#: Modules that stand for another server's, and what a file for it has.
-FACES = {"triton_python_backend_utils": b"TritonPythonModel"}
-
 #: The module that was described, by file and digest: it is not imported twice.
 _described: dict[tuple[str, bytes], ModuleType] = {}
 
@@ -50,7 +47,7 @@ def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
     check_installed(map(str, message.get("requirements", ())))
     source = _read(fds[0])
     file = Path(message["file"])
-    face = _face(source)
+    face = _face(message)
     module = _module(file, source)
     return find_model(module, _adapted(face, module, message))[1].to_message()
 
@@ -79,7 +76,7 @@ def python_executor(
             ends.callback(context.metrics.close)
         context.rows_now = lambda: _rows(running())
         source = executable.graphs[GRAPH].model
-        face = _face(source)
+        face = _face(given)
         module = _module(file, source)
         adapted = _adapted(face, module, given)
         session = PythonSession(module, file, context, adapted)
@@ -97,24 +94,22 @@ def _rows(running: RunningBatch | None) -> tuple[int, ...]:
     return () if running is None else tuple(entry.rows for entry in running.entries)
 
 
-def _face(source: bytes) -> ModuleType | None:
-    """Return the module for files of another kind, where `source` needs it: it is in
-    place before they import it.
+def _face(given: Mapping[str, Any]) -> ModuleType | None:
+    """Return the adapter of a file of another kind, if `given` names one
+    (`engine.runner.python_adapter`). Its package is in place before the file imports
+    it.
     """
-    for name in FACES:
-        if name.encode() not in source and FACES[name] not in source:
-            continue
-        root = Path(__file__).resolve().parents[2]
-        # Installed beside the engine, or in the folder of a source tree.
-        places = [str(root), str(root / "compat")]
-        spec = PathFinder.find_spec(name, places)
-        if spec is None or spec.loader is None:
-            raise EngineBug(f"{name} is not beside the engine")
-        if name not in sys.modules:
-            module = sys.modules[name] = module_from_spec(spec)
-            spec.loader.exec_module(module)
-        return import_module(f"{name}.adapter")
-    return None
+    adapter = str(given["adapter"]["module"])
+    if not adapter:
+        return None
+    name = adapter.partition(".")[0]
+    spec = PathFinder.find_spec(name, [str(given["adapter"]["folder"])])
+    if spec is None or spec.loader is None:
+        raise EngineBug(f"{name} is not in {given['adapter']['folder']}")
+    if name not in sys.modules:
+        module = sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return import_module(adapter)
 
 
 def _adapted(

@@ -35,8 +35,6 @@ def sources() -> tuple[Path, ...]:
         "engine",
         "popef_io",
         "popgate",
-        "popir",
-        "compat",
         "native",
         "bench",
     ]

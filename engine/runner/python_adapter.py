@@ -1,0 +1,61 @@
+"""Adapters for Python models that are written for another server.
+
+    [project.entry-points."popgate.python_models"]
+    TritonPythonModel = "triton_python_backend_utils.adapter"
+
+The name is that of the class in such a file, the value a module with a function
+`adapt(module, declared)`. It returns the class that PopGate runs, or None if the
+imported file has no such class. The owner of a device looks for adapters: the process
+of a Python model may have an interpreter that knows no entry points of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from engine.errors import InvalidConfig
+
+GROUP = "popgate.python_models"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonAdapter:
+    """The module of an adapter, and the folder that its package is in; both are empty
+    for files that need none."""
+
+    module: str = ""
+    folder: str = ""
+
+    def to_message(self) -> dict[str, str]:
+        return {"module": self.module, "folder": self.folder}
+
+
+NO_ADAPTER = PythonAdapter()
+
+
+def adapter_for(source: bytes) -> PythonAdapter:
+    """Return the adapter that a file needs: its text has the name of the class, or
+    imports the adapter's package. Raises InvalidConfig if that is not installed."""
+    for mark, module in _adapters():
+        package = module.partition(".")[0]
+        if mark.encode() in source or package.encode() in source:
+            return PythonAdapter(module, _folder_of(package))
+    return NO_ADAPTER
+
+
+@cache
+def _adapters() -> tuple[tuple[str, str], ...]:
+    """Return the names of classes, with the modules of their adapters."""
+    return tuple(sorted((e.name, e.value) for e in entry_points(group=GROUP)))
+
+
+def _folder_of(package: str) -> str:
+    """Return the folder that a package is in, without importing it."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise InvalidConfig(f"{package} is an entry point of {GROUP}, but not there")
+    return str(Path(spec.origin).parent.parent)

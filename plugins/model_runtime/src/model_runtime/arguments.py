@@ -1,0 +1,69 @@
+"""Arguments: of several names, one for each overload, and of the right type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, SupportsIndex, TypeVar
+
+from engine import InvalidConfig
+from popef.errors import WrongType, WrongValue
+from popef.taking import Text, got, number, text
+
+T = TypeVar("T")
+UNLIMITED = "unlimited"
+
+
+class WrongOption(InvalidConfig, ValueError):
+    """An option, or an argument, has a value it cannot have."""
+
+
+def one_of(names: str, *given: Any) -> Any:
+    """The one that is given; WrongType, with `names`, unless it is one."""
+    found = [value for value in given if value is not None]
+    if len(found) != 1:
+        raise WrongType(f"expected one of {names}, got {len(found)}")
+    return found[0]
+
+
+def at_most_one_of(names: str, *given: Any) -> Any:
+    """Take at most one of the names; None if none is given."""
+    return one_of(names, *given) if any(v is not None for v in given) else None
+
+
+def checked_callback(name: str, callback: T) -> T:
+    """`callback`, which can be called; WrongType otherwise, when it is given and not
+    when it is wanted."""
+    if not callable(callback):
+        raise WrongType(f"expected a {name} to call, {got(callback)}")
+    return callback
+
+
+def optional_callback(name: str, callback: T) -> T:
+    """Take a callback or None."""
+    return callback if callback is None else checked_callback(name, callback)
+
+
+def named(name: str, take: Callable[[Any], T], value: object) -> T:
+    """Return the result of `take` for `value`; an error begins with `name`."""
+    try:
+        return take(value)
+    except (WrongType, WrongValue, WrongOption) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def unsigned(value: SupportsIndex) -> int:
+    """`value` as a number that is not negative."""
+    taken = number(value)
+    if taken < 0:
+        raise WrongOption(f"expected no negative number, got {taken}")
+    return taken
+
+
+def look_ahead(value: Text | SupportsIndex) -> str:
+    """Return the look-ahead as text: "unlimited" or a number."""
+    taken = str(number(value)) if isinstance(value, SupportsIndex) else text(value)
+    if taken != UNLIMITED and not (
+        taken.isascii() and taken.isdigit() and len(taken) < 10
+    ):
+        raise WrongOption(f'expected "{UNLIMITED}" or a number, got {taken!r}')
+    return taken

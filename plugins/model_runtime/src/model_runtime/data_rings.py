@@ -1,0 +1,66 @@
+# ruff: noqa: N802 - the names are the original's
+"""The rings of queues, whose buffers are `InputData` and `OutputData`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, ClassVar, SupportsIndex, TypeAlias, TypeVar
+
+import engine
+from model_runtime.durations import Nanoseconds
+from model_runtime.queue_data import InputData, OutputData
+from model_runtime.ring import SpscRingBuffer
+from popef.taking import Text, expected
+
+Data = TypeVar("Data", InputData, OutputData)
+
+
+class _DataRing(SpscRingBuffer[Data]):
+    """A ring whose buffers are there from the beginning, to be filled.
+
+    `write` copies what `obj` says; the memory that it refers to is not copied.
+    """
+
+    _buffer: ClassVar[type[Any]]
+    _face: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        num_buffers: SupportsIndex,
+        label: Text = "",
+        timeout_cb: Callable[[Any], None] | None = None,
+        timeout_ns: Nanoseconds = 0,
+    ) -> None:
+        make = self._buffer
+        super().__init__(num_buffers, label, timeout_cb, timeout_ns, make=make)
+
+    def write(self, obj: Data) -> None:
+        """Lock a buffer, let it say what `obj` says, and publish it."""
+        self._ring.write(copy.copy(expected(obj, self._face)._slot))
+
+    def writeLock(self) -> Data:
+        """The buffer to fill: waits for a free one, or until the ring is invalid."""
+        data: Data = self._face(self._ring.write_lock())
+        return data
+
+    def readLock(self) -> Data:
+        """The next published buffer: waits for one, or until the ring is invalid."""
+        data: Data = self._face(self._ring.read_lock())
+        return data
+
+
+class InputRingBuffer(_DataRing[InputData]):
+    """Batches of an input, between who brings them and who takes them."""
+
+    _buffer, _face = engine.InputData, InputData
+
+
+class OutputRingBuffer(_DataRing[OutputData]):
+    """Room for batches of an output."""
+
+    _buffer, _face = engine.OutputData, OutputData
+
+
+#: Called with the ring of an input that lacks rows when its timeout has passed.
+TimeoutCallback: TypeAlias = Callable[[InputRingBuffer], None]

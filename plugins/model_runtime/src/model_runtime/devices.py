@@ -1,0 +1,237 @@
+# ruff: noqa: N802, N815 - the names are the original's
+"""Devices and how to get one (Model Runtime User Guide, "Managing devices")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsIndex, TypeAlias, overload
+
+import engine
+import popef_io
+from model_runtime.arguments import at_most_one_of, one_of
+from model_runtime.device_wait import DeviceWaitConfig
+from model_runtime.ending import close_with
+from model_runtime.members import Member, Options
+from popef import Model
+from popef.errors import WrongType
+from popef.taking import NotPickled, Text, expected, got, number, text, truth
+
+DeviceOptions: TypeAlias = Mapping[str, str]
+
+
+class _Version(int):
+    """An IPU version that can be told from the same number."""
+
+
+#: The default version, which in the form for models stands where those have tiles.
+_MK2 = _Version(2)
+
+
+class Device(NotPickled):
+    """An attached device; made by `DeviceManager`. Detached once it is no longer
+    referenced."""
+
+    def __init__(self, device: engine.Device) -> None:
+        self.engine = device
+        """The device beneath."""
+        close_with(self, device.close)
+
+    def ipuVersion(self) -> int:
+        """-1, an architecture that the original does not know; of an IPU model, the
+        one it was made as."""
+        return self.engine.ipu_version
+
+    def __repr__(self) -> str:
+        return repr(self.engine)
+
+
+class DeviceConstraints(Options):
+    """Requirements on a device; every device of ours meets all. False: not required."""
+
+    __slots__ = ()
+
+    requiresRemoteBuffersSupport = Member[bool, Any](
+        truth, False, "Whether it must support remote buffers. Default: False."
+    )
+
+    def __init__(self, requiresRemoteBuffersSupport: bool = False) -> None:  # noqa: N803
+        super().__init__(requiresRemoteBuffersSupport=requiresRemoteBuffersSupport)
+
+    def __bool__(self) -> bool:
+        return self.requiresRemoteBuffersSupport
+
+
+class DeviceManager:
+    """Attaches devices of the pool.
+
+    A device is asked for by a number of units or for a model. Of `device_options` ours
+    have an effect (`popgate.threads`), Poplar's have none. A device is known by its
+    place in the pool, or by its own id ("cpu:1").
+    """
+
+    def __init__(self) -> None:
+        self._manager = engine.DeviceManager()
+
+    def ipuHardwareVersion(self) -> int:
+        """-1: devices of an architecture that the original does not know."""
+        return self._manager.ipu_hardware_version()
+
+    def getDevice(
+        self,
+        num_ipus: int | Model | None = None,
+        device_options: DeviceOptions | DeviceWaitConfig | None = None,
+        wait_config: DeviceWaitConfig | None = None,
+        constrains: DeviceConstraints | bool | None = None,
+        *,
+        model: Model | None = None,
+        constraints: DeviceConstraints | bool | None = None,
+    ) -> Device:
+        """A device of `num_ipus` units, or for a model; raises if there is none.
+
+        What a device must be able to do goes by both spellings in use.
+        """
+        flags, wait = _split(device_options, wait_config)
+        _constrained(constrains, constraints)
+        return Device(self._manager.get_device(_io(num_ipus, model), wait, flags))
+
+    def tryGetDevice(
+        self,
+        num_ipus: int | Model | None = None,
+        device_options: DeviceOptions | DeviceWaitConfig | None = None,
+        wait_config: DeviceWaitConfig | None = None,
+        constrains: DeviceConstraints | bool | None = None,
+        *,
+        model: Model | None = None,
+        constraints: DeviceConstraints | bool | None = None,
+    ) -> Device | None:
+        """`getDevice`, but None if there is none."""
+        flags, wait = _split(device_options, wait_config)
+        _constrained(constrains, constraints)
+        device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
+        return None if device is None else Device(device)
+
+    def getSpecificDevice(
+        self,
+        device_id: int | Text,
+        device_options: DeviceOptions | Model | DeviceWaitConfig | None = None,
+        wait_config: DeviceWaitConfig | None = None,
+        *,
+        model: Model | None = None,
+    ) -> Device:
+        """Attach this device; raises if it cannot be attached. A model may be given
+        instead of options.
+        """
+        flags, wait = _split(device_options, wait_config, model)
+        get = self._manager.get_specific_device
+        return Device(get(self._id(device_id), wait, flags))
+
+    def tryGetSpecificDevice(
+        self,
+        device_id: int | Text,
+        device_options: DeviceOptions | Model | DeviceWaitConfig | None = None,
+        wait_config: DeviceWaitConfig | None = None,
+        *,
+        model: Model | None = None,
+    ) -> Device | None:
+        """`getSpecificDevice`, but None if it cannot be attached."""
+        flags, wait = _split(device_options, wait_config, model)
+        get = self._manager.try_get_specific_device
+        device = get(self._id(device_id), wait, flags)
+        return None if device is None else Device(device)
+
+    @overload
+    def createIpuModelDevice(
+        self, num_ipus: int, ipu_version: int = 2, tiles_per_ipu: int = 0
+    ) -> Device: ...
+    @overload
+    def createIpuModelDevice(self, model: Model, tiles_per_ipu: int, /) -> Device: ...
+    @overload
+    def createIpuModelDevice(
+        self, model: Model, /, *, tiles_per_ipu: int = 0
+    ) -> Device: ...
+    @overload
+    def createIpuModelDevice(
+        self, *, model: Model, tiles_per_ipu: int = 0
+    ) -> Device: ...
+
+    def createIpuModelDevice(
+        self,
+        num_ipus: int | Model | None = None,
+        ipu_version: int = _MK2,
+        tiles_per_ipu: int = 0,
+        *,
+        model: Model | None = None,
+    ) -> Device:
+        """A software device outside the pool: of so many IPUs, or for a model, whose
+        version it has and after which the tiles follow."""
+        wanted = _io(num_ipus, model)
+        make = self._manager.create_ipu_model_device
+        if isinstance(wanted, popef_io.Model):
+            tiles = tiles_per_ipu if ipu_version is _MK2 else ipu_version
+            return Device(make(wanted, tiles_per_ipu=number(tiles)))
+        return Device(make(wanted, number(ipu_version), number(tiles_per_ipu)))
+
+    @overload
+    def createSmallIpuModelDevice(
+        self, num_ipus: int, ipu_version: int = 2
+    ) -> Device: ...
+    @overload
+    def createSmallIpuModelDevice(self, model: Model, /) -> Device: ...
+    @overload
+    def createSmallIpuModelDevice(self, *, model: Model) -> Device: ...
+
+    def createSmallIpuModelDevice(
+        self,
+        num_ipus: int | Model | None = None,
+        ipu_version: int = 2,
+        *,
+        model: Model | None = None,
+    ) -> Device:
+        """`createIpuModelDevice` with four tiles."""
+        make = self._manager.create_small_ipu_model_device
+        return Device(make(_io(num_ipus, model), number(ipu_version)))
+
+    def _id(self, device_id: SupportsIndex | Text) -> str:
+        if isinstance(device_id, str | bytes):
+            return text(device_id)
+        units, place = self._manager.units, number(device_id)
+        return units[place] if 0 <= place < len(units) else str(place)
+
+    def __repr__(self) -> str:
+        return repr(self._manager)
+
+
+def _constrained(*given: DeviceConstraints | bool | None) -> None:
+    """Check the requirements, which every device of ours meets. Raises WrongType for
+    others.
+    """
+    for asked in given:
+        if not isinstance(asked, DeviceConstraints | bool | None):
+            raise WrongType(f"expected DeviceConstraints, {got(asked)}")
+
+
+def _io(num_ipus: int | Model | None, model: Model | None) -> int | popef_io.Model:
+    wanted = one_of("num_ipus and model", num_ipus, model)
+    if isinstance(wanted, Model):
+        return wanted.io
+    return number(wanted, "a number of IPUs or a popef.Model")
+
+
+def _split(
+    options: DeviceOptions | Model | DeviceWaitConfig | None,
+    config: DeviceWaitConfig | None,
+    model: Model | None = None,
+) -> tuple[Any, engine.DeviceWaitConfig]:
+    """Options, or the model that has them, and the wait policy, which may be in the
+    place of the options where those were left out."""
+    if isinstance(options, DeviceWaitConfig):
+        options, config = None, one_of("wait_config", options, config)
+    flags = at_most_one_of("device_options and model", options, model)
+    if config is None:
+        config = DeviceWaitConfig()
+    wait = expected(config, DeviceWaitConfig).to_engine()
+    if flags is None or isinstance(flags, Model):
+        return flags if flags is None else flags.io, wait
+    if not isinstance(flags, Mapping):
+        raise WrongType(f"expected device options as a dict, {got(flags)}")
+    return {text(name): text(value) for name, value in flags.items()}, wait

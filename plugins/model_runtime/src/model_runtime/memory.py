@@ -1,0 +1,132 @@
+"""Memory that callers hand over, by tensor name (Model Runtime User Guide 3.1)."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from engine import Array, DataDesc
+from popef.errors import WrongType, WrongValue
+from popef.taking import Text, got, text
+
+Value = TypeVar("Value")
+
+
+class WrongName(KeyError, RuntimeError):
+    """The name does not exist."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError shows it in quotes
+
+
+class ByName(dict[str, Value]):
+    """A dict that says what it has, where it is asked for something else."""
+
+    def __missing__(self, name: object) -> Value:
+        if isinstance(name, bytes) and (key := text(name)) in self:
+            return self[key]
+        raise wrong_name(name, self)
+
+
+def wrong_name(name: object, known: Iterable[str]) -> WrongName:
+    """The error that lists what there is."""
+    return WrongName(f"there is no {name!r}; there are {list(known)}")
+
+
+class InputMemoryView(UserDict[str, Any]):
+    """Name to memory of inputs: numpy arrays, or anything with their buffer protocol.
+
+    Holds what is assigned; may be changed and used again for many calls.
+    """
+
+    def __setitem__(self, name: Text, memory: Any) -> None:
+        key = text(name, "the name of a tensor")
+        self._check(key, memory)
+        super().__setitem__(key, memory)
+
+    def __missing__(self, name: object) -> Any:
+        if isinstance(name, bytes) and (key := text(name)) in self:
+            return self[key]
+        raise wrong_name(name, self)
+
+    def _check(self, name: str, memory: Any) -> None:
+        """WrongType for what is no memory."""
+        buffer_of(name, memory).release()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {list(self)}>"
+
+
+class OutputMemoryView(InputMemoryView):
+    """Name to writable memory of outputs."""
+
+    def _check(self, name: str, memory: Any) -> None:
+        with buffer_of(name, memory) as view:
+            if view.readonly:
+                raise WrongValue(f"the memory for output {name!r} is read-only")
+
+
+def buffer_of(name: str, memory: Any) -> memoryview:
+    """The buffer of `memory`; WrongType where it has none."""
+    try:
+        return memoryview(memory)
+    except (TypeError, ValueError, BufferError):
+        raise WrongType(
+            f"{name!r}: expected a numpy array of numbers or another buffer, "
+            f"{got(memory)}"
+        ) from None
+
+
+def mapping(memory: Any) -> Mapping[Any, Any]:
+    """`memory`, which is a mapping; WrongType otherwise."""
+    if not isinstance(memory, Mapping):
+        raise WrongType(f"expected a view or a dict, {got(memory)}")
+    return memory
+
+
+def arrays_of(
+    memory: Mapping[str, Any], descs: Mapping[str, DataDesc]
+) -> dict[str, Array]:
+    """Each memory as an array of the tensor of its name."""
+    if not isinstance(memory, Mapping):
+        raise WrongType(f"expected a view or a dict of memory by name, {got(memory)}")
+    try:
+        return {name: typed(value, descs[name]) for name, value in memory.items()}
+    except KeyError:  # names in bytes, and those that the model does not have
+        named = {text(k, "the name of a tensor"): v for k, v in memory.items()}
+        return {k: typed(v, descs.get(k), k) for k, v in named.items()}
+
+
+def typed(memory: Any, desc: DataDesc | None, name: str = "") -> Array:
+    """`memory` as an array of the tensor `desc`; a view of it.
+
+    To the original, memory is bytes with a length: plain bytes, and arrays of the right
+    type in another shape, are taken for the rows they hold.
+    """
+    array: Array
+    if isinstance(memory, np.ndarray):
+        # Without what a subclass thinks of its data, as a mask.
+        array = memory if type(memory) is np.ndarray else np.asarray(memory)
+    else:
+        try:
+            array = np.frombuffer(memory, np.uint8)
+        except (TypeError, ValueError, BufferError):
+            with buffer_of(name if desc is None else desc.name, memory) as view:
+                empty = not view.nbytes
+            array = np.empty(0, np.uint8) if empty else np.asarray(memory)
+    if desc is None or desc.shape is None or any(size < 0 for size in desc.shape[1:]):
+        return array
+    dtype, shape = desc.numpy_data_type(), desc.shape
+    is_right = array.dtype == dtype
+    if (is_right and array.ndim == len(shape)) or not array.flags.c_contiguous:
+        return array
+    if not is_right and (array.dtype != np.uint8 or dtype.hasobject):
+        return array
+    try:
+        flat = array.reshape(-1).view(dtype)
+        return flat.reshape(-1, *shape[1:]) if shape else flat.reshape(())
+    except ValueError:
+        return array  # the engine says what is wrong with it

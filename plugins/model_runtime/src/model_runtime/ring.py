@@ -1,0 +1,162 @@
+# ruff: noqa: N802 - the names are the original's
+"""Rings and pools of memory (Model Runtime User Guide, memory management)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Self, SupportsIndex, TypeVar
+
+import engine
+from model_runtime.arguments import checked_callback, named
+from model_runtime.durations import Nanoseconds, nanoseconds
+from popef.errors import WrongType
+from popef.taking import NotPickled, Text, number, text
+
+T = TypeVar("T")
+
+
+class SpscRingBuffer(NotPickled, Generic[T]):
+    """A ring between one writing thread and one reading thread.
+
+    Ours: `make` makes the buffers, which `writeLock` hands out to be filled; without it
+    they mean nothing, and `write` puts objects into the ring (any but None).
+    """
+
+    #: Called with the ring when a reader has waited for as long as its timeout says.
+    ReadTimeoutCallback = Callable[["SpscRingBuffer[Any]"], None]
+
+    def __init__(
+        self,
+        num_buffers: SupportsIndex,
+        label: Text = "",
+        timeout_cb: Callable[[SpscRingBuffer[T]], None] | None = None,
+        timeout_ns: Nanoseconds = 0,
+        *,
+        make: Callable[[], Any] = object,
+    ) -> None:
+        timed_out = None
+        if timeout_cb is not None:
+            callback = checked_callback("timeout_cb", timeout_cb)
+
+            def timed_out(_: engine.SpscRingBuffer[Any]) -> None:
+                callback(self)
+
+        self._ring: engine.SpscRingBuffer[Any] = engine.SpscRingBuffer(
+            number(num_buffers),
+            text(label),
+            timed_out,
+            named("timeout_ns", nanoseconds, timeout_ns),
+            make=make,
+        )
+
+    @classmethod
+    def of(cls, ring: engine.SpscRingBuffer[Any]) -> Self:
+        """The face of a ring of the engine."""
+        face = cls.__new__(cls)
+        face._ring = ring
+        return face
+
+    def write(self, obj: T) -> None:
+        """`writeLock`, put `obj` in, `writeComplete`."""
+        if obj is None:
+            raise WrongType("expected an object, got None")
+        self._ring.write(obj)
+
+    def writeLock(self) -> T:
+        """The buffer to fill: waits for a free one, or until the ring is invalid."""
+        buffer: T = self._ring.write_lock()
+        return buffer
+
+    def writeComplete(self) -> None:
+        """Publish the buffer that is write-locked."""
+        self._ring.write_complete()
+
+    def readLock(self) -> T:
+        """The next published buffer: waits for one, or until the ring is invalid."""
+        buffer: T = self._ring.read_lock()
+        return buffer
+
+    def readComplete(self) -> None:
+        """Release the oldest read-locked buffer."""
+        self._ring.read_complete()
+
+    def readReset(self) -> None:
+        """Put all read-locked buffers back at the front."""
+        self._ring.read_reset()
+
+    def readAvailable(self) -> bool:
+        """Returns whether `readLock` would return at once with a buffer."""
+        return self._ring.read_available()
+
+    def invalidate(self) -> None:
+        """Make every call return at once; what it returns is to be ignored."""
+        self._ring.invalidate()
+
+    def isValid(self) -> bool:
+        """False after `invalidate`, until `reset`; to be asked after each lock."""
+        return self._ring.is_valid()
+
+    def reset(self) -> None:
+        """Back to the initial state."""
+        self._ring.reset()
+
+    def getState(self, prefix: Text = "") -> str:
+        """A line for a log, which begins with `prefix`."""
+        return self._ring.state(text(prefix))
+
+    def printState(self, prefix: Text = "") -> str:
+        """`getState`, as it was called before."""
+        return self.getState(prefix)
+
+    def numBuffers(self) -> int:
+        """Return the number of buffers in the ring."""
+        return self._ring.num_buffers
+
+    def label(self) -> str:
+        """Return the name for logs and errors."""
+        return self._ring.label
+
+    def __repr__(self) -> str:
+        return repr(self._ring)
+
+
+class IMemoryPool(ABC):
+    """Interface of a memory pool."""
+
+    @abstractmethod
+    def blobSize(self) -> int:
+        """Bytes of each blob."""
+
+    @abstractmethod
+    def getMemoryBlob(self) -> memoryview:
+        """The next blob."""
+
+
+class RingMemoryPool(NotPickled, IMemoryPool):
+    """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
+
+    def __init__(self, blob_size: SupportsIndex, num_blobs: SupportsIndex) -> None:
+        self._pool = engine.RingMemoryPool(number(blob_size), number(num_blobs))
+
+    @classmethod
+    def of(cls, pool: engine.RingMemoryPool) -> RingMemoryPool:
+        """The face of a pool of the engine."""
+        face = cls.__new__(cls)
+        face._pool = pool
+        return face
+
+    def blobSize(self) -> int:
+        """Bytes of each blob."""
+        return self._pool.blob_size
+
+    def numBlobs(self) -> int:
+        """Return the number of blobs."""
+        return self._pool.num_blobs
+
+    def getMemoryBlob(self) -> memoryview:
+        """The next blob; after the last comes the first again."""
+        return self._pool.get_memory_blob()
+
+    def __repr__(self) -> str:
+        return repr(self._pool)

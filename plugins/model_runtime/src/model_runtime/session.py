@@ -1,0 +1,343 @@
+# ruff: noqa: N802 - the names are the original's
+"""`Session`: a model on a device, run by the caller."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any, SupportsIndex, TypeAlias
+
+import engine
+import popef_io
+from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
+from model_runtime.arguments import (
+    checked_callback,
+    look_ahead,
+    named,
+    one_of,
+    optional_callback,
+)
+from model_runtime.data_rings import InputRingBuffer, TimeoutCallback
+from model_runtime.device_wait import DeviceWaitConfig
+from model_runtime.devices import Device
+from model_runtime.durations import Nanoseconds, nanoseconds
+from model_runtime.ending import close_with
+from model_runtime.members import Member, Options
+from model_runtime.model_source import FilesOrModel, opened
+from model_runtime.predicates import (
+    AnchorCallbackPredicate,
+    PopefDataUsagePredicate,
+    null_popef_data_usage_predicate,
+    to_engine,
+)
+from model_runtime.queues import QueueManager
+from model_runtime.ring_size_multiplier_factory import RingSizeMultiplierProdType
+from popef import Anchor, Model
+from popef.errors import WrongType
+from popef.taking import (
+    NotPickled,
+    Path,
+    Text,
+    expected,
+    got,
+    number,
+    numbers,
+    text,
+    truth,
+)
+
+
+class LaunchPolicy(IntEnum):
+    """Deferred: the caller binds a device; Immediate: the session attaches one."""
+
+    Deferred = 0
+    Immediate = 1
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackInfo:
+    """Argument of a callback factory: the anchor that needs a callback."""
+
+    anchor: Anchor
+
+
+#: Called with an array of the anchor's shape and type, valid during the call only: an
+#: input's is to be filled, an output's to be read.
+CallbackHandle: TypeAlias = Callable[[Any], Any]
+#: Called with each anchor that is to be served: its callback, or None to leave it.
+CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
+
+
+def _policy(given: LaunchPolicy) -> LaunchPolicy:
+    return expected(given, LaunchPolicy)
+
+
+def _wait(given: DeviceWaitConfig) -> DeviceWaitConfig:
+    return copy.copy(expected(given, DeviceWaitConfig))
+
+
+def _predicate(
+    given: PopefDataUsagePredicate | None,
+) -> PopefDataUsagePredicate | None:
+    return optional_callback("predicate", given)
+
+
+class SessionConfig(Options):
+    """Options of a session, which takes them as they are when it is made.
+
+    A value of another type is refused where it is assigned.
+    """
+
+    __slots__ = ()
+
+    policy = Member[LaunchPolicy, LaunchPolicy](
+        _policy,
+        LaunchPolicy.Deferred,
+        "Who attaches a device: the caller, by `bindToDevice` (Deferred), or the "
+        "session when it is made (Immediate). Default: Deferred.",
+    )
+    pred_tensor_data = Member[
+        PopefDataUsagePredicate | None, PopefDataUsagePredicate | None
+    ](
+        _predicate,
+        null_popef_data_usage_predicate,
+        "Called with each `popef.Anchor` that the file has data for: a "
+        "`PopefDataUsagePolicy`. Default: none, all data of the file are used.",
+    )
+    check_package_hash = Member[bool, Any](
+        truth,
+        True,
+        "Whether the recorded digests of the graphs are compared, when the session is "
+        "made. Default: True.",
+    )
+    wait_config = Member[DeviceWaitConfig, DeviceWaitConfig](
+        _wait,
+        DeviceWaitConfig(),
+        "How an Immediate session waits for a device. Default: not at all.",
+    )
+    max_look_ahead = Member[str, Text | SupportsIndex](
+        look_ahead,
+        "unlimited",
+        "How many reads of inputs may be answered before the program needs them: "
+        '"unlimited", or a number as text. Default: "unlimited".',
+    )
+
+    def to_engine(self) -> engine.SessionConfig:
+        """The engine's options (ours)."""
+        predicate = self.pred_tensor_data
+        return engine.SessionConfig(
+            policy=engine.LaunchPolicy(self.policy.value),
+            pred_tensor_data=(
+                None
+                if predicate is None
+                else to_engine(predicate, PopefDataUsagePolicy)
+            ),
+            check_package_hash=self.check_package_hash,
+            wait_config=self.wait_config.to_engine(),
+            max_look_ahead=self.max_look_ahead,
+        )
+
+
+class Session(NotPickled):
+    """Links a model to a device; ends once it is no longer referenced.
+
+    `model` is as for `ModelRunner`. Programs are run by one thread; `stop` is for any.
+    Errors are RuntimeErrors; what a callback raises comes out of the run as it is.
+    """
+
+    ProgIdxType = int
+    ProgramsAndAnchorsMap = dict[int, list[Anchor]]
+
+    def __init__(
+        self,
+        model: FilesOrModel | None = None,
+        config: SessionConfig | None = None,
+        *,
+        popef_paths: Sequence[Path] | None = None,
+    ) -> None:
+        given: FilesOrModel = one_of("model and popef_paths", model, popef_paths)
+        options = SessionConfig() if config is None else expected(config, SessionConfig)
+        self._session = engine.Session(opened(given), options.to_engine())
+        close_with(self, self._session.close)
+        self._model = given if isinstance(given, Model) else Model(self._session.model)
+        self._device: Device | None = None
+
+    def bindToDevice(self, device: Device) -> None:
+        """Load the model on a device; leaves another, and so does another session that
+        is on this one. Save programs of what leaves are run first."""
+        self._session.bind_to_device(expected(device, Device).engine)
+        self._device = device
+
+    def unloadFromDevice(self) -> None:
+        """Run the save programs and leave the device."""
+        self._session.unload_from_device()
+        self._device = None
+
+    def setCallbackForAnchor(
+        self, anchor_handle: Text, callback: CallbackHandle
+    ) -> None:
+        """Connect the anchor with this handle, instead of what it was connected to.
+
+        Ours: the name of the tensor will do where only one anchor has it.
+        """
+        handle = text(anchor_handle)
+        self._session.set_callback_for_anchor(
+            handle, checked_callback("callback", callback)
+        )
+
+    def setUserInputHandler(
+        self,
+        factory: CallbackFactory,
+        anchor_callback_predicate: AnchorCallbackPredicate | None = None,
+        skip_connected: bool = False,
+    ) -> None:
+        """Ask `factory` for a callback for each user input; None changes nothing."""
+        self._session.set_user_input_handler(
+            _factory(factory), _optional(anchor_callback_predicate), skip_connected
+        )
+
+    def setUserOutputHandler(
+        self,
+        factory: CallbackFactory,
+        anchor_callback_predicate: AnchorCallbackPredicate | None = None,
+        skip_connected: bool = False,
+    ) -> None:
+        """Set the handler for each user output."""
+        self._session.set_user_output_handler(
+            _factory(factory), _optional(anchor_callback_predicate), skip_connected
+        )
+
+    def anchorsNotConnectedToCallbacks(
+        self, progs: Iterable[SupportsIndex]
+    ) -> dict[int, list[Anchor]]:
+        """Return the unconnected anchors of the programs that have any."""
+        missing = self._session.anchors_not_connected_to_callbacks(numbers(progs))
+        return {program: _listed(anchors) for program, anchors in missing.items()}
+
+    def errorIfAnchorsAreNotConnectedToCallbacks(
+        self, progs: Iterable[SupportsIndex]
+    ) -> None:
+        """An exception that lists them, if there are any."""
+        self._session.error_if_anchors_are_not_connected_to_callbacks(numbers(progs))
+
+    def createQueueManager(
+        self,
+        num_buffers: SupportsIndex
+        | RingSizeMultiplierProdType = engine.DEFAULT_BUFFERS,
+        timeout_cb: TimeoutCallback | None = None,
+        timeout_ns: Nanoseconds = 0,
+        input_predicate: AnchorCallbackPredicate | None = None,
+        output_predicate: AnchorCallbackPredicate | None = None,
+    ) -> QueueManager:
+        """The queues of this session; a new call replaces them. Each takes
+        `num_buffers` user batches; the predicates say which anchors get one."""
+        timed_out = None
+        if timeout_cb is not None:
+            callback = checked_callback("timeout_cb", timeout_cb)
+
+            def timed_out(ring: engine.SpscRingBuffer[engine.InputData]) -> None:
+                callback(InputRingBuffer.of(ring))
+
+        size: int | engine.RingSizeMultiplier
+        if not callable(num_buffers):
+            size = number(num_buffers, "a number of buffers, or what gives one")
+        else:
+            multiplier = num_buffers
+
+            def size(anchor: popef_io.Anchor) -> int:
+                return number(multiplier(Anchor.from_io(anchor)))
+
+        manager = self._session.create_queue_manager(
+            size,
+            timed_out,
+            named("timeout_ns", nanoseconds, timeout_ns),
+            _optional(input_predicate),
+            _optional(output_predicate),
+        )
+        return QueueManager(manager)
+
+    def runLoadPrograms(self) -> bool:
+        """Run the load programs.
+
+        Ours: this and the next return False if the session was stopped, or queues
+        were disconnected, meanwhile.
+        """
+        return self._session.run_load_programs()
+
+    def runMainPrograms(self) -> bool:
+        """Run the main programs once, the first time after the load programs."""
+        return self._session.run_main_programs()
+
+    def runSavePrograms(self) -> bool:
+        """Run the save programs."""
+        return self._session.run_save_programs()
+
+    def runPrograms(self, progs: Iterable[SupportsIndex]) -> bool:
+        """Run these programs, each once, in this order."""
+        return self._session.run_programs(numbers(progs))
+
+    def stop(self) -> None:
+        """Disconnect the queues; nothing runs until `reload`."""
+        self._session.stop()
+
+    def reload(self) -> None:
+        """Load again on the bound device, and empty the queues."""
+        self._session.reload()
+
+    def isStopped(self) -> bool:
+        """Returns whether nothing runs until `reload`: it was stopped, or its device
+        lost."""
+        return self._session.is_stopped
+
+    def getInputAnchors(self) -> list[Anchor]:
+        """All inputs, of load programs too."""
+        return _listed(self._session.input_anchors)
+
+    def getOutputAnchors(self) -> list[Anchor]:
+        """All outputs, of save programs too."""
+        return _listed(self._session.output_anchors)
+
+    def getUserInputAnchors(self) -> list[Anchor]:
+        """The inputs that the caller must serve."""
+        return _listed(self._session.user_input_anchors)
+
+    def getUserOutputAnchors(self) -> list[Anchor]:
+        """The outputs that the caller must serve."""
+        return _listed(self._session.user_output_anchors)
+
+    def model(self) -> Model:
+        """Return its model."""
+        return self._model
+
+    def __repr__(self) -> str:
+        return repr(self._session)
+
+
+def _listed(anchors: Iterable[popef_io.Anchor]) -> list[Anchor]:
+    return [Anchor.from_io(anchor) for anchor in anchors]
+
+
+def _optional(
+    predicate: AnchorCallbackPredicate | None,
+) -> engine.AnchorCallbackPredicate | None:
+    return None if predicate is None else to_engine(predicate, AnchorCallbackPolicy)
+
+
+def _factory(factory: CallbackFactory) -> engine.CallbackFactory:
+    asked = checked_callback("factory", factory)
+
+    def made(info: engine.CallbackInfo) -> CallbackHandle | None:
+        callback = asked(CallbackInfo(Anchor.from_io(info.anchor)))
+        if callback is not None and not callable(callback):
+            raise WrongType(
+                f"the factory gave nothing to call, and not None, for anchor "
+                f"{info.name!r}: {got(callback)}"
+            )
+        return callback
+
+    return made
