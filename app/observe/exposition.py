@@ -11,16 +11,12 @@ that every name is the same in both forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.observe.metrics import (
-    LATENCY_BUCKETS,
-    NS_PER_SECOND,
-    BatchMetrics,
-    Histogram,
-    ModelMetrics,
-)
+from app.observe.histogram import LATENCY_BUCKETS, NS_PER_SECOND, Histogram
+from app.observe.metrics import BatchMetrics, ModelMetrics
+from app.observe.token_metrics import TOKEN_BUCKETS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -114,6 +110,15 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
 )  # fmt: skip
 
 
+_TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
+    ("popgate_tokens_total", "Tokens of the texts of successful requests",
+     lambda m: m.tokens.tokens),
+    ("popgate_padded_tokens_total", "Tokens that ran for them, padding included",
+     lambda m: m.tokens.padded),
+)  # fmt: skip
+_TOKENS_LE = (*(f"{bound}.0" for bound in TOKEN_BUCKETS), "+Inf")
+
+
 #: The exemplars of one of `_HISTOGRAMS` of a model, by the number of their bucket.
 Exemplars = Callable[[ModelMetrics, str], Mapping[int, str]]
 
@@ -176,6 +181,37 @@ def render_models(
             shown = {} if exemplars is None else exemplars(m, name)
             lines += _histogram_lines(name, labels, histogram(m), shown)
         yield "\n".join(lines) + "\n"
+    tokenized = [(m, labels) for m, labels in labelled if m.tokens.tokens]
+    if tokenized:
+        yield from _tokens(tokenized, is_open)
+
+
+def _tokens(
+    labelled: Sequence[tuple[ModelMetrics, str]], is_open: bool
+) -> Iterator[str]:
+    """Yield the families of models that have tokenized something."""
+    for name, text, value in _TOKEN_COUNTERS:
+        lines = family_head(name, "counter", text, is_open)
+        lines += [f"{name}{{{labels}}} {value(m)}" for m, labels in labelled]
+        yield "\n".join(lines) + "\n"
+    name = "popgate_batch_tokens"
+    text = "Tokens of the batches that the model has run, padding included"
+    lines = family_head(name, "histogram", text, is_open)
+    for m, labels in labelled:
+        found = m.tokens
+        total = 0.0
+        for bound, share in zip(_TOKENS_LE, found.batches, strict=True):
+            total += share
+            lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {int(total + 0.5)}')
+        lines.append(f"{name}_sum{{{labels}}} {found.padded}")
+        lines.append(f"{name}_count{{{labels}}} {int(total + 0.5)}")
+    yield "\n".join(lines) + "\n"
+    name = "popgate_tokenizing_duration_seconds"
+    text = "Time of tokenizing the texts of one request, successful requests"
+    lines = family_head(name, "histogram", text, is_open)
+    for m, labels in labelled:
+        lines += _histogram_lines(name, labels, m.tokens.tokenizing, {})
+    yield "\n".join(lines) + "\n"
 
 
 def _failed(labelled: Iterable[tuple[ModelMetrics, str]], is_open: bool) -> str:

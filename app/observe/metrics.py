@@ -12,41 +12,11 @@ from collections.abc import Callable, Iterable
 
 from app.errors import FailureReason, Outcome, Row
 from app.observe.answers import Answers, Labels
-
-NS_PER_SECOND = 1_000_000_000
+from app.observe.histogram import BOUNDS_NS, Histogram
+from app.observe.token_metrics import TokenCounts, TokenMetrics
 
 # Sizes of batches that are told apart for a model; few run more than a hundred.
 MAX_BATCH_SIZES = 4096
-
-# Upper bounds in seconds. From below the cost of one request of the smallest model to
-# the slowest answer that a client waits for; about 2.3 times from one to the next.
-LATENCY_BUCKETS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
-    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
-
-
-class Histogram:
-    """Counts of durations in fixed buckets. Not cumulative until it is written out."""
-
-    __slots__ = ("counts", "sum_ns")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_NS) + 1)
-        self.sum_ns = 0
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
-    def observe(self, ns: int) -> None:
-        """Counts one duration. The hot path of ``ModelMetrics`` has this inlined."""
-        self.counts[bisect_left(BOUNDS_NS, ns)] += 1
-        self.sum_ns += ns
-
-    def __repr__(self) -> str:
-        return f"<Histogram count={self.count} sum={self.sum_ns / 1e9:.6f}s>"
 
 
 class BatchMetrics:
@@ -101,6 +71,7 @@ class ModelMetrics:
         "queue",
         "request",
         "successes",
+        "tokens",
         "version",
     )
 
@@ -122,6 +93,7 @@ class ModelMetrics:
         self.request = Histogram()
         self.queue = Histogram()
         self.compute = Histogram()
+        self.tokens = TokenMetrics()
         self.last_inference = 0.0
 
     @property
@@ -168,9 +140,8 @@ class ModelMetrics:
             (self.compute, other.compute),
             *((self.failed[outcome], other.failed[outcome]) for outcome in Outcome),
         ):
-            mine.sum_ns += theirs.sum_ns
-            for bucket, count in enumerate(theirs.counts):
-                mine.counts[bucket] += count
+            mine.add(theirs)
+        self.tokens.add(other.tokens)
         for rows, batch in other.batches.items():
             sum_of = self.batches.get(rows) or self._batch(rows)
             sum_of.share += batch.share
@@ -221,6 +192,10 @@ class ModelMetrics:
         histogram.counts[bisect_left(BOUNDS_NS, compute_ns)] += 1
         histogram.sum_ns += compute_ns
         self.last_inference = time.time()
+
+    def count_tokens(self, counts: TokenCounts) -> None:
+        """Count the tokens of a request that was answered."""
+        self.tokens.count(counts)
 
     def _batch(self, rows: int) -> BatchMetrics:
         """Return the numbers of a new size; sizes beyond the bound share one."""

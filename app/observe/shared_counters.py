@@ -18,6 +18,8 @@ A block, in words of 64 bits:
     5 …      failures by reason
     …        three histograms (request, queue, compute): the sum, then the counts
     …        one more for each way to fail (`Outcome`)
+    …        tokens, tokens with padding, a histogram (tokenizing), batches by their
+             bucket of tokens (doubles)
     …        how many batch sizes follow; of each: rows, share (a double), compute ns
              (a double), input ns, output ns
 
@@ -32,13 +34,9 @@ from typing import Final, NamedTuple
 
 from app.errors import FailureReason, Outcome, Row
 from app.observe.answers import ANSWERS_SIZE, Answers
-from app.observe.metrics import (
-    BOUNDS_NS,
-    MAX_BATCH_SIZES,
-    BatchMetrics,
-    Histogram,
-    ModelMetrics,
-)
+from app.observe.histogram import BOUNDS_NS, Histogram
+from app.observe.metrics import MAX_BATCH_SIZES, BatchMetrics, ModelMetrics
+from app.observe.token_metrics import TOKEN_BUCKETS, TokenCounts
 from engine import SharedMemory
 
 #: Versions of models that one worker can count; others stay with the supervisor.
@@ -52,7 +50,10 @@ _HISTOGRAMS: Final = _FAILURES + len(_REASONS)
 _COUNTS: Final = len(BOUNDS_NS) + 1
 _OUTCOMES: Final = tuple(Outcome)
 _FAILED: Final = _HISTOGRAMS + 3 * (1 + _COUNTS)
-_SIZES: Final = _FAILED + len(_OUTCOMES) * (1 + _COUNTS)
+_TOKENS: Final = _FAILED + len(_OUTCOMES) * (1 + _COUNTS)
+_TOKENIZING: Final = _TOKENS + 2
+_TOKEN_BATCHES: Final = _TOKENIZING + 1 + _COUNTS
+_SIZES: Final = _TOKEN_BATCHES + len(TOKEN_BUCKETS) + 1
 _BATCH: Final = 5
 _WORDS: Final = _SIZES + 1 + _BATCH * (MAX_BATCH_SIZES + 1)
 BLOCK_SIZE: Final = -(-8 * _WORDS // 4096) * 4096
@@ -125,6 +126,16 @@ class SharedMetrics(ModelMetrics):
         self._write(_HISTOGRAMS + 2 * (1 + _COUNTS), self.compute, compute_ns)
         # Last: by this the request is counted.
         self._write(_HISTOGRAMS, self.request, total_ns)
+
+    def count_tokens(self, counts: TokenCounts) -> None:
+        """Count the tokens of a request, as `ModelMetrics.count_tokens` does."""
+        super().count_tokens(counts)
+        found = self.tokens
+        self._words[_TOKENS] = found.tokens
+        self._words[_TOKENS + 1] = found.padded
+        for bucket in counts.shares:
+            self._floats[_TOKEN_BATCHES + bucket] = found.batches[bucket]
+        self._write(_TOKENIZING, found.tokenizing, counts.tokenizing_ns)
 
     def _write(self, at: int, histogram: Histogram, ns: int) -> None:
         bucket = bisect_left(BOUNDS_NS, ns)
@@ -220,6 +231,12 @@ class CounterSegment:
             histogram.counts = words[at + 1 : at + 1 + _COUNTS].tolist()
             at += 1 + _COUNTS
         found.successes = found.request.count
+        tokens = found.tokens
+        tokens.tokens, tokens.padded = words[_TOKENS], words[_TOKENS + 1]
+        tokens.tokenizing.sum_ns = words[_TOKENIZING]
+        counts = words[_TOKENIZING + 1 : _TOKEN_BATCHES]
+        tokens.tokenizing.counts = counts.tolist()
+        tokens.batches = list(floats[_TOKEN_BATCHES:_SIZES])
         for size in range(words[_SIZES]):
             at = _SIZES + 1 + _BATCH * size
             batch = found.batches[words[at]] = BatchMetrics()

@@ -38,7 +38,7 @@ from app.observe.request_ids import (
 from app.observe.tracing import Timeline, Tracer
 from app.serving.forms import ErrorForm, Form
 from app.serving.keys import Key
-from app.serving.pending import NotOneResponse
+from app.serving.pending import NotOneResponse, Pending
 from app.serving.requester import Asker, said_of
 from app.serving.service import Service
 from app.serving.table import ModelEntry, Submitted
@@ -451,6 +451,12 @@ class Call(ABC):
         journal.last.append(stamps)
         if ended - began > journal.slow_ns:
             journal.keep_slow(stamps)
+        if (
+            entry.scheduler is not None
+            and isinstance(submitted, Pending)
+            and submitted.tokens is not None
+        ):
+            entry.stats.count_tokens(submitted.tokens)
         entry.stats.success(
             ended - began,
             submitted.queue_ns,

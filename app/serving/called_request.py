@@ -19,7 +19,7 @@ from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
 from app.serving.ensembles import named
-from app.serving.pending import NotOneResponse
+from app.serving.pending import NotOneResponse, Pending
 from app.serving.requester import Asker, Requester, owner_in
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepRun, StepScheduler
@@ -245,6 +245,8 @@ class CalledRequest:
         self._is_over = True
         entry = self._entry
         assert entry is not None
+        if isinstance(submitted, Pending) and submitted.tokens is not None:
+            entry.stats.count_tokens(submitted.tokens)
         entry.stats.success(
             time.monotonic_ns() - self._began,
             submitted.queue_ns,

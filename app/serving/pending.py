@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from app.codec import InferRequest
+from app.observe.token_metrics import TokenCounts
 from app.serving.table import OnResponse, Submitted
 from engine import EngineError, InvalidInput, Tensor
 
@@ -18,9 +19,9 @@ class Pending:
     """A pending result; resolved exactly once, in the event loop's thread.
 
     `outputs` are set where `error` is None. `queue_ns` and `compute_ns` are the times
-    of all that was run for it, `batch_rows` the rows of a batch that it was in, and
-    `device_id` where. A subclass says what giving it up means (`give_up`), and calls
-    `resolve`.
+    of all that was run for it, `batch_rows` the rows of a batch that it was in,
+    `batch_length` the longest of these if they have lengths, and `device_id` where. A
+    subclass says what giving it up means (`give_up`), and calls `resolve`.
     """
 
     done: bool = False
@@ -29,7 +30,10 @@ class Pending:
     queue_ns: int = 0
     compute_ns: int = 0
     batch_rows: int = 0
+    batch_length: int = 0
     device_id: str = ""
+    #: What a text model has counted of it.
+    tokens: TokenCounts | None = None
 
     def __init__(
         self,

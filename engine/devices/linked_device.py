@@ -213,11 +213,13 @@ class LinkedDevice(ABC):
             while taken:
                 completion = taken.popleft()
                 try:
-                    number, outcome, request, queue, compute, rows, text = completion
+                    number, outcome, request, queue, compute, rows, longest, text = (
+                        completion
+                    )
                     channel = self._channels.get(number)
                     if channel is not None:
                         channel.finish(
-                            outcome, request, queue, compute, rows, text or ""
+                            outcome, request, queue, compute, rows, longest, text or ""
                         )
                 except BaseException:
                     # Once more, with those behind it: what is finished already does

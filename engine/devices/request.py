@@ -25,8 +25,9 @@ class Request:
     was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on until its
     batch started, `compute_ns` how long the batch ran (of a request that was given up:
     both as far as it came), `batch_rows` how many rows it
-    had. `began_ns` is when the caller began, if the request's times are to be
-    recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when it was
+    had, and `batch_length` the longest of them if rows of different length run
+    together (else 0). `began_ns` is when the caller began, if the request's times are
+    to be recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when it was
     predicted to be done, 0 if that did not matter (engine/runner/service_time.py).
     `on_done` is called in the thread that resolves it and must not block; what it
     raises is logged.
@@ -36,6 +37,7 @@ class Request:
     flags = 0
 
     __slots__ = (
+        "batch_length",
         "batch_rows",
         "began_ns",
         "channel",
@@ -77,6 +79,7 @@ class Request:
         self.error: EngineError | None = None
         self.outputs: Mapping[str, Tensor] = {}
         self.submitted_ns = self.queue_ns = self.compute_ns = self.batch_rows = 0
+        self.batch_length = 0
         self.slot = -1
 
     def cancel(self) -> None:
@@ -164,6 +167,7 @@ class RequestChannel(ABC):
         queue_ns: int,
         compute_ns: int,
         rows: int,
+        longest: int,
         text: str,
     ) -> None:
         """Finish request `number`, whose completion has come."""

@@ -64,7 +64,7 @@ LARGE_OUTPUT = 256 * 1024
 
 _BYTE = np.dtype(np.uint8)
 #: (outcome, number, queue_ns, compute_ns, rows, text) of `finish`.
-_Finished = tuple[int, int, int, int, int, str]
+_Finished = tuple[int, int, int, int, int, int, str]
 
 
 class _Arriving:
@@ -501,6 +501,7 @@ class ReplicaChannel(RequestChannel):
         queue_ns: int,
         compute_ns: int,
         rows: int,
+        longest: int,
         text: str,
     ) -> None:
         """Finish a request: take its outputs out of their slots and resolve it.
@@ -509,7 +510,8 @@ class ReplicaChannel(RequestChannel):
         whatever is raised from there on ends up at its `resolve`.
         """
         if self._leaving is not None:  # which it is behind
-            self._finished.append((outcome, number, queue_ns, compute_ns, rows, text))
+            completion = (outcome, number, queue_ns, compute_ns, rows, longest, text)
+            self._finished.append(completion)
             return
         # One of four cases: done and waited for; done, but abandoned meanwhile (its
         # slots are released all the same); ended without results; or a question
@@ -530,8 +532,9 @@ class ReplicaChannel(RequestChannel):
                 # It goes on in `_go_on`, and is in flight until then: the oldest.
                 self._in_flight = {number: request, **self._in_flight}
                 self.device.outstanding += 1
-                completion = (outcome, number, queue_ns, compute_ns, rows, text)
-                self._finished.appendleft(completion)
+                self._finished.appendleft(
+                    (outcome, number, queue_ns, compute_ns, rows, longest, text)
+                )
                 goes_on = True
                 return
             if self._backlog:
@@ -542,6 +545,7 @@ class ReplicaChannel(RequestChannel):
                 request.queue_ns = queue_ns
                 request.compute_ns = compute_ns
                 request.batch_rows = rows
+                request.batch_length = longest
                 service = self.service_time
                 if outcome == DONE and compute_ns != service.seen:
                     waiting = self._rows_of_lines() if self.lines else self._rows

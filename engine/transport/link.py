@@ -24,7 +24,9 @@ The map of the bytes
     …        completions, 64 bytes each:
                0 u32 channel, u32 outcome     1 u64 request
                2 u64 queue ns                 3 u64 compute ns
-               4 u64 rows in the batch        5 u64 bytes of the text
+               4 u64 rows in the batch        5 u64 length of its longest row,
+                                                  0 if its rows have no length
+               6 u64 bytes of the text
     …        texts, 1024 bytes each: the message of a completion that failed
 
 Waking: a wake-up costs the client more than everything else it does for a small
@@ -58,7 +60,7 @@ from engine.transport.ring_buffer import (
 )
 from engine.transport.shared_memory import SharedMemory, page_aligned
 
-MAGIC: Final = 0x33304B4E4C475020
+MAGIC: Final = 0x34304B4E4C475020
 #: Words of a link (see above).
 PARKED: Final = 1
 BACKPRESSURE: Final = 2
@@ -78,11 +80,12 @@ _TEXT_SIZE: Final = 1024
 _COMPLETIONS_AT: Final = page_aligned(_SUBMISSIONS_AT + 8 * SLOTS)
 _TEXTS_AT: Final = _COMPLETIONS_AT + _COMPLETION_SIZE * SLOTS
 LINK_SIZE: Final = _TEXTS_AT + _TEXT_SIZE * SLOTS
-_COMPLETION = Struct("<IIQQQQQ")
+_COMPLETION = Struct("<IIQQQQQQ")
 
 
-#: (channel, outcome, request, queue ns, compute ns, rows in the batch, text or 0)
-Completion = tuple[int, int, int, int, int, int, Any]
+#: (channel, outcome, request, queue ns, compute ns, rows in the batch, length of the
+#: longest row, text or 0)
+Completion = tuple[int, int, int, int, int, int, int, Any]
 
 
 class Submissions(RingCounters):
@@ -151,6 +154,7 @@ class Completions(RingCounters):
         queue_ns: int = 0,
         compute_ns: int = 0,
         rows: int = 0,
+        longest: int = 0,
         text: str = "",
     ) -> bool:
         """Report to the client how a request ended; returns False if the client broke
@@ -173,7 +177,7 @@ class Completions(RingCounters):
         at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
         _COMPLETION.pack_into(
             self._view, at,
-            channel, outcome, request, queue_ns, compute_ns, rows, length,
+            channel, outcome, request, queue_ns, compute_ns, rows, longest, length,
         )  # fmt: skip
         if not ORDERED_STORES:
             full_fence()
@@ -190,9 +194,9 @@ class Completions(RingCounters):
             slot = number % SLOTS
             at = _COMPLETIONS_AT + slot * _COMPLETION_SIZE
             completion = _COMPLETION.unpack_from(self._view, at)
-            length = completion[6]
+            length = completion[7]
             if length:
-                completion = (*completion[:6], self._text(slot, length))
+                completion = (*completion[:7], self._text(slot, length))
             taken.append(completion)
         if not ORDERED_STORES:
             full_fence()

@@ -109,6 +109,8 @@ class Batch:
         self._transferred: dict[str, int] = {}
         self.entries: Sequence[Entry] = ()
         self.rows = 0
+        #: The length of the longest row; 0 if rows have no length.
+        self.longest = 0
         self.skip = 0
         self.runs = 1
         self._run = 0

@@ -124,14 +124,13 @@ class RaggedBatch(Batch):
             None if pad is None else padding_of(anchor.tensor_info.data_type, pad)
             for anchor, pad in zip(table.inputs, ragged.pads, strict=True)
         ]
-        self.longest = 0
         #: Whether some row is shorter than another.
         self.is_padded = False
 
     def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
         super().begin(entries, skip, runs)
         lengths = [e.length if isinstance(e, RaggedEntry) else 0 for e in entries]
-        self.longest = max(lengths)
+        self.longest = max(0, *lengths)
         self.is_padded = min(lengths) < self.longest
 
     def output_memory(

@@ -296,9 +296,10 @@ class RegroupingReplica(Replica):
         started: int,
         took: int = 0,
         rows: int = 0,
+        longest: int = 0,
         text: str = "",
     ) -> None:
-        super()._tell(entry, outcome, started, took, rows, text)
+        super()._tell(entry, outcome, started, took, rows, longest, text)
         _close(entry)
 
     # -- giving back

@@ -385,7 +385,13 @@ class Replica:
             client = entry.client
             waited = max(0, started - entry.submitted)
             client.link.completions.put(
-                client.number, Outcome.DONE, entry.request, waited, compute, rows
+                client.number,
+                Outcome.DONE,
+                entry.request,
+                waited,
+                compute,
+                rows,
+                batch.longest,
             )
 
     def _publish_each(
@@ -394,7 +400,7 @@ class Replica:
         told = 0
         try:
             for entry in self._results.publish_each(batch):
-                self._tell(entry, Outcome.DONE, started, compute, rows)
+                self._tell(entry, Outcome.DONE, started, compute, rows, batch.longest)
                 told += 1
         except Exception as error:
             if not told:
@@ -432,6 +438,7 @@ class Replica:
         started: int,
         took: int = 0,
         rows: int = 0,
+        longest: int = 0,
         text: str = "",
     ) -> None:
         """Report to the client how a request has ended: in a run of `rows` rows (0: its
@@ -444,6 +451,7 @@ class Replica:
             max(0, started - entry.submitted),
             took or time.monotonic_ns() - started,
             rows or entry.rows,
+            longest,
             text,
         )
 

@@ -193,7 +193,7 @@ def test_tei_tokenizes_and_tells_what_it_is(served: ServedGateway) -> None:
     for path, field in (("/tokenize", "inputs"), ("/decode", "ids")):
         rows: list[Any] = ["cat"] * 2049 if field == "inputs" else [[5]] * 2049
         answer = post(served, path, **{field: rows})
-        assert (answer.status_code, "2048" in answer.text) == (400, True)
+        assert (answer.status_code, "2048" in answer.text) == (422, True)
     info = served.client.get("/info").json()
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert info["max_input_length"] == 64

@@ -32,6 +32,7 @@ ONE: dict[str, Any] = {"model": "unit", "input": "the cat sits"}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     embedding_folder(root / "unit")
+    embedding_folder(root / "counted")
     classifier_folder(root / "rank", ["score"])
     models.affine(root / "plain.popef")
     return root
@@ -94,6 +95,56 @@ def test_the_supervisor_answers_what_a_worker_cannot(
     answer = worker.post(EMBEDDINGS, content=b'{"model": "unit", "input": ')
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def figures(served: ServedGateway) -> dict[str, float]:
+    """The metrics of tokens of the model `counted`."""
+    text = served.client.get("/metrics").text
+    lines = [line.rpartition(" ") for line in text.splitlines() if "token" in line]
+    return {
+        name.partition("{")[0] + name.partition("le=")[2].rstrip("}"): float(value)
+        for name, _, value in lines
+        if 'model="counted"' in name
+    }
+
+
+def test_tokens_are_summed_over_all_processes(
+    served: ServedGateway, worker: httpx.Client
+) -> None:
+    """Requests of a worker and of the supervisor count together, each once."""
+    one = {"model": "counted", "input": "the cat sits"}  # 5 tokens
+    prefixes = {prefix(worker.post(EMBEDDINGS, json=one)) for _ in range(4)}
+    # A worker hands a large one on to the supervisor: 60 texts of 64 tokens.
+    large = {"model": "counted", "input": ["the cat sits on the mat " * 400] * 60}
+    answer = worker.post(EMBEDDINGS, json=large)
+    prefixes.add(prefix(answer))
+    assert len(prefixes) == 2
+    tokens = 4 * 5 + 60 * 64
+    assert answer.json()["usage"]["prompt_tokens"] == 60 * 64
+    found = figures(served)
+    assert found["popgate_tokens_total"] == tokens
+    assert found["popgate_padded_tokens_total"] == tokens  # all of one length
+    assert found["popgate_batch_tokens_sum"] == tokens
+    assert found['popgate_batch_tokens_bucket"8.0"'] == 4
+    assert found["popgate_batch_tokens_count"] >= 4 + 60 * 64 // 256
+    assert found["popgate_tokenizing_duration_seconds_count"] == 5
+
+
+def test_padding_is_counted_as_it_ran(served: ServedGateway) -> None:
+    before = figures(served)
+    # 18 and 20 tokens run as one batch of two rows: one tenth may be padding.
+    texts = ["the " * 16, "the " * 18]
+    body = {"model": "counted", "input": texts}
+    while True:
+        served.client.post(EMBEDDINGS, json=body).raise_for_status()
+        now = figures(served)
+        tokens, padded = (
+            now[name] - before[name]
+            for name in ("popgate_tokens_total", "popgate_padded_tokens_total")
+        )
+        assert tokens <= padded <= tokens / 38 * 40
+        if padded > tokens:  # one time or another they have run together
+            break
 
 
 def test_what_is_unloaded_is_so_in_workers(

@@ -10,8 +10,9 @@ from prometheus_client.samples import Exemplar
 
 from app.observe.exemplars import JournalExemplars
 from app.observe.exposition import END, Family, render_families, render_models
+from app.observe.histogram import LATENCY_BUCKETS
 from app.observe.journal import Answered, Asked, Journal
-from app.observe.metrics import LATENCY_BUCKETS, ModelMetrics
+from app.observe.metrics import ModelMetrics
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 MS = 1_000_000

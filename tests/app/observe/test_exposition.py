@@ -11,6 +11,7 @@ from app.observe.exposition import (
     render_models,
 )
 from app.observe.metrics import ModelMetrics
+from app.observe.token_metrics import TokenCounts
 from tests.app.observe.test_metrics import used_metrics
 
 TRITON_NAMES = {
@@ -94,6 +95,27 @@ def test_idle_models_write_no_histograms() -> None:
     text = "".join(render_models([ModelMetrics("idle", "1")], awaits_none))
     assert "_bucket" not in text
     assert parse(text)["nv_inference_request_success"]
+
+
+def test_tokens_are_written_with_the_padding_that_ran() -> None:
+    metrics = used_metrics()
+    assert "token" not in "".join(render_models([metrics], awaits_none))
+    counts = TokenCounts()
+    # Two rows of 20 and 30 tokens that ran together, and one that ran alone.
+    counts.add(20, 2, 30)
+    counts.add(30, 2, 30)
+    counts.add(300, 1, 0)
+    counts.tokenizing_ns = 300_000
+    metrics.count_tokens(counts)
+    samples = parse("".join(render_models([metrics], awaits_none)))
+    assert samples["popgate_tokens_total"][model_labels()] == 350
+    assert samples["popgate_padded_tokens_total"][model_labels()] == 360
+    batches = samples["popgate_batch_tokens_bucket"]
+    bounds = {"32.0": 0, "64.0": 1, "256.0": 1, "512.0": 2, "+Inf": 2}
+    assert {le: batches[model_labels(le=le)] for le in bounds} == bounds
+    assert samples["popgate_batch_tokens_sum"][model_labels()] == 360
+    took = samples["popgate_tokenizing_duration_seconds_sum"]
+    assert took[model_labels()] == 0.0003
 
 
 def test_no_models_is_valid_text() -> None:

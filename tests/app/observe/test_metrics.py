@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from app.errors import FailureReason, Row
+from app.observe.histogram import LATENCY_BUCKETS, Histogram
 from app.observe.machine import BusyShares, Processors, memory
-from app.observe.metrics import (
-    LATENCY_BUCKETS,
-    Histogram,
-    MetricsRegistry,
-    ModelMetrics,
-)
+from app.observe.metrics import MetricsRegistry, ModelMetrics
 
 
 def used_metrics() -> ModelMetrics:

@@ -13,6 +13,7 @@ from app.observe.shared_counters import (
     MOST_MODELS,
     CounterSegment,
 )
+from app.observe.token_metrics import TokenCounts
 
 
 def numbers(metrics: ModelMetrics) -> tuple[object, ...]:
@@ -22,8 +23,18 @@ def numbers(metrics: ModelMetrics) -> tuple[object, ...]:
         metrics.statistics(),
         metrics.failures,
         metrics.exec_count,
-        [(h.counts, h.sum_ns) for h in histograms],
+        [(h.counts, h.sum_ns) for h in (*histograms, metrics.tokens.tokenizing)],
+        (metrics.tokens.tokens, metrics.tokens.padded, metrics.tokens.batches),
     )
+
+
+def counted(*lengths: int) -> TokenCounts:
+    """A request whose rows ran together."""
+    counts = TokenCounts()
+    counts.tokenizing_ns = 1000 * sum(lengths)
+    for length in lengths:
+        counts.add(length, len(lengths), max(lengths))
+    return counts
 
 
 @pytest.fixture
@@ -48,6 +59,7 @@ def test_what_is_counted_is_read_by_another_process(segment: CounterSegment) -> 
                 input_ns=number,
                 output_ns=2 * number,
             )
+            metrics.count_tokens(counted(*range(3, 3 + number)))
         for reason in FailureReason:
             metrics.begin()
             metrics.failure(Row(503, "device_lost", reason), 5000)

@@ -40,6 +40,7 @@ class Summed:
         self.error: EngineError | None = None
         self.outputs: Mapping[str, Tensor] = {}
         self.queue_ns = self.compute_ns = self.batch_rows = 1
+        self.batch_length = 0
         self.device_id = "cpu:0"
         self._on_done = on_done
 

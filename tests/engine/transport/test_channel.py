@@ -130,12 +130,12 @@ def test_completions_carry_everything_and_never_overrun() -> None:
     assert list(device.submissions.take()) == list(range(SLOTS))  # round the end
     top = (1 << 64) - 1
     most = (1 << 32) - 1
-    device.completions.put(most, Outcome.FAILED, top, top, top, top, "ä" * 2000)
+    device.completions.put(most, Outcome.FAILED, top, top, top, top, 7, "ä" * 2000)
     taken: deque[Completion] = deque()
     client.completions.take(taken)
     (done,) = taken
-    assert done[:6] == ((1 << 32) - 1, Outcome.FAILED, top, top, top, top)
-    assert done[6].startswith("ä" * 500)
+    assert done[:7] == ((1 << 32) - 1, Outcome.FAILED, top, top, top, top, 7)
+    assert done[7].startswith("ä" * 500)
     for number in range(SLOTS):
         assert device.completions.put(1, Outcome.DONE, number)
     assert not device.completions.put(1, Outcome.DONE, SLOTS)

@@ -66,7 +66,12 @@ class Client:
         values = np.repeat(np.arange(rows, dtype=np.uint8), ROW).reshape(rows, ROW)
         entries = [Entry(self.mine, 0, number, 1, 0, []) for number in range(rows)]
         batch: Any = SimpleNamespace(
-            results=lambda: {0: values}, entries=entries, rows=rows, used=rows, bound={}
+            results=lambda: {0: values},
+            entries=entries,
+            rows=rows,
+            longest=0,
+            used=rows,
+            bound={},
         )
         self.replica._publish(batch, 0, 1)
         ended: deque[Completion] = deque()

@@ -56,6 +56,14 @@ class TextConfig:
     max_texts: Annotated[int, between(1, MOST_TEXTS)] = key(
         2048, "texts in a request at most"
     )
+    max_concurrent_texts: Annotated[int, between(1, 1 << 24)] = key(
+        16_384, "texts of all requests in flight at most, in each HTTP worker"
+    )
     max_request_tokens: Annotated[int, between(1, 1 << 24)] = key(
         300_000, "tokens in a request at most"
     )
+
+    @property
+    def most_texts(self) -> int:
+        """Return how many texts a request may have."""
+        return min(self.max_texts, self.max_concurrent_texts)

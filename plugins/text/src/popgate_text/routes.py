@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.about import VERSION
-from app.api.dependencies import GatewayOf, ModelName, ViewerOf, find_model, read_object
+from app.api.dependencies import GatewayOf, ModelName, ViewerOf, find_model
 from app.api.plugin_routes import PluginRoutes
 from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
-from app.api.schemas import error_response
-from app.errors import InvalidRequest, UnknownModel
+from app.errors import UnknownModel
 from app.gateway import Gateway
 from app.http.front import NamingOperation, Operation
 from app.settings import Settings
 from app.spec import ModelSpec
 from popgate_text import openai, tei
-from popgate_text.requests import check_kind_of, field, kind_of
-from popgate_text.scheduler import TextScheduler
+from popgate_text.bodies import OPENAI_TAG, STRINGS, TEI_TAG, TEXTS, body_of
+from popgate_text.requests import kind_of
+from popgate_text.token_routes import scheduler_of, token_routes
 
-_TOKEN_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: error_response("The request is malformed."),
-    424: error_response("The model is no text model."),
-}
-OPENAI_TAG, TEI_TAG = "text: openai", "text: tei"
-_TEXTS: Final = {
-    "oneOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-    ]
-}
-_STRINGS: Final = {"type": "array", "items": {"type": "string"}}
 _EMBEDDINGS: Final = {
     "model": {"type": "string"},
-    "input": _TEXTS,
+    "input": TEXTS,
     "encoding_format": {"type": "string", "enum": ["float", "base64"]},
     "dimensions": {"type": "integer", "minimum": 1},
     "user": {"type": "string"},
@@ -48,23 +32,15 @@ _EMBEDDINGS: Final = {
 _RERANK: Final = {
     "model": {"type": "string"},
     "query": {"type": "string"},
-    "documents": _STRINGS,
+    "documents": STRINGS,
     "top_n": {"type": "integer", "minimum": 1},
     "return_documents": {"type": "boolean"},
 }
 _TEI_TEXTS: Final = {
-    "inputs": _TEXTS,
+    "inputs": TEXTS,
     "truncate": {"type": "boolean"},
     "truncation_direction": {"type": "string", "enum": ["left", "right"]},
     "prompt_name": {"type": "string"},
-}
-_TOKENIZE: Final = {
-    "inputs": {"oneOf": [{"type": "string"}, _STRINGS]},
-    "add_special_tokens": {"type": "boolean"},
-}
-_DECODE: Final = {
-    "ids": {"oneOf": _TEXTS["oneOf"][2:]},
-    "skip_special_tokens": {"type": "boolean"},
 }
 #: Suffix, form, fields of the request, those that it must have, what it does.
 _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]] = (
@@ -80,7 +56,7 @@ _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]]
     (
         "rerank",
         tei.RerankForm,
-        {"query": {"type": "string"}, "texts": _STRINGS,
+        {"query": {"type": "string"}, "texts": STRINGS,
          "raw_scores": {"type": "boolean"}, "return_text": {"type": "boolean"}},
         "query texts",
         "Order texts by how well they answer a query",
@@ -131,7 +107,7 @@ def routes(settings: Settings) -> PluginRoutes:
             summary=summary,
             tags=[TEI_TAG],
             responses=_responses(form),
-            openapi_extra=_body(fields, needed),
+            openapi_extra=body_of(fields, needed),
         )
         if settings.tei:
             made = partial(form, settings.tei)
@@ -141,7 +117,7 @@ def routes(settings: Settings) -> PluginRoutes:
     if settings.tei:
         native = partial(tei.NativeForm, settings.tei)
         naming += [NamingOperation(path, native) for path in ("/", "/invocations")]
-    _tokens(router, settings.tei)
+    token_routes(router, settings.tei)
     examples = partial(_examples, settings)
     return PluginRoutes(router, operations, naming, examples)
 
@@ -199,7 +175,7 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
         found = [
             _openai_model(gateway, name)
             for name in sorted(gateway.table.names())
-            if viewer.sees(name) and _scheduler(gateway, name) is not None
+            if viewer.sees(name) and scheduler_of(gateway, name) is not None
         ]
         return JSONResponse({"object": "list", "data": found})
 
@@ -208,171 +184,17 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
         gateway: GatewayOf, viewer: ViewerOf, name: ModelName
     ) -> JSONResponse:
         """One text model, in OpenAI's form."""
-        if not viewer.sees(name) or _scheduler(gateway, name) is None:
+        if not viewer.sees(name) or scheduler_of(gateway, name) is None:
             raise UnknownModel(name)
         return JSONResponse(_openai_model(gateway, name))
 
     return naming
 
 
-def _tokens(router: APIRouter, named: str) -> None:
-    """Declare the routes that need the tokenizer alone."""
-
-    async def info(gateway: GatewayOf, name: ModelName) -> JSONResponse:
-        """Return the kind of the model and the limits of requests to it."""
-        return JSONResponse(_info(gateway, name))
-
-    async def tokenize(
-        gateway: GatewayOf, request: Request, name: ModelName
-    ) -> JSONResponse:
-        """Return the tokens of texts: id, text, whether special, first and last
-        character.
-        """
-        document = await read_object(request)
-        scheduler = _found(gateway, name)
-        given = document.get("inputs")
-        texts = [given] if isinstance(given, str) else given
-        if type(texts) is not list or not all(type(one) is str for one in texts):
-            raise InvalidRequest("'inputs' must be a string or a list of strings")
-        _check_count(scheduler, len(texts))
-        special = field(document, "add_special_tokens", bool, True)
-        read = partial(_tokens_of, scheduler, texts, special)
-        return await gateway.in_background(read)
-
-    async def decode(
-        gateway: GatewayOf, request: Request, name: ModelName
-    ) -> JSONResponse:
-        """Return the texts of token ids."""
-        document = await read_object(request)
-        scheduler = _found(gateway, name)
-        given = document.get("ids")
-        if type(given) is list and all(type(one) is int for one in given):
-            given = [given]
-        if type(given) is not list or not all(
-            type(row) is list and all(type(one) is int for one in row) for row in given
-        ):
-            raise InvalidRequest("'ids' must be a list of token ids, or of such lists")
-        _check_count(scheduler, len(given))
-        skip = field(document, "skip_special_tokens", bool, True)
-        read = partial(_texts_of, scheduler, given, skip)
-        return await gateway.in_background(read)
-
-    ways: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
-        ("info", "GET", info, {}),
-        ("tokenize", "POST", tokenize, _body(_TOKENIZE, "inputs")),
-        ("decode", "POST", decode, _body(_DECODE, "ids")),
-    )
-    for suffix, method, run, body in ways:
-        router.add_api_route(
-            f"/v1/models/{{name}}/{suffix}",
-            run,
-            methods=[method],
-            name=f"tei_{suffix}",
-            summary=f"TEI's /{suffix}",
-            tags=[TEI_TAG],
-            responses=dict(_TOKEN_ERRORS),
-            openapi_extra=body,
-        )
-        if named:
-            router.add_api_route(
-                f"/{suffix}",
-                _for_model(run, named),
-                methods=[method],
-                name=f"tei_root_{suffix}",
-                summary=f"TEI's /{suffix}",
-                tags=[TEI_TAG],
-                responses=dict(_TOKEN_ERRORS),
-                openapi_extra=body,
-            )
-
-
-def _for_model(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    async def run_named(gateway: GatewayOf, request: Request) -> JSONResponse:
-        given = {"request": request} if "request" in run.__annotations__ else {}
-        answer: JSONResponse = await run(gateway=gateway, name=name, **given)
-        return answer
-
-    run_named.__doc__ = run.__doc__
-    return run_named
-
-
-def _check_count(scheduler: TextScheduler, count: int) -> None:
-    most = scheduler.config.max_texts
-    if count > most:
-        msg = f"expected at most {most} texts, got {count}"
-        raise InvalidRequest(f"{msg} (max_texts in the section [text])")
-
-
-def _texts_of(
-    scheduler: TextScheduler, rows: list[list[int]], skip: bool
-) -> JSONResponse:
-    """Return the texts of token ids. For threads."""
-    decode = scheduler.tokenizer.decode
-    return JSONResponse([decode(row, skip_special=skip) for row in rows])
-
-
-def _tokens_of(
-    scheduler: TextScheduler, texts: list[str], special: bool
-) -> JSONResponse:
-    """Return the tokens of texts. For threads."""
-    found = [
-        [
-            {"id": t.id, "text": t.text, "special": t.special, "start": t.start,
-             "stop": t.stop}
-            for t in scheduler.tokenizer.tokens(text, special=special)
-        ]
-        for text in texts
-    ]  # fmt: skip
-    return JSONResponse(found)
-
-
-def _scheduler(gateway: Gateway, name: str) -> TextScheduler | None:
-    entry = gateway.table.default(name)
-    found = None if entry is None else entry.scheduler
-    return found if isinstance(found, TextScheduler) else None
-
-
-def _found(gateway: Gateway, name: str) -> TextScheduler:
-    find_model(gateway, name)
-    found = _scheduler(gateway, name)
-    if found is None:
-        check_kind_of(name, "", "a text model")
-    assert found is not None
-    return found
-
-
 def _openai_model(gateway: Gateway, name: str) -> dict[str, Any]:
     loaded = find_model(gateway, name).default
     created = 0 if loaded is None else int(loaded.loaded_at)
     return {"id": name, "object": "model", "created": created, "owned_by": "popgate"}
-
-
-def _info(gateway: Gateway, name: str) -> dict[str, Any]:
-    scheduler = _found(gateway, name)
-    model, config = scheduler.model, scheduler.config
-    labels = {str(n): label for n, label in enumerate(model.labels)}
-    kinds: dict[str, dict[str, Any]] = {
-        "embedding": {"embedding": {"pooling": "+".join(model.pooling) or "none"}},
-        "splade": {"embedding": {"pooling": "splade"}},
-    }
-    named = {"id2label": labels, "label2id": {v: int(k) for k, v in labels.items()}}
-    return {
-        "model_id": name,
-        "model_sha": None,
-        "model_dtype": "float32",
-        "served_model_name": name,
-        "model_type": kinds.get(model.kind, {model.kind: named}),
-        "max_concurrent_requests": config.max_texts,
-        "max_input_length": model.max_length,
-        "max_batch_tokens": config.max_request_tokens,
-        "max_batch_requests": None,
-        "max_client_batch_size": config.max_texts,
-        "auto_truncate": config.truncate,
-        "tokenization_workers": 2,
-        "version": VERSION,
-        "sha": None,
-        "docker_label": None,
-    }
 
 
 def _declare(
@@ -396,7 +218,7 @@ def _declare(
         tags=[tag],
         response_class=Response,
         responses=_responses(form),
-        openapi_extra=_body(fields, needed),
+        openapi_extra=body_of(fields, needed),
     )
 
 
@@ -414,13 +236,3 @@ def _responses(form: type[Any]) -> dict[int | str, dict[str, Any]]:
         content = {"application/json": {"schema": form.error_schema}}
         found[status] = {"description": text, "content": content}
     return found
-
-
-def _body(fields: dict[str, Any], needed: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": fields, "required": needed.split()}
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
-    }

@@ -23,12 +23,14 @@ import numpy as np
 from app.codec import InferRequest
 from app.codec.outputs import strings_of
 from app.errors import InvalidRequest, InvalidTensor
+from app.observe.token_metrics import TokenCounts
 from app.repository.formats import SharedFormat
 from app.serving.pending import Pending
 from app.serving.table import Runner, Submitted
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, QueueFull, Tensor
 from popef_io import DataType
+from popgate_text.admission import TextAdmission
 from popgate_text.config import TextConfig
 from popgate_text.folder import TOKENIZER, TextModel
 from popgate_text.tokenizer import Encoded, TextTokenizer
@@ -40,6 +42,8 @@ OPTIONS: Final = "popgate.text"
 TEXT, PAIR, ALIAS = "text", "text_pair", "input_text"
 #: Bytes of text that are tokenized at once: about as long as a thread takes to answer.
 AT_ONCE: Final = 1024
+#: Threads that tokenize, for all models of a process.
+TOKENIZING_THREADS: Final = 2
 #: Rows of one request that are with the engine at a time.
 IN_FLIGHT: Final = 256
 _DIRECTIONS: Final = {"right": "right", "left": "left"}
@@ -51,7 +55,7 @@ def tokenizing_pool() -> ThreadPoolExecutor:
     """Return the threads that tokenize, for all models of this process."""
     with _pool_lock:
         if not _pools:
-            _pools.append(ThreadPoolExecutor(2, "popgate-tokenize"))
+            _pools.append(ThreadPoolExecutor(TOKENIZING_THREADS, "popgate-tokenize"))
         return _pools[0]
 
 
@@ -118,9 +122,14 @@ class TextRun(Pending):
         options: TextOptions,
         deadline: float,
         on_done: Callable[[Any], None],
+        admission: TextAdmission,
     ) -> None:
         super().__init__({}, deadline, on_done, request.priority)
         self.options = options
+        self.counts = TokenCounts()
+        self._admission = admission
+        self._held = 0
+        self.tokenizing: asyncio.Future[list[Encoded]] | None = None
         self.rows: list[Encoded] = []
         self.results: list[Mapping[str, Tensor] | None] = []
         self.next = 0
@@ -128,7 +137,24 @@ class TextRun(Pending):
         self.running: dict[int, Submitted] = {}
         self.is_feeding = False
 
+    def admit(self, texts: int) -> None:
+        """Count the texts as in flight until the request ends. Raises `QueueFull`."""
+        self._admission.take(texts)
+        self._held = texts
+
+    def end(self, *, answered: bool) -> None:
+        """Give back what `admit` took."""
+        held, self._held = self._held, 0
+        if held:
+            self._admission.give_back(held, answered=answered)
+
+    def resolve(self, error: Exception | None = None) -> None:
+        self.end(answered=error is None)
+        super().resolve(error)
+
     def give_up(self, error: EngineError) -> None:
+        if self.tokenizing is not None:
+            self.tokenizing.cancel()
         for submitted in list(self.running.values()):
             if not submitted.done:
                 submitted.abandon(error)
@@ -149,6 +175,7 @@ class TextScheduler:
         self.config = config
         self.tokenizer = tokenizer
         self._runner = runner
+        self._admission = TextAdmission(config.max_concurrent_texts)
         self._inputs = {t.name: t.type.dtype for t in spec.inputs}
         self.visible = _visible(spec, model, config)
         #: What a worker makes its own scheduler of (`from_shared`).
@@ -183,22 +210,35 @@ class TextScheduler:
     ) -> TextRun:
         """Run a request. Raises `InvalidRequest`, and what the runner raises."""
         options = options_of(request)
-        run = TextRun(request, options, deadline, on_done)
+        run = TextRun(request, options, deadline, on_done, self._admission)
         given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
+        count = 0 if options.ids is None else len(options.ids)
         if given is not None:
-            # Before they are copied, which takes long.
-            self._check_count(given.shape[0] if given.shape else 1)
+            count = given.shape[0] if given.shape else 1
+        # Before they are copied, which takes long.
+        self._check_count(count)
+        run.admit(count)
+        try:
+            self._tokenize(run, given, request.inputs.get(PAIR))
+        except Exception:
+            run.end(answered=False)
+            raise
+        return run
+
+    def _tokenize(
+        self, run: TextRun, given: Tensor | None, pair: Tensor | None
+    ) -> None:
+        """Begin the rows of a request: at once if it is small, else from a thread."""
         raw = strings_of(given) if given is not None else []
-        pair = request.inputs.get(PAIR)
         pairs = None if pair is None else strings_of(pair)
-        encode = partial(self._encode, raw, pairs, options)
+        encode = partial(self._encode, raw, pairs, run.options)
         size = sum(map(len, raw)) + sum(map(len, pairs or ()))
         if size <= AT_ONCE:
             self._begin(run, encode())
-        else:
-            task = asyncio.get_running_loop().run_in_executor(tokenizing_pool(), encode)
-            task.add_done_callback(partial(self._encoded, run))
-        return run
+            return
+        loop = asyncio.get_running_loop()
+        run.tokenizing = loop.run_in_executor(tokenizing_pool(), encode)
+        run.tokenizing.add_done_callback(partial(self._encoded, run))
 
     # -- from texts to rows
 
@@ -243,8 +283,9 @@ class TextScheduler:
 
     def _check_count(self, count: int) -> None:
         """Raise `InvalidTensor` for more texts than a request may have."""
-        if count > self.config.max_texts:
-            msg = f"expected at most {self.config.max_texts} texts, got {count}"
+        most = self.config.most_texts
+        if count > most:
+            msg = f"expected at most {most} texts, got {count}"
             raise InvalidTensor(f"{msg} (max_texts in the section [text])")
 
     def _given(self, ids: Sequence[int]) -> Encoded:
@@ -272,8 +313,10 @@ class TextScheduler:
         return [prompt + text for text in texts]
 
     def _encoded(self, run: TextRun, task: asyncio.Future[list[Encoded]]) -> None:
+        run.tokenizing = None
         if run.done:
-            task.cancel()
+            if not task.cancelled():
+                task.exception()  # looked at: nothing is to be logged
             return
         try:
             self._begin(run, task.result())
@@ -286,6 +329,7 @@ class TextScheduler:
     def _begin(self, run: TextRun, rows: list[Encoded]) -> None:
         run.rows, run.left = rows, len(rows)
         run.options.tokens = [len(row.ids) for row in rows]
+        run.counts.tokenizing_ns = run.options.tokenizing_ns
         run.results = [None] * len(rows)
         self._feed(run)
 
@@ -347,10 +391,14 @@ class TextScheduler:
             run.resolve(submitted.error)
             return
         run.results[number] = submitted.outputs
+        run.counts.add(
+            run.options.tokens[number], submitted.batch_rows, submitted.batch_length
+        )
         run.left -= 1
         try:
             if not run.left:
                 run.outputs = self._joined(run)
+                run.tokens = run.counts
                 run.resolve()
             elif not run.is_feeding:
                 self._feed(run)
@@ -426,7 +474,7 @@ def _visible(spec: ModelSpec, model: TextModel, config: TextConfig) -> ModelSpec
         tuple(inputs),
         (output,),
         max_batch_size=max(1, spec.max_batch_size),
-        max_rows=config.max_texts,
+        max_rows=config.most_texts,
         optional_inputs=model.kind == "classifier",
         # As LiteLLM calls it for servers of Triton's.
         aliases={ALIAS: TEXT},

@@ -38,6 +38,18 @@ _TYPES: Final = {
 _NS_A_MS: Final = 1_000_000
 
 
+def refused(answer: ErrorResponse) -> ErrorResponse:
+    """Return TEI's form of an error, with its statuses."""
+    found = orjson.loads(answer.body)
+    status, kind = answer.status, _TYPES.get(answer.status, "Backend")
+    if found["code"] == EMPTY:
+        kind = "Empty"
+    elif status == 400:
+        status = 422
+    body = orjson.dumps({"error": found["error"], "error_type": kind})
+    return ErrorResponse(status, body, tuple(answer.headers[2:]))
+
+
 class TeiForm(ABC):
     """One request in TEI's form; `model` is the one of its path, empty if that says."""
 
@@ -58,14 +70,7 @@ class TeiForm(ABC):
 
     def refuse(self, answer: ErrorResponse) -> ErrorResponse:
         """Return TEI's form of an error, with its statuses."""
-        found = orjson.loads(answer.body)
-        status, kind = answer.status, _TYPES.get(answer.status, "Backend")
-        if found["code"] == EMPTY:
-            kind = "Empty"
-        elif status == 400:
-            status = 422
-        body = orjson.dumps({"error": found["error"], "error_type": kind})
-        return ErrorResponse(status, body, tuple(answer.headers[2:]))
+        return refused(answer)
 
     @abstractmethod
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:

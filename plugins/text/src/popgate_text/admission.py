@@ -1,0 +1,61 @@
+"""Limit of the texts that one process has in flight for one model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from engine import QueueFull
+
+#: Weight of the newest request in the mean time of a text.
+_NEWEST: Final = 0.25
+#: Seconds until a text ends, before one has ended.
+_UNKNOWN: Final = 0.1
+
+
+class TextAdmission:
+    """Counts texts between their arrival and their answer.
+
+    It measures how long a text takes while others are in flight, so that a refusal can
+    say when there will be room. `clock` gives seconds. Belongs to the event loop's
+    thread.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self.held = 0
+        self._clock = clock
+        #: When the last request ended, or the first of those in flight came.
+        self._since = 0.0
+        self._seconds = _UNKNOWN
+        self._is_measured = False
+
+    def take(self, texts: int) -> None:
+        """Admit the texts of a request, all or none. Raises `QueueFull`, which says
+        when they would be admitted if no others came."""
+        excess = self.held + texts - self.limit
+        if excess > 0:
+            msg = (
+                f"{self.held} texts are in flight and the request has {texts}; at most "
+                f"{self.limit} are taken at a time (max_concurrent_texts in the "
+                "section [text])"
+            )
+            raise QueueFull(msg, max(0.001, excess * self._seconds))
+        if not self.held:
+            self._since = self._clock()
+        self.held += texts
+
+    def give_back(self, texts: int, *, answered: bool) -> None:
+        """Record that the texts of a request have ended."""
+        now = self._clock()
+        if answered and texts:
+            each = (now - self._since) / texts
+            weight = _NEWEST if self._is_measured else 1.0
+            self._seconds += weight * (each - self._seconds)
+            self._is_measured = True
+        self._since = now
+        self.held -= texts
+
+    def __repr__(self) -> str:
+        return f"<TextAdmission {self.held} of {self.limit} texts>"
