@@ -111,6 +111,8 @@ class ModelRunnerConfig:
     if `ragged`, rows of different length run together if the file says that padding
     changes none: as long as rows times the longest are at most `max_batch_tokens` (0:
     as the device says) and no more than the part `max_padding` of them is padding;
+    such requests get `optional_outputs` only if they ask for them
+    (`submit(optional=True)`), else these are empty;
     `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
     1 the highest, each with a queue of its own (0: one queue for all), of which
     `default_priority` is that of requests that name none (0: the middle one, and of
@@ -148,6 +150,7 @@ class ModelRunnerConfig:
     ragged: bool = True
     max_batch_tokens: int = 0
     max_padding: float = 0.1
+    optional_outputs: tuple[str, ...] = ()
     max_queue_size: int = 1024
     priority_levels: int = 0
     default_priority: int = 0

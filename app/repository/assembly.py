@@ -66,6 +66,7 @@ def runner_config(
     placement: Mapping[int, Device],
     largest_body: int = 0,
     limits: TimeLimits = NO_LIMITS,
+    optional: tuple[str, ...] = (),
 ) -> ModelRunnerConfig:
     """Return the engine's options of a model whose replicas run on `placement`.
 
@@ -90,6 +91,7 @@ def runner_config(
         ragged=ragged.enabled and not config.preferred_batch_sizes,
         max_batch_tokens=ragged.max_batch_tokens,
         max_padding=ragged.max_padding,
+        optional_outputs=optional,
         max_queue_size=config.max_queue_size,
         priority_levels=config.priority_levels,
         default_priority=config.default_priority,
@@ -157,6 +159,16 @@ def ragged_inputs(
         if declares is not None:
             found = declares(source.files, format_options(source, config))
     return tuple(sorted((name, float(pad)) for name, pad in found.items()))
+
+
+def optional_outputs(source: VersionSource) -> tuple[str, ...]:
+    """Return the outputs that only requests which ask for them get."""
+    if not source.format:
+        return ()
+    found: tuple[str, ...] = getattr(
+        format_named(source.format), "optional_outputs", ()
+    )
+    return found
 
 
 def format_options(source: VersionSource, config: ModelConfig) -> Any:

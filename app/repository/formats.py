@@ -15,6 +15,22 @@ from app.codec import InferRequest
 from app.plugins import INPUT_DECODERS, MODEL_FORMATS, plugins
 from app.serving.table import Runner, Submitted
 from app.spec import ModelSpec
+from engine import Tensor
+
+
+class FormatRunner(Runner, Protocol):
+    """The runner of a model of a format."""
+
+    def submit(
+        self,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline: float | None = None,
+        on_done: Callable[[Any], None] | None = None,
+        priority: int = 0,
+        optional: bool = False,
+    ) -> Submitted:
+        """Run a request, with its `optional_outputs` if `optional`."""
 
 
 class FormatScheduler(Protocol):
@@ -64,6 +80,8 @@ class ModelFormat(Protocol):
     A format may also have a method `ragged(files, options)`. It returns the inputs
     whose second axis is a length that padding does not change, with their padding
     values. The compiler checks that, and ignores inputs that a model does not have.
+    Its attribute `optional_outputs` may name outputs of such models that a request gets
+    only if its scheduler asks for them (`FormatRunner`).
     """
 
     section: type[Any]
@@ -89,7 +107,7 @@ class ModelFormat(Protocol):
         ValueError if the model does not fit."""
 
     def scheduler(
-        self, spec: ModelSpec, runner: Runner, files: Sequence[Path], options: Any
+        self, spec: ModelSpec, runner: FormatRunner, files: Sequence[Path], options: Any
     ) -> FormatScheduler:
         """Return what requests to the loaded model go through. Raises ValueError.
 
@@ -127,7 +145,7 @@ def format_named(name: str) -> ModelFormat:
     return found
 
 
-def join_format(shared: SharedFormat, runner: Runner) -> FormatScheduler:
+def join_format(shared: SharedFormat, runner: FormatRunner) -> FormatScheduler:
     """Return a scheduler for a model that another process has loaded. Raises
     ValueError, OSError."""
     kind: Any = format_named(shared.format)

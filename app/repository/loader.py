@@ -26,6 +26,7 @@ from app.repository.assembly import (
     assemble,
     graph_changes,
     named_optional_inputs,
+    optional_outputs,
     ragged_inputs,
     runner_config,
 )
@@ -215,7 +216,7 @@ class ModelLoader:
     ) -> LoadedModel:
         files = self._files(source, config)
         label = f"{name}/{source.version}"
-        runner = self._open(label, files, config, placement)
+        runner = self._open(label, files, config, placement, optional_outputs(source))
         if not runner.ragged and ragged_inputs(source, config):
             why = runner.ragged_reason or "the file was compiled without [ragged]"
             msg = "model %s: rows of different length run alone: %s"
@@ -332,10 +333,11 @@ class ModelLoader:
         files: list[Path],
         config: ModelConfig,
         placement: Mapping[int, Device],
+        optional: tuple[str, ...],
     ) -> ModelRunner:
         model = open_model(files, config.executable or None)
         options = runner_config(
-            config, model, placement, self._largest_body, self._limits
+            config, model, placement, self._largest_body, self._limits, optional
         )
         return ModelRunner(model, options, name=label)
 

@@ -49,6 +49,7 @@ class ReplicaRunner(Protocol):
         on_done: Callable[[Any], None] | None = None,
         replica_id: int | None = None,
         priority: int = 0,
+        optional: bool = False,
     ) -> Submitted: ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from engine.errors import Cancelled, EngineError
 from engine.tensor import Tensor
-from engine.transport.channel import FILLS_UP, UNDELAYED
+from engine.transport.channel import FILLS_UP, UNDELAYED, WANTS_ALL
 from engine.transport.output_arrays import OutputArrays
 
 logger = logging.getLogger(__name__)
@@ -195,6 +195,13 @@ class RequestChannel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Take no more requests, and give the memory back."""
+
+
+class WholeRequest(Request):
+    """A request that wants the optional outputs of its model as well."""
+
+    flags = WANTS_ALL
+    __slots__ = ()
 
 
 class UndelayedRequest(Request):

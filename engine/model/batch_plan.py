@@ -22,7 +22,12 @@ from engine.model.anchors import (
     OPTION_MAX_BATCH,
     MainAnchors,
 )
-from engine.model.ragged import OPTION_RAGGED, RaggedPlan, ShownLengths
+from engine.model.ragged import (
+    LENGTH_AXIS,
+    OPTION_RAGGED,
+    RaggedPlan,
+    ShownLengths,
+)
 from engine.programs.executable import Executable
 from engine.programs.transfers import stream_transfers
 from engine.tensor import DataDesc, Tensor
@@ -218,6 +223,12 @@ def plan_batches(
         tuple(lengths.outputs.get(anchor.name, ()) for anchor in plan.outputs),
         config.max_batch_tokens,
         config.max_padding,
+        tuple(
+            index
+            for index, anchor in enumerate(plan.outputs)
+            if anchor.name in config.optional_outputs
+            and LENGTH_AXIS in lengths.outputs.get(anchor.name, ())
+        ),
     )
     return replace(plan, ragged=ragged)
 

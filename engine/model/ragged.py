@@ -68,13 +68,15 @@ class RaggedPlan:
     `pads` are the padding values of the inputs, in the order of their anchors; None for
     an input that has no length. `cuts` are the axes of each output that are lengths.
     `max_tokens` is the limit of rows times the longest length (0: the device's own),
-    `max_padding` that of the padded part.
+    `max_padding` that of the padded part. `optional` are the numbers of outputs that a
+    request gets only if it wants them (`WANTS_ALL`): its rows have length 0 otherwise.
     """
 
     pads: tuple[float | None, ...]
     cuts: tuple[tuple[int, ...], ...]
     max_tokens: int = 0
     max_padding: float = MAX_PADDING
+    optional: tuple[int, ...] = ()
 
     def tokens_on(self, providers: Sequence[str]) -> int:
         """Return the limit of tokens for a device with these providers."""
@@ -85,16 +87,18 @@ class RaggedPlan:
 
     def to_message(self) -> list[object]:
         cuts = [list(axes) for axes in self.cuts]
-        return [list(self.pads), cuts, self.max_tokens, self.max_padding]
+        optional = list(self.optional)
+        return [list(self.pads), cuts, self.max_tokens, self.max_padding, optional]
 
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> RaggedPlan:
-        pads, cuts, max_tokens, max_padding = message
+        pads, cuts, max_tokens, max_padding, optional = message
         return cls(
             tuple(None if pad is None else float(pad) for pad in pads),
             tuple(tuple(int(axis) for axis in axes) for axes in cuts),
             int(max_tokens),
             float(max_padding),
+            tuple(int(index) for index in optional),
         )
 
 

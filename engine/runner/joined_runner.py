@@ -102,6 +102,7 @@ class JoinedRunner:
         into: OutputArrays | None = None,
         delayed: bool = True,
         replica_id: int | None = None,
+        optional: bool = False,
     ) -> Request:
         """Queue one request without blocking, as `ModelRunner.submit` does.
         `JoinedDevice.poll` resolves it. `replica_id` is the place in `devices`.
@@ -111,7 +112,9 @@ class JoinedRunner:
         rows = self._batches.units(inputs)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         channel = self._pick(priority, replica_id)
-        request = channel.submit(inputs, rows, deadline_ns, on_done, 0, into, delayed)
+        request = channel.submit(
+            inputs, rows, deadline_ns, on_done, 0, into, delayed, optional
+        )
         if replica_id is not None:
             channel.keep_here(request)
         return request

@@ -236,6 +236,7 @@ class ModelRunner:
         began_ns: int = 0,
         into: OutputArrays | None = None,
         delayed: bool = True,
+        optional: bool = False,
     ) -> Request:
         """Queue one request; never blocks. Resolved by `Device.poll`.
 
@@ -246,8 +247,10 @@ class ModelRunner:
         (`time.monotonic_ns()`) its times are recorded, from then on, if the
         configuration says to record any. The outputs are copied `into` arrays, or else
         are `Request.outputs`. Not `delayed`, it waits for no others to run with it,
-        whatever the configuration says. Raises QueueFull, DeadlineUnreachable,
-        RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor; nothing is queued then.
+        whatever the configuration says. `optional`: its rows of the configuration's
+        `optional_outputs` are wanted, which are empty otherwise. Raises QueueFull,
+        DeadlineUnreachable, RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor;
+        nothing is queued then.
         """
         if self.config.validate_io_params if validate is None else validate:
             self.validate(inputs)
@@ -255,7 +258,7 @@ class ModelRunner:
         channel = self._replicas.pick(replica_id, priority)
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         request = channel.submit(
-            inputs, rows, deadline_ns, on_done, began_ns, into, delayed
+            inputs, rows, deadline_ns, on_done, began_ns, into, delayed, optional
         )
         if replica_id is not None:
             channel.keep_here(request)

@@ -20,6 +20,7 @@ from engine.devices.request import (
     Request,
     RequestChannel,
     UndelayedRequest,
+    WholeRequest,
 )
 from engine.errors import (
     CallbackFailed,
@@ -219,13 +220,14 @@ class ReplicaChannel(RequestChannel):
         began_ns: int = 0,
         into: OutputArrays | None = None,
         delayed: bool = True,
+        optional: bool = False,
     ) -> Request:
         """Copy the tensors into their slots and wake the device; never blocks.
 
         The tensors' memory must stay as it is until the request is done. `began_ns`:
         record where its time went, in `tracepoints`. `into`: what its outputs are
         copied to, instead of `Request.outputs`. Not `delayed`: it waits for no others
-        to run with it. Raises
+        to run with it. `optional`: it wants the optional outputs, too. Raises
         QueueFull if `limit` requests are in flight, DeadlineUnreachable if what
         waits takes longer than until `deadline_ns` (a replica that has nothing to do
         tries), InvalidInput if a tensor can never fit. Nothing is queued then.
@@ -243,7 +245,10 @@ class ReplicaChannel(RequestChannel):
                         self.name, ahead + (rows or 1), now, left
                     )
             number = next(self._numbers)
-            if delayed:
+            request: Request
+            if optional:
+                request = WholeRequest(self, number, rows, deadline_ns, on_done, into)
+            elif delayed:
                 request = Request(self, number, rows, deadline_ns, on_done, into)
             else:
                 request = UndelayedRequest(

@@ -18,6 +18,7 @@ Request descriptor (8 words of 64 bits):
                 2 = only fills up an incomplete run (engine/runner/flushing.py)
                 4 = is not delayed for the sake of a fuller batch
                 8 = its rows leave an incomplete run, whatever the policy (with 1)
+                16 = its optional outputs are wanted (engine/model/ragged.py)
     3 deadline  CLOCK_MONOTONIC nanoseconds, 0 = none
     4 submitted CLOCK_MONOTONIC nanoseconds
     5 begun     1 when a run has taken it, if requests do not run in their order
@@ -54,6 +55,7 @@ CANCELLED: Final = 1
 FILLS_UP: Final = 2
 UNDELAYED: Final = 4
 LEAVES: Final = 8
+WANTS_ALL: Final = 16
 
 #: Bytes that an anchor of a channel may have.
 MAX_PAYLOAD: Final = 1 << 40

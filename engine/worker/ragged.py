@@ -21,7 +21,7 @@ from engine.errors import EngineBug
 from engine.model.batch_plan import BatchPlan
 from engine.model.ragged import LENGTH_AXIS, RaggedPlan, padding_of
 from engine.tensor import Array
-from engine.transport.channel import REQUEST, UNDELAYED
+from engine.transport.channel import REQUEST, UNDELAYED, WANTS_ALL
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import LONG_AGO, ClientChannel
@@ -45,7 +45,7 @@ class RaggedEntry(Entry):
     has run or was dropped, and its slots may be released.
     """
 
-    __slots__ = ("ended", "length", "shape", "since", "slot")
+    __slots__ = ("ended", "length", "shape", "since", "slot", "wants_all")
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class RaggedEntry(Entry):
         #: From when on it may be delayed: `LONG_AGO` if it must not be.
         self.since = submitted
         self.ended = False
+        #: Whether the optional outputs are wanted.
+        self.wants_all = False
 
 
 class Window:
@@ -126,19 +128,37 @@ class RaggedBatch(Batch):
         ]
         #: Whether some row is shorter than another.
         self.is_padded = False
+        #: Whether rows of outputs are cut to their own lengths.
+        self.is_cut = False
+        #: Outputs that no request of the batch wants.
+        self._left_out: tuple[int, ...] = ragged.optional
+        mine = [axes for i, axes in enumerate(ragged.cuts) if i not in self._left_out]
+        self._always_cuts = any(mine)
 
     def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
         super().begin(entries, skip, runs)
         lengths = [e.length if isinstance(e, RaggedEntry) else 0 for e in entries]
         self.longest = max(0, *lengths)
         self.is_padded = min(lengths) < self.longest
+        first = entries[0]  # the others want the same
+        wants_all = isinstance(first, RaggedEntry) and first.wants_all
+        optional = self._ragged.optional
+        self._left_out = () if wants_all else optional
+        cuts = self._always_cuts or (wants_all and bool(optional))
+        self.is_cut = self.is_padded and cuts
 
     def output_memory(
         self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array | None:
-        if self.is_padded and any(self._ragged.cuts):
+        if self.is_cut or self._output_index.get(handle, -1) in self._left_out:
             return None  # it is not written to its place as it is
         return super().output_memory(handle, shape, dtype)
+
+    def write(self, handle: str, value: Array) -> None:
+        index = self._output_index.get(handle, -1)
+        if index in self._left_out and value.ndim > LENGTH_AXIS:
+            value = part_of(value, LENGTH_AXIS, 0, 0)
+        super().write(handle, value)
 
     def _gather(self, index: int) -> Array:
         padding = self._padding[index]
@@ -164,10 +184,9 @@ class RaggedResults(Results):
     ) -> None:
         super().__init__(table, plan, wait_room)
         self._cuts = ragged.cuts
-        self._cuts_any = any(ragged.cuts)
 
     def publish(self, batch: Batch) -> bool:
-        if self._cuts_any and isinstance(batch, RaggedBatch) and batch.is_padded:
+        if isinstance(batch, RaggedBatch) and batch.is_cut:
             return False
         return super().publish(batch)
 
@@ -307,6 +326,7 @@ class RaggedReplica(Replica):
             slots = client.input_slots(request)
             entry = RaggedEntry(client, at, request, rows, submitted, slots)
             entry.slot = slot
+            entry.wants_all = bool(flags & WANTS_ALL)
             if flags & UNDELAYED:
                 entry.since = LONG_AGO
             self._measure(entry)
@@ -317,7 +337,7 @@ class RaggedReplica(Replica):
     def _measure(self, entry: RaggedEntry) -> None:
         """Find out the length of a request, and everything else it must agree in."""
         length = 0
-        shape: list[tuple[int, ...]] = []
+        shape: list[object] = [entry.wants_all]
         for ring, slot, pad in zip(
             entry.client.channel.inputs, entry.slots, self._ragged.pads, strict=True
         ):

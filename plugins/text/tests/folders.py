@@ -185,3 +185,19 @@ def classifier_folder(folder: Path, labels: Sequence[str], seed: int = 0) -> Pat
     model = Encoder(seed).build(head=len(labels), output="logits")
     save_model(model, folder / "model.onnx")
     return folder
+
+
+def splade_folder(folder: Path, seed: int = 0) -> Path:
+    """Write a folder of a sparse encoder as sentence-transformers does."""
+    write_tokenizer(folder)
+    write_config(folder, architectures=["BertForMaskedLM"])
+    kinds = ("MLMTransformer", "SpladePooling")
+    modules = [
+        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
+         "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
+        for n, kind in enumerate(kinds)
+    ]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    model = Encoder(seed).build(head=len(SPECIAL) + len(WORDS), output="words")
+    save_model(model, folder / "model.onnx")
+    return folder

@@ -28,6 +28,7 @@ from plugins.text.tests.folders import (
     WORDS,
     classifier_folder,
     embedding_folder,
+    splade_folder,
     write_tokenizer,
 )
 
@@ -44,7 +45,8 @@ model = "unit"
 def tokens_of(folder: Path, text: str) -> np.ndarray[Any, Any]:
     """Token vectors of one text, by ONNX Runtime alone."""
     encoding = write_tokenizer(folder.parent / "tokenizer").encode(text)
-    session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
+    paths = (folder / "onnx" / "model.onnx", folder / "model.onnx")
+    session = onnxruntime.InferenceSession(next(p for p in paths if p.is_file()))
     ids = np.array([encoding.ids], np.int64)
     feed = {
         "input_ids": ids,
@@ -79,6 +81,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         embedding_folder(root / name)
     classifier_folder(root / "classes", ["good", "bad", "ugly"])
     classifier_folder(root / "rank", ["score"])
+    splade_folder(root / "sparse")
     (root / "chain").mkdir()
     (root / "chain" / "config.toml").write_text(CHAIN)
     return root
@@ -152,7 +155,52 @@ def test_texts_of_many_lengths_share_batches_and_give_the_same_as_alone(
     assert max(sizes) > 1  # of one request, so of several lengths
 
 
-@pytest.mark.parametrize("name", [*MODES, "unit", "classes", "rank"])
+def test_all_tokens_have_a_vector_if_asked_for(
+    served: ServedGateway, root: Path
+) -> None:
+    """Token vectors are the graph's own, beside requests that want whole vectors."""
+    texts = [" ".join(WORDS[:count]) for count in (2, 30, 31, 30, 29, 2)]
+    expected = [tokens_of(root / "unit", text) for text in texts]
+
+    def tokens(_: int) -> Any:
+        body = {"inputs": texts}
+        answer = served.client.post("/v1/models/unit/embed_all", json=body)
+        assert answer.status_code == 200, answer.text
+        count = sum(map(len, expected))
+        assert answer.headers["x-compute-tokens"] == str(count)
+        return answer.json()
+
+    whole = vectors(served, "unit", texts)
+    with ThreadPoolExecutor(4) as clients:
+        found = [clients.submit(tokens, n) for n in range(4)]
+        others = [clients.submit(vectors, served, "unit", texts) for _ in range(4)]
+        for one in found:
+            for mine, right in zip(one.result(), expected, strict=True):
+                np.testing.assert_allclose(mine, right, atol=1e-5)
+        for other in others:
+            np.testing.assert_allclose(other.result(), whole, atol=1e-5)
+    (one,) = served.client.post(
+        "/v1/models/unit/embed_all", json={"inputs": "dog " * 99}
+    ).json()
+    assert np.shape(one) == (64, HIDDEN)  # as long as texts are cut
+    answer = served.client.post("/v1/models/rank/embed_all", json={"inputs": "a"})
+    assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
+
+
+def test_a_sparse_encoder_weighs_words(served: ServedGateway, root: Path) -> None:
+    logits = [tokens_of(root / "sparse", text) for text in TEXTS]
+    expected = [np.log1p(np.maximum(one, 0)).max(0) for one in logits]
+    np.testing.assert_allclose(vectors(served, "sparse", TEXTS), expected, atol=1e-5)
+    path = "/v1/models/sparse/embed_sparse"
+    answer = served.client.post(path, json={"inputs": TEXTS})
+    for found, right in zip(answer.json(), expected, strict=True):
+        (there,) = np.nonzero(right > 0)
+        assert [pair["index"] for pair in found] == there.tolist()
+        values = [pair["value"] for pair in found]
+        np.testing.assert_allclose(values, right[there], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*MODES, "unit", "classes", "rank", "sparse"])
 def test_padding_changes_no_text(served: ServedGateway, name: str) -> None:
     reason = served.client.get(f"/v1/models/{name}").json()["batching_reason"]
     assert "rows of different length run together" in reason

@@ -241,7 +241,8 @@ def test_examples_of_the_document_work_as_they_stand(served: ServedGateway) -> N
             asked.setdefault(path.rpartition("/")[2], set()).add(name)
     text = {"unit", "rank", "classes"}
     assert asked == {
-        "embeddings": {"unit"}, "embed": {"unit"}, "similarity": {"unit"},
+        "embeddings": {"unit"}, "embed": {"unit"}, "embed_all": {"unit"},
+        "similarity": {"unit"},
         "rerank": {"rank"}, "predict": {"rank", "classes"},
         "tokenize": text, "decode": text,
     }  # fmt: skip

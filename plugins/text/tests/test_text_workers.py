@@ -67,6 +67,7 @@ def test_a_worker_answers_every_form_itself(
     for path, document in (
         ("/v1/models/unit/infer", body),
         ("/v1/models/unit/embed", {"inputs": "the cat sits"}),
+        ("/v1/models/unit/embed_all", {"inputs": "the cat sits"}),
         ("/v1/models/rank/rerank", ranked),
         ("/v2/rerank", {"model": "rank", "query": "a", "documents": ["a cat"]}),
     ):

@@ -150,6 +150,30 @@ def test_rows_of_many_lengths_give_the_same_as_alone(
         assert request.batch_rows == 1 or request.batch_rows * length <= 256
 
 
+def test_optional_outputs_are_sent_to_those_that_ask(
+    files: dict[str, Path], shared_device: Device, slow: ModelRunner
+) -> None:
+    config = on(shared_device, optional_outputs=("tokens", "mean", "nix"))
+    given = [row(length) for length in (20, 21, 20, 19, 21, 20)]
+    with ModelRunner(files["masked"], config) as runner:
+        with occupied(slow):
+            requests = [
+                runner.submit(tensors(each), optional=number % 2 == 0)
+                for number, each in enumerate(given)
+            ]
+        finished(requests)
+    for number, (request, each) in enumerate(zip(requests, given, strict=True)):
+        # Those that ask run together, and so do the others.
+        assert (request.batch_rows, request.batch_length) == (3, 21)
+        if number % 2 == 0:
+            check(request, each)
+            continue
+        assert request.outputs["tokens"].shape == (1, 0, 4)
+        # It has no length, so it is never left out.
+        mean = request.outputs["mean"].numpy()
+        np.testing.assert_allclose(mean, expected(each)["mean"], rtol=1e-5)
+
+
 def test_requests_of_several_rows_stay_whole(
     files: dict[str, Path], shared_device: Device, slow: ModelRunner
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from engine import QueueFull
 
-#: Weight of the newest request in the mean time of a text.
+#: Weight of the newest request in the mean time per string.
 _NEWEST: Final = 0.25
 #: Seconds until a text ends, before one has ended.
 _UNKNOWN: Final = 0.1
@@ -17,7 +17,7 @@ _UNKNOWN: Final = 0.1
 class TextAdmission:
     """Counts texts between their arrival and their answer.
 
-    It measures how long a text takes while others are in flight, so that a refusal can
+    It measures the time per string while others are in flight, so that a refusal can
     say when there will be room. `clock` gives seconds. Belongs to the event loop's
     thread.
     """

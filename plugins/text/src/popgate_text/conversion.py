@@ -98,7 +98,16 @@ class _Writer:
         if self.recipe["normalize"]:
             least = self._constant(np.float32(1e-12))
             vector = self._node("Div", vector, self._node("Max", norm, least))
-        return [self._output(vector, "embedding"), self._output(norm, "norm", 1)]
+        outputs = [self._output(vector, "embedding"), self._output(norm, "norm", 1)]
+        if tokens is not None and _rank(tokens) == 3:
+            outputs.append(self._token_vectors(tokens))
+        return outputs
+
+    def _token_vectors(self, tokens: Any) -> Any:
+        """Return the output with the vector of each token, in the model's own shape."""
+        found = self._output(self._float(tokens.name), self.recipe["tokens"])
+        found.type.tensor_type.shape.CopyFrom(tokens.type.tensor_type.shape)
+        return found
 
     def _scores(self) -> list[Any]:
         logits = self._float(self._output_named("logits"))

@@ -31,6 +31,8 @@ READ: Final = (
     "tokenizer_config.json", "special_tokens_map.json",
 )  # fmt: skip
 MAX_JSON: Final = 16 << 20
+#: The output of embedding models with a vector for each token.
+TOKENS: Final = "tokens"
 #: Lengths beyond this mean "no limit" (transformers writes 1e30).
 _NO_LENGTH: Final = 1 << 20
 #: Spellings of the modes before sentence-transformers 5.4.
@@ -105,6 +107,7 @@ class TextModel:
             "normalize": self.normalize,
             "dense": [asdict(one) for one in self.dense],
             "sigmoid": self.sigmoid,
+            "tokens": TOKENS,
         }
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.serving.table import Runner
+from app.repository.formats import FormatRunner
 from app.spec import ModelSpec
 from popgate_text.config import TextConfig
 from popgate_text.folder import (
+    TOKENS,
     describe,
     files_of,
     pad_id,
@@ -22,6 +23,7 @@ class TextFormat:
     """Folders with a tokenizer beside the ONNX file."""
 
     section = TextConfig
+    optional_outputs = (TOKENS,)
 
     def files(self, folder: Path, options: TextConfig) -> tuple[Path, ...]:
         return files_of(folder, options)
@@ -51,7 +53,7 @@ class TextFormat:
     def scheduler(
         self,
         spec: ModelSpec,
-        runner: Runner,
+        runner: FormatRunner,
         files: Sequence[Path],
         options: TextConfig,
     ) -> Any:
@@ -63,7 +65,7 @@ class TextFormat:
         return TextScheduler(spec, runner, model, TextTokenizer(folder, model), options)
 
     def join(
-        self, spec: ModelSpec, runner: Runner, description: Mapping[str, Any]
+        self, spec: ModelSpec, runner: FormatRunner, description: Mapping[str, Any]
     ) -> Any:
         """Return the scheduler of an HTTP worker (`app.repository.formats`)."""
         from popgate_text.scheduler import TextScheduler

@@ -17,9 +17,9 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
 from engine import Tensor
 from popgate_text.config import MOST_TEXTS
-from popgate_text.scheduler import OPTIONS, PAIR, TEXT, TextOptions
+from popgate_text.scheduler import OPTIONS, PAIR, TEXT, WRONG_KIND, TextOptions
 
-EMPTY, WRONG_KIND = "empty_input", "wrong_model_kind"
+EMPTY = "empty_input"
 
 
 def read_document(body: Body, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:

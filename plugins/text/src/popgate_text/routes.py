@@ -52,6 +52,13 @@ _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]]
         "inputs",
         "Embed texts",
     ),
+    (
+        "embed_all",
+        tei.EmbedAllForm,
+        _TEI_TEXTS,
+        "inputs",
+        "Embed each token of texts, without pooling",
+    ),
     ("embed_sparse", tei.EmbedSparseForm, _TEI_TEXTS, "inputs", "Embed texts by words"),
     (
         "rerank",
@@ -132,7 +139,7 @@ def _examples(settings: Settings, spec: ModelSpec) -> dict[str, Any]:
     of_tei: dict[str, Any] = {"tokenize": {"inputs": texts}, "decode": {"ids": [1, 2]}}
     found: dict[str, Any] = {}
     if kind == "embedding":
-        of_tei["embed"] = {"inputs": texts}
+        of_tei["embed"] = of_tei["embed_all"] = {"inputs": texts}
         compared = {"source_sentence": query, "sentences": texts}
         of_tei["similarity"] = {"inputs": compared}
         for path in ("/openai/v1/embeddings", "/infinity/embeddings"):

@@ -22,17 +22,17 @@ import numpy as np
 
 from app.codec import InferRequest
 from app.codec.outputs import strings_of
-from app.errors import InvalidRequest, InvalidTensor
+from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.observe.token_metrics import TokenCounts
-from app.repository.formats import SharedFormat
+from app.repository.formats import FormatRunner, SharedFormat
 from app.serving.pending import Pending
-from app.serving.table import Runner, Submitted
+from app.serving.table import Submitted
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, QueueFull, Tensor
 from popef_io import DataType
 from popgate_text.admission import TextAdmission
 from popgate_text.config import TextConfig
-from popgate_text.folder import TOKENIZER, TextModel
+from popgate_text.folder import TOKENIZER, TOKENS, TextModel
 from popgate_text.tokenizer import Encoded, TextTokenizer
 
 #: The name of the format's entry point.
@@ -40,6 +40,10 @@ FORMAT: Final = "text"
 #: Where a request has its `TextOptions`, if a form has made them.
 OPTIONS: Final = "popgate.text"
 TEXT, PAIR, ALIAS = "text", "text_pair", "input_text"
+#: The code of an error about a model that cannot do what is asked.
+WRONG_KIND: Final = "wrong_model_kind"
+#: Bytes of all vectors of tokens in an answer.
+MOST_VECTOR_BYTES: Final = 64 << 20
 #: Bytes of text that are tokenized at once: about as long as a thread takes to answer.
 AT_ONCE: Final = 1024
 #: Threads that tokenize, for all models of a process.
@@ -63,8 +67,9 @@ def tokenizing_pool() -> ThreadPoolExecutor:
 class TextOptions:
     """Treatment of the texts of one request, and the findings.
 
-    None is the model's own way. `ids` are token ids in place of texts. The scheduler
-    fills in the rest: `tokens` of each text, and nanoseconds.
+    None is the model's own way. `all_tokens` asks for a vector of each token in place
+    of one for each text. `ids` are token ids in place of texts. The scheduler fills in
+    the rest: `tokens` of each text, and nanoseconds.
     """
 
     prompt_name: str | None = None
@@ -73,6 +78,7 @@ class TextOptions:
     normalize: bool | None = None
     dimensions: int | None = None
     raw_scores: bool = False
+    all_tokens: bool = False
     ids: Sequence[Sequence[int]] | None = None
     tokens: list[int] = field(default_factory=list)
     tokenizing_ns: int = 0
@@ -166,7 +172,7 @@ class TextScheduler:
     def __init__(
         self,
         spec: ModelSpec,
-        runner: Runner,
+        runner: FormatRunner,
         model: TextModel,
         tokenizer: TextTokenizer,
         config: TextConfig,
@@ -176,6 +182,11 @@ class TextScheduler:
         self.tokenizer = tokenizer
         self._runner = runner
         self._admission = TextAdmission(config.max_concurrent_texts)
+        tokens = spec.outputs_by_name.get(TOKENS)
+        #: Bytes of one token's vector; 0 if the model gives none.
+        self._vector_bytes = 0
+        if tokens is not None and tokens.shape and tokens.shape[-1] > 0:
+            self._vector_bytes = 4 * tokens.shape[-1]
         self._inputs = {t.name: t.type.dtype for t in spec.inputs}
         self.visible = _visible(spec, model, config)
         #: What a worker makes its own scheduler of (`from_shared`).
@@ -192,7 +203,7 @@ class TextScheduler:
 
     @classmethod
     def from_shared(
-        cls, spec: ModelSpec, runner: Runner, description: Mapping[str, Any]
+        cls, spec: ModelSpec, runner: FormatRunner, description: Mapping[str, Any]
     ) -> TextScheduler:
         """Return a scheduler for a model that another process has loaded. Raises
         ValueError if its tokenizer has changed since, OSError."""
@@ -278,8 +289,20 @@ class TextScheduler:
             most = self.config.max_request_tokens
             msg = f"the request has {tokens} tokens, at most {most} are taken"
             raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
+        if options.all_tokens:
+            self._check_token_vectors(tokens)
         options.tokenizing_ns = time.monotonic_ns() - began
         return found
+
+    def _check_token_vectors(self, tokens: int) -> None:
+        """Raise `HttpError` or `InvalidTensor` if vectors of tokens cannot be given."""
+        if not self._vector_bytes:
+            msg = f"model '{self.visible.name}' gives no vectors of tokens"
+            raise HttpError(424, f"{msg}, only whole ones", WRONG_KIND)
+        most = MOST_VECTOR_BYTES // self._vector_bytes
+        if tokens > most:
+            msg = f"the request has {tokens} tokens; expected at most {most} for"
+            raise InvalidTensor(f"{msg} vectors of tokens: send fewer texts at once")
 
     def _check_count(self, count: int) -> None:
         """Raise `InvalidTensor` for more texts than a request may have."""
@@ -346,6 +369,7 @@ class TextScheduler:
                         deadline=run.deadline,
                         on_done=partial(self._row_done, run, number),
                         priority=run.priority,
+                        optional=run.options.all_tokens,
                     )
                 except QueueFull:
                     if not run.running:
@@ -411,6 +435,9 @@ class TextScheduler:
         run.results, run.rows = [], []
         options = run.options
         options.queue_ns, options.compute_ns = run.queue_ns, run.compute_ns
+        if options.all_tokens:
+            vectors = np.concatenate([row[TOKENS].numpy()[0] for row in found])
+            return {TOKENS: Tensor.from_numpy(vectors)}
         if self.model.kind == "embedding":
             vectors = _stack(found, "embedding")
             normalize, wanted = self.model.normalize, options.normalize

@@ -18,6 +18,7 @@ from app.codec.messages import Body, Response, lines_of
 from app.errors import ErrorResponse, HttpError, InvalidRequest
 from app.serving.table import ModelTable, infer_path
 from engine import Tensor
+from popgate_text.folder import TOKENS
 from popgate_text.requests import (
     EMPTY,
     check_kind,
@@ -136,6 +137,26 @@ class EmbedForm(TeiForm):
     ) -> Response:
         vectors = list(outputs["embedding"].numpy())
         return self.answer(request, vectors, self.characters)
+
+
+class EmbedAllForm(TeiForm):
+    """POST …/embed_all: a vector of each token, special ones included, not pooled."""
+
+    characters = 0
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        self.document = read_document(body, codec.limits)
+        texts, ids = texts_or_ids(self.document.get("inputs"), "inputs")
+        self.characters = sum(map(len, texts))
+        check_kind(codec, "embedding")
+        return text_request(self.options(ids=ids, all_tokens=True), texts)
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        vectors = outputs[TOKENS].numpy()
+        ends = np.cumsum(given_options(request).tokens)[:-1]
+        return self.answer(request, np.split(vectors, ends), self.characters)
 
 
 class EmbedSparseForm(EmbedForm):
