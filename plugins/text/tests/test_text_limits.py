@@ -1,7 +1,8 @@
 """Limits of text models: who is refused, with which status, and until when.
 
 Covers: plugins/text/src/popgate_text/admission.py,
-plugins/text/src/popgate_text/token_routes.py.
+plugins/text/src/popgate_text/token_routes.py,
+plugins/text/src/popgate_text/bodies.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The numbers of models and of the machine.
 
-Covers: app/observe/machine.py.
+Covers: app/observe/machine.py, app/observe/histogram.py,
+app/observe/token_metrics.py.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from engine import QueueFull
 
 #: Weight of the newest request in the mean time per string.
 _NEWEST: Final = 0.25
-#: Seconds until a text ends, before one has ended.
+#: Seconds per string before any has ended.
 _UNKNOWN: Final = 0.1
 
 
