@@ -18,7 +18,8 @@ def prepare_process(settings: Settings) -> None:
     """Make the whole process a server: its log, its memory, its descriptors."""
     set_up_logging(settings.log_level, settings.log_format)
     use_statuses(settings.error_statuses)
-    keep_large_blocks()
+    # The interpreter's lock lets one thread at a time allocate anyway.
+    keep_large_blocks(arenas=1)
     # A loaded model and a connection take one each; the usual 1024 is soon used up.
     raise_descriptor_limit()
 

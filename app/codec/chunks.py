@@ -8,11 +8,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from app.codec.memory_check import reserve
 from app.codec.messages import Body, Buffer
+from app.give_way import AT_ONCE, give_way
 
 # What is larger is sent in the parts that it is made of, because joining copies it;
 # what is smaller is joined, which costs less than to send several.
 JOIN_BELOW: Final = 64 * 1024
+# Bytes that are copied before other threads run.
+_COPIED: Final = 1 << 20
 
 
 class Chunks:
@@ -68,16 +72,28 @@ class Chunks:
         parts = self.take(count)
         if len(parts) == 1:
             return np.frombuffer(parts[0], np.uint8)
-        whole = np.empty(count, np.uint8)
-        start = 0
-        for part in parts:
-            end = start + len(part)
-            whole[start:end] = np.frombuffer(part, np.uint8)
-            start = end
-        return whole
+        return _copied(parts, count)
 
     def __repr__(self) -> str:
         return f"<Chunks {len(self._chunks)} chunks, {self.left} bytes left>"
+
+
+def _copied(parts: Sequence[Buffer], count: int) -> npt.NDArray[np.uint8]:
+    """Return the `count` bytes of all parts in one, copied in blocks."""
+    reserve(count)
+    whole = np.empty(count, np.uint8)
+    start = since = 0
+    for part in parts:
+        data = np.frombuffer(part, np.uint8)
+        for at in range(0, data.size, _COPIED):
+            piece = data[at : at + _COPIED]
+            whole[start : start + piece.size] = piece
+            start += piece.size
+            since += piece.size
+            if since >= _COPIED and count > AT_ONCE:
+                since = 0
+                give_way()
+    return whole
 
 
 def join(chunks: Body) -> bytes:
@@ -86,7 +102,19 @@ def join(chunks: Body) -> bytes:
         chunk = chunks[0]
         if isinstance(chunk, bytes):
             return chunk
+    size = sum(map(len, chunks))
+    reserve(size)
     return b"".join(chunks)
+
+
+def gather(chunks: Sequence[Buffer]) -> Buffer:
+    """Return the whole body in one, like `join`. A large one is copied in blocks, so
+    that other threads run in between; then it is a view.
+    """
+    if len(chunks) == 1:
+        return chunks[0]
+    size = sum(map(len, chunks))
+    return b"".join(chunks) if size <= AT_ONCE else _copied(chunks, size).data
 
 
 def beginning(chunks: Body, size: int) -> bytes:

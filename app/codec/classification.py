@@ -26,6 +26,8 @@ MAX_CLASSES = 1 << 20  # strings that one output may become
 # they are not more than a part of all.
 _LONG = 4096
 _PART = 8
+# Values of a row among which the highest are looked for at a time.
+_AT_A_TIME = 1 << 18
 
 
 def classify(
@@ -47,7 +49,7 @@ def classify(
             f"strings; at most {MAX_CLASSES} are allowed: ask for its values"
         )
         raise NotRepresentable(msg)
-    best = _highest(output.values(table.reshape(-1)).reshape(table.shape), count)
+    best = _highest(output, table, count)
     texts: list[bytes] = []
     for row, indices in zip(table, best, strict=True):
         for value, index in zip(row[indices], indices.tolist(), strict=True):
@@ -60,18 +62,43 @@ def classify(
     return Tensor.from_numpy(elements.reshape(shape))
 
 
-def _highest(values: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
-    """Return indices of the highest values of each row, best first."""
+def _keys(output: Output, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what is the lower, the higher an element is."""
+    values = output.values(elements.reshape(-1)).reshape(elements.shape)
     # Of integers the complement: -2**31 has no negative, and neither has unsigned 1.
-    keys = -values if values.dtype.kind == "f" else ~values
-    width = keys.shape[1]
+    return -values if values.dtype.kind == "f" else ~values
+
+
+def _highest(
+    output: Output, table: npt.NDArray[Any], count: int
+) -> npt.NDArray[np.intp]:
+    """Return indices of the highest values of each row, best first."""
+    width = table.shape[1]
     if width < _LONG or count * _PART > width:
+        keys = _keys(output, table)
         return np.argsort(keys, axis=1, kind="stable")[:, :count]
-    best = np.empty((len(keys), count), np.intp)
-    for found, row in zip(best, keys, strict=True):
-        found[:] = _lowest(row, count)
+    best = np.empty((len(table), count), np.intp)
+    for found, row in zip(best, table, strict=True):
+        found[:] = _best_of(output, row, count)
         give_way()
     return best
+
+
+def _best_of(output: Output, row: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
+    """Return indices of the highest values of a row, found part by part, so that little
+    memory is needed besides the row.
+    """
+    size = max(_AT_A_TIME, _PART * count)
+    if row.size <= size:
+        return _lowest(_keys(output, row), count)
+    parts = []
+    for start in range(0, row.size, size):
+        keys = _keys(output, row[start : start + size])
+        # In the order of their indices, which decides between equal values.
+        parts.append(start + np.sort(_lowest(keys, min(count, keys.size))))
+        give_way()
+    candidates = np.concatenate(parts)
+    return candidates[_lowest(_keys(output, row[candidates]), count)]
 
 
 def _lowest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:

@@ -11,6 +11,7 @@ import zlib
 
 from app.codec.bounded_cache import remember
 from app.codec.chunks import in_parts
+from app.codec.memory_check import reserve
 from app.codec.messages import Body, Buffer, Response, lines_of
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 
@@ -103,6 +104,7 @@ def _inflate(chunks: Body, limit: int) -> Body:
             if size > limit:
                 raise larger_than_allowed(f"{size} or more inflated", limit)
             if piece:
+                reserve(len(piece))
                 out.append(piece)
     if not inflater.eof:
         msg = "the compressed body is cut off"

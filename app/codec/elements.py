@@ -207,7 +207,7 @@ class Elements:
             raise InvalidTensor(msg)
         return raw
 
-    def check_framing(self, data: bytes, count: int) -> None:
+    def check_framing(self, data: bytes | bytearray | memoryview, count: int) -> None:
         """Refuses BYTES data whose lengths do not add up to `count` elements."""
         offset, found, end = 0, 0, len(data)
         unpack, limit = _LENGTH.unpack_from, self.max_string_bytes

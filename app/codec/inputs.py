@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from app.codec.bounded_cache import remember
+from app.codec.chunks import gather
 from app.codec.elements import Elements, encode_text, from_base64, packer
+from app.codec.memory_check import reserve
 from app.codec.messages import Buffer
 from app.codec.number_lists import LongList, NumberList
 from app.codec.shapes import (
@@ -33,6 +35,8 @@ from engine import Tensor
 
 # Elements that only a body has that is decoded in a thread.
 _MANY = 1 << 18
+# Bytes of the objects that a string takes before it is packed, besides its own.
+_STRING = 120
 
 
 def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
@@ -205,6 +209,7 @@ class Input:
         done = 0
         for block in blocks:
             size = len(block)
+            reserve(self.item_size * size)
             if self.item_size:
                 packed = self.elements.pack(
                     block,
@@ -217,8 +222,11 @@ class Input:
                 packed = self.elements.pack_strings(
                     block, size, is_base64=is_base64, first=done
                 )
+            if not self.item_size:
+                reserve(len(packed))
             parts.append(packed)
             done += size
+        reserve(sum(map(len, parts)))
         whole = b"".join(parts)
         return Tensor(self.data_type, shape, (whole,), len(whole))
 
@@ -231,7 +239,7 @@ class Input:
         """
         shape, count, expected, _ = accepted
         if expected < 0:
-            joined = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+            joined = gather(parts)
             self.elements.check_framing(joined, count)
             return Tensor(self.data_type, shape, (joined,), nbytes)
         if nbytes != expected:
@@ -322,6 +330,7 @@ class Input:
     def from_texts(self, values: list[Any], accepted: Accepted) -> Tensor:
         """Return the tensor of strings that came as an .npy array of text or bytes."""
         where = f"an element of input '{self.name}'"
+        reserve(_STRING * len(values))
         raws = [v if isinstance(v, bytes) else encode_text(v, where) for v in values]
         packed = self.elements.pack_strings(raws, accepted[1])
         return Tensor(self.data_type, accepted[0], (packed,), len(packed))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from app.codec.memory_check import ensure_room
+from app.codec.memory_check import ensure_room, reserve
 from app.codec.nesting import (
     LIST_WEIGHT,
     too_deep,
@@ -65,7 +65,10 @@ def parse_json(text: bytes, limits: Limits) -> Any:
     none.
     """
     if len(text) > UNBOUNDED:
-        ensure_room(check_values(text, limits))
+        size = check_values(text, limits)
+        if len(text) > _LARGE:  # what is smaller is a part of a document, as a rule
+            reserve(size)
+        ensure_room(size)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -231,6 +234,7 @@ def _refuse_repeated_keys(
     if written <= keys:
         return
     _check_keys(written, limits)
+    reserve(_WRITTEN * len(text))
     ensure_room(_WRITTEN * len(text))
     try:
         read = _keys_in(orjson.dumps(document))

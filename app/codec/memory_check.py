@@ -1,4 +1,7 @@
-"""Check of the memory that a large document needs.
+"""Check of the memory that a large document needs, before it is taken.
+
+Work in a thread runs within `reserving`, so that the memory for transfers has what it
+is about to take (`app/serving/transfer_memory.py`).
 
 The parser and writer of JSON (orjson) is not made for a process whose memory is
 limited (RLIMIT_AS, no overcommit): for want of some it calls a good document wrong, or
@@ -8,13 +11,37 @@ it, which takes two system calls.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import threading
+from collections.abc import Callable, Iterator
 
 #: Bytes up to which no room is reserved.
 _SMALL = 1 << 20
 # Without MAP_NORESERVE the kernel compares with the memory of the machine, not with
 # what this process may have; Python has no name for it before 3.13.
+_local = threading.local()
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+@contextlib.contextmanager
+def reserving(take: Callable[[int], None]) -> Iterator[None]:
+    """Have `take` told of the bytes that this thread is about to take in the block.
+
+    `take` raises what is to be raised instead.
+    """
+    _local.take = take
+    try:
+        yield
+    finally:
+        del _local.take
+
+
+def reserve(size: int) -> None:
+    """Tell of `size` bytes that this thread is about to take for its present work."""
+    take = getattr(_local, "take", None)
+    if take is not None:
+        take(size)
 
 
 def ensure_room(size: int) -> None:

@@ -20,6 +20,7 @@ from app.codec.chunks import Chunks
 from app.codec.document import count_rows, new_request
 from app.codec.inputs import Input
 from app.codec.media import NPY_MAGIC
+from app.codec.memory_check import reserve
 from app.codec.messages import (
     Body,
     Buffer,
@@ -40,6 +41,8 @@ from engine import Tensor
 from popef_io import DataType
 
 _ALIGNMENT = 64
+# Bytes of the object that an element of an array of strings becomes, and its own.
+_STRING = 100
 _MAX_DIGITS = 18  # of one dimension: enough for any shape within the limits
 _ITEM = re.compile(
     rb"\s*['\"](descr|fortran_order|shape)['\"]\s*:\s*"
@@ -187,6 +190,10 @@ def _tensor(
     if not is_text and not header.is_fortran and dtype.isnative:
         return model_input.from_bytes(chunks.take(left), left, accepted)
     array = chunks.take_array(left).view(dtype)
+    # Of an array in Fortran order a copy, of the other byte order another; of strings
+    # the objects.
+    reserve(left * (header.is_fortran + (not is_text and not dtype.isnative)))
+    reserve(_STRING * count if is_text else 0)
     if header.is_fortran:
         array = array.reshape(header.shape[::-1]).T.reshape(-1)
     if is_text:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from app.codec.json_text import UNBOUNDED, check_values, parse_json
+from app.codec.memory_check import reserve
 from app.codec.shapes import Shape
 from app.errors import InvalidRequest, MalformedBody, malformed_json
 from app.give_way import give_way
@@ -47,6 +48,8 @@ _KEY = b'"data":'
 LARGE = 1 << 19
 # Bytes of text of a list that is read so, and of a block.
 _LONG = 1 << 16
+# Bytes that a bracket or a comma of such a list takes while its shape is found.
+_STRUCTURE = 4
 _STEP = 1 << 15
 _QUOTE, _COLON, _OPEN, _CLOSE, _COMMA = b'":[],'
 _ESCAPE = ord("\\")
@@ -180,6 +183,7 @@ class LongList:
                 raise _misplaced()
             parts.append(skeleton.translate(None, _NOT_STRUCTURE))
             give_way()
+        reserve(_STRUCTURE * sum(map(len, parts)))
         inner = b",".join(parts)
         self.count = inner.count(b",") + 1
         self.depth = 1 + len(inner) - len(inner.lstrip(b"["))

@@ -15,8 +15,9 @@ from typing import Any
 import msgpack
 
 from app.codec.bounded_cache import remember
-from app.codec.chunks import in_parts, join
+from app.codec.chunks import gather, in_parts
 from app.codec.document import DocumentReader
+from app.codec.memory_check import reserve
 from app.codec.messages import (
     Body,
     Buffer,
@@ -45,6 +46,8 @@ _LARGE = 1 << 18
 # Bytes that an unpacker gets at once, of a long string at most, and of a long string
 # before other threads run.
 _FED, _FED_AT_MOST, _COPIED = 16 * 1024, AT_ONCE, 8 * AT_ONCE
+# Bytes of a number or of a short string in a list.
+_OBJECT = 32
 _pack: Callable[[Any], bytes] = msgpack.packb
 
 
@@ -87,7 +90,7 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return found
 
 
-def parse_msgpack(data: bytes, limits: Limits) -> Any:
+def parse_msgpack(data: Buffer, limits: Limits) -> Any:
     """Return the value of a msgpack body. MalformedBody or InvalidRequest where it is
     none.
 
@@ -114,13 +117,14 @@ def parse_msgpack(data: bytes, limits: Limits) -> Any:
         raise _malformed(str(error) or "it ends too early") from None
 
 
-def _parse_long(data: bytes, limits: Limits) -> Any:
+def _parse_long(data: Buffer, limits: Limits) -> Any:
     """Parse a document with long lists like `parse_msgpack`, block by block.
 
     The first walk builds nothing, so a list that claims more elements than there are
     bytes ends it before anything is allocated. The second counts what it builds. A
     list that alone may have too many strings is looked at before it is built.
     """
+    reserve(len(data))  # that unpackers have of it, one after the other
     walker = msgpack.Unpacker(max_buffer_size=len(data), read_size=len(data))
     _feed(walker, walker.skip, data)
     del walker  # and its copy of the document
@@ -135,16 +139,22 @@ def _parse_long(data: bytes, limits: Limits) -> Any:
     return _build(data, limits, longest)
 
 
-def _build(data: bytes, limits: Limits, longest: int) -> Any:
+def _build(data: Buffer, limits: Limits, longest: int) -> Any:
     """Return the value of a document without lists of more than `longest` elements."""
     left = limits.max_document_values
     strings = limits.max_strings + limits.max_document_keys
+    # Room for the list that is under way, and for the bytes that it holds.
+    room = _OBJECT * min(len(data), longest) + len(data)
+    reserve(room)
 
     def count(values: list[Any]) -> list[Any]:
-        nonlocal left, strings
+        nonlocal left, strings, room
         left -= len(values) + LIST_WEIGHT
         if left < 0:
             raise too_many_values(limits)
+        room -= _OBJECT * len(values)
+        if room < 0:
+            reserve(_OBJECT * len(values))
         types = list(map(type, values))
         strings -= types.count(str) + types.count(bytes)
         if strings < 0:
@@ -180,7 +190,7 @@ def _build(data: bytes, limits: Limits, longest: int) -> Any:
     return value
 
 
-def _feed(unpacker: Any, read: Callable[[], Any], data: bytes) -> Any:
+def _feed(unpacker: Any, read: Callable[[], Any], data: Buffer) -> Any:
     """Return what `read` gives for a document that the unpacker gets in blocks.
 
     A block in which no element ends belongs to a long string, so that the next one is
@@ -205,7 +215,7 @@ def _feed(unpacker: Any, read: Callable[[], Any], data: bytes) -> Any:
             give_way()
 
 
-def _check_strings(data: bytes, limits: Limits) -> None:
+def _check_strings(data: Buffer, limits: Limits) -> None:
     """Refuses a document with too many strings without building any.
 
     The document has been walked, so it is whole. What follows an extension type may be
@@ -254,7 +264,7 @@ def decode_msgpack(
     reader: DocumentReader, limits: Limits, body: Body, reply: Reply
 ) -> InferRequest:
     """Return the request of a msgpack body."""
-    return reader.read(parse_msgpack(join(body), limits), reply)
+    return reader.read(parse_msgpack(gather(body), limits), reply)
 
 
 class MsgpackWriter:

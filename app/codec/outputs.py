@@ -15,7 +15,7 @@ import orjson
 
 from app.codec.bounded_cache import remember
 from app.codec.half_floats import BF16, FP16, unpack_bf16
-from app.codec.memory_check import ensure_room
+from app.codec.memory_check import ensure_room, reserve
 from app.codec.messages import NanPolicy
 from app.errors import NotRepresentable
 from app.give_way import AT_ONCE, BLOCK, give_way
@@ -28,6 +28,8 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 # writer's memory grows by doubling.
 _NUMBER = 80
 _CHARACTER = 18
+# Bytes of the objects that a string becomes before it is written.
+_STRING = 120
 _LENGTH = struct.Struct("<I")
 # Strings that only an output above `AT_ONCE` has.
 _MANY = AT_ONCE // _LENGTH.size
@@ -112,6 +114,7 @@ class Output:
         pieces = list(self._blocks(array, nan))
         pieces[0] = b"[" + pieces[0]
         pieces[-1] += b"]"
+        reserve(sum(map(len, pieces)))
         return b",".join(pieces)
 
     def _blocks(self, array: npt.NDArray[Any], nan: NanPolicy) -> Iterator[bytes]:
@@ -132,6 +135,7 @@ class Output:
                 text = self._with_words(text, values(block), nan)
             size += len(text) - 1
             self.check_text(size)
+            reserve(len(text))
             yield text[1:-1]
             give_way()
 
@@ -239,7 +243,9 @@ def write_strings(texts: list[str]) -> bytes:
     if len(texts) > _MANY:
         pieces = []
         for start in range(0, len(texts), BLOCK):
-            pieces.append(write_strings(texts[start : start + BLOCK])[1:-1])
+            piece = write_strings(texts[start : start + BLOCK])[1:-1]
+            reserve(2 * len(piece))  # it is joined with the others
+            pieces.append(piece)
             give_way()
         pieces[0] = b"[" + pieces[0]
         pieces[-1] += b"]"
@@ -259,13 +265,14 @@ def strings_of(tensor: Tensor) -> list[bytes]:
 
 def _long_strings(tensor: Tensor, count: int) -> list[bytes]:
     """Return the strings like `strings_of`, in a thread for large output."""
-    data = bytes(tensor.buffer)
+    reserve(tensor.nbytes + _STRING * count)
+    data = tensor.buffer
     elements: list[bytes] = []
     at = 0
     for index in range(count):
         (size,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
-        elements.append(data[at : at + size])
+        elements.append(bytes(data[at : at + size]))
         at += size
         if index % BLOCK == BLOCK - 1:
             give_way()

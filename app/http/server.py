@@ -38,7 +38,7 @@ from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront
 from app.http.tls import Certificate
-from app.observe.loop_watch import watch
+from app.observe.loop_watch import LoopWatch, watch
 from app.observe.shared_totals import Total
 
 logger = logging.getLogger(__name__)
@@ -237,6 +237,7 @@ class GatewayServer(uvicorn.Server):
         self._draining_since = 0.0
         self.floods = floods or Floods()
         self._doors: list[Door] = []
+        self._watch: LoopWatch | None = None
 
     @property
     def draining(self) -> bool:
@@ -359,6 +360,8 @@ class GatewayServer(uvicorn.Server):
             await self._abort_requests()
         for connection in list(self.server_state.connections):
             connection.shutdown()
+        if self._watch is not None:  # nobody waits for what follows
+            self._watch.stop()
         if not self.force_exit:
             await self.lifespan.shutdown()
             return

@@ -5,9 +5,10 @@ for each turn of its event loop that took more than 20 ms of processor time: the
 process, how long, and where its thread was after 20 ms. A turn is all that runs between
 two looks of a timer, so many short callbacks may make one as well.
 
-Where it was is written by a thread that needs no interpreter lock, so that calls of
-compiled code are named, too. What others hold up the loop with, which have the lock, is
-no processor time of its thread.
+A signal handler of the thread itself writes where it was, so that calls of compiled
+code are named, too. (Another thread that reads frames while they change ends the
+process.) What others hold up the loop with, which have the interpreter's lock, is no
+processor time of its thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 import faulthandler
 import os
 import re
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +32,7 @@ _FRAMES = 6
 
 
 class LoopWatch:
-    """Looks after one event loop, from its own thread, until `stop`."""
+    """Looks after one event loop, from the main thread, until `stop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
         self._loop = loop
@@ -38,10 +40,11 @@ class LoopWatch:
         self._where = tempfile.TemporaryFile()  # noqa: SIM115 - until `stop`
         self._used = time.thread_time()
         self._timer: asyncio.TimerHandle | None = None
+        faulthandler.register(signal.SIGALRM, self._where, all_threads=False)
         self._look()
 
     def _look(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         used = time.thread_time()
         took, self._used = used - self._used, used
         if took > LIMIT:
@@ -50,7 +53,7 @@ class LoopWatch:
             self._where.seek(0)
             self._where.truncate()
         self._used = time.thread_time()
-        faulthandler.dump_traceback_later(LIMIT, file=self._where)
+        signal.setitimer(signal.ITIMER_REAL, LIMIT)
         self._timer = self._loop.call_later(_EVERY, self._look)
 
     def _write(self, took: float) -> None:
@@ -69,7 +72,8 @@ class LoopWatch:
         """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.unregister(signal.SIGALRM)
         self._where.close()
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ of ONNX Runtime. So nothing in the cache is ever stale, and deleting it is alway
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 NO_CHANGES = GraphChanges()
 _FORMAT = "popgate-compiled-2"
+# Errors of a disk that takes no more, where another may.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class CompileCache:
@@ -73,11 +76,22 @@ class CompileCache:
             with contextlib.suppress(OSError):  # a cache may be for reading only
                 os.utime(target)  # it was used, for `popgate cache`
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
         logger.info("%s: compiling", source.name)
+        try:
+            self._compile(source, target, changes, options)
+        except OSError as e:
+            if e.errno not in _NO_ROOM or not target.is_relative_to(self._wanted):
+                raise
+            target = self._fall_back(e) / target.relative_to(self._wanted)
+            self._compile(source, target, changes, options)
+        return target
+
+    def _compile(
+        self, source: Path, target: Path, changes: GraphChanges, options: CompileOptions
+    ) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
         job = str(source), str(target), changes.to_message(), options.to_message()
         self._running().run(compile_into, *job)
-        return target
 
     def close(self) -> None:
         """Ends what is being compiled, and refuses everything from now on."""
@@ -110,7 +124,10 @@ class CompileCache:
             options = replace(options, shapes=shapes)
         key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
         key = _digest(source, key)
-        return self._usable_folder() / key[:2] / f"{key}.popef", options
+        name = Path(key[:2], f"{key}.popef")
+        if (self._wanted / name).is_file():
+            return self._wanted / name, options
+        return self._usable_folder() / name, options
 
     def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
         """Return the defaults of the inputs `names` that a request may omit.
@@ -130,11 +147,18 @@ class CompileCache:
                     raise PermissionError(f"{self._wanted} is not writable")
                 self._folder = self._wanted
             except OSError as e:
+                return self._fall_back(e)
+        return self._folder
+
+    def _fall_back(self, why: OSError) -> Path:
+        """Return a temporary folder, where compiled models go from now on."""
+        with self._lock:
+            if self._folder is None or self._folder == self._wanted:
                 self._folder = Path(mkdtemp(prefix="popgate-cache-"))
                 # It goes with this object, at the latest at exit.
                 weakref.finalize(self, shutil.rmtree, self._folder, True)
-                logger.warning("compiled models go to %s: %s", self._folder, str(e))
-        return self._folder
+                logger.warning("compiled models go to %s: %s", self._folder, str(why))
+            return self._folder
 
     def __repr__(self) -> str:
         return f"<CompileCache {self._folder or self._wanted}>"

@@ -215,6 +215,10 @@ class Call(ABC):
                 self.is_pending = True
                 latest = self._began / _NS + service.latest(entry, headers)
             request = await self._decode(body, latest)
+            more = sum([one.nbytes for one in request.inputs.values()])
+            more -= sum(map(len, body))
+            if more > 0:
+                self.count_body(more)
             self._preparing = None
             if self.response_complete:
                 return
@@ -235,14 +239,13 @@ class Call(ABC):
             assert entry is not None
             if not entry.ready:
                 raise ModelNotReady(entry.spec.name)
-            size = sum(map(len, body))
             if self.form is None:
                 takes_long = entry.codec.takes_long(self.headers, body)
             else:
-                takes_long = size > DECODED_AT_ONCE
+                takes_long = sum(map(len, body)) > DECODED_AT_ONCE
             if not takes_long:
                 return decode(entry.codec)
-            request = await self.service.decode(decode, entry.codec, size, latest)
+            request = await self.service.decode(decode, entry.codec, latest)
             now = self.service.models.paths.get(self.path)
             if now is None or now.runner is entry.runner:
                 return request
@@ -418,7 +421,8 @@ class Call(ABC):
             encode = partial(entry.codec.encode, request, outputs)
         else:
             encode = partial(self.form.encode, entry.codec, request, outputs)
-        return await self.service.encode(encode, self.deadline)
+        size = sum([tensor.nbytes for tensor in outputs.values()])
+        return await self.service.encode(encode, size, self.deadline)
 
     def _succeed(
         self,

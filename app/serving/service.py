@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from app.background import DaemonPool
 from app.codec.compression import inflate
+from app.codec.memory_check import reserving
 from app.codec.messages import Body, Response
 from app.codec.model import ModelCodec
 from app.codec.preamble import read_preamble
@@ -19,7 +20,7 @@ from app.observe.journal import Journal
 from app.serving.deadlines import Deadlines
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy, header_timeout
-from app.serving.transfer_memory import DECODED, TransferMemory
+from app.serving.transfer_memory import Reservation, TransferMemory
 from engine import DeadlineExceeded
 
 T = TypeVar("T")
@@ -62,30 +63,48 @@ class Service:
         """Return a compressed body as it was; raises what `app.codec.compression`
         raises, and DeadlineExceeded at `deadline`, a `time.monotonic()` time.
         """
-        # As many at a time as there are threads: what comes out is counted after.
         limit = self.limits.max_body_bytes
-        inflated = self._inflating.run(partial(inflate, encoding, body, limit))
-        return await _until(deadline, inflated)
+        call = partial(inflate, encoding, body, limit)
+        return await self._run(self._inflating, call, deadline)
 
     async def decode(
         self,
         decode: Callable[[ModelCodec], T],
         codec: ModelCodec,
-        size: int,
         deadline: float,
     ) -> T:
-        """Decode a body of `size` bytes with `decode`, in the thread that does so for
-        all. Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
-        TransferMemoryFull if there is no room for the result.
-        """
-        with self.transfers.taken(DECODED * size):
-            return await _until(deadline, self._codec.run(partial(decode, codec)))
+        """Decode a body with `decode`, in the thread that does so for all.
 
-    async def encode(self, encode: Callable[[], Response], deadline: float) -> Response:
-        """Return the response that `encode` makes, in the same thread. Raises
-        DeadlineExceeded at `deadline`, a `time.monotonic()` time.
+        Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
+        TransferMemoryFull if there is no room for what it takes.
         """
-        return await _until(deadline, self._codec.run(encode))
+        return await self._run(self._codec, partial(decode, codec), deadline)
+
+    async def encode(
+        self, encode: Callable[[], Response], size: int, deadline: float
+    ) -> Response:
+        """Return the response that `encode` makes of outputs of `size` bytes, in the
+        same thread. Raises what `decode` does.
+        """
+        return await self._run(self._codec, encode, deadline, size)
+
+    async def _run(
+        self, pool: DaemonPool, call: Callable[[], T], deadline: float, size: int = 0
+    ) -> T:
+        """Return what `call` does, in a thread of the pool. The memory that it takes is
+        counted until it has ended, also where nobody waits for it any more.
+        """
+        return await _until(deadline, self._begun(pool, call, size))
+
+    def _begun(
+        self, pool: DaemonPool, call: Callable[[], T], size: int
+    ) -> asyncio.Future[T]:
+        """Begin `call` in a thread of the pool. Raises `TransferMemoryFull`."""
+        transfers = self.transfers
+        room = transfers.reserve(size)
+        job = pool.submit(partial(_within, room, call))
+        job.add_done_callback(lambda _: transfers.release(room))
+        return asyncio.wrap_future(job)
 
     async def fetch(
         self, path: str, headers: Mapping[bytes, bytes], body: Body
@@ -124,14 +143,30 @@ class Service:
         asked = header_timeout(headers)
         return longest if asked is None else min(asked, longest)
 
+    def close(self) -> None:
+        """Let the threads end after the work that they have."""
+        self._codec.close()
+        self._inflating.close()
+
     def __repr__(self) -> str:
         return f"<Service {self.models!r} {len(self.deadlines)} in flight>"
 
 
-async def _until(deadline: float, result: Awaitable[T]) -> T:
+def _within(room: Reservation, call: Callable[[], T]) -> T:
+    with reserving(room.take):
+        return call()
+
+
+async def _until(
+    deadline: float, result: asyncio.Future[T] | Coroutine[Any, Any, T]
+) -> T:
     """Wait for `result` until `deadline`; a thread finishes its work all the same."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await result
     except TimeoutError:
         raise DeadlineExceeded from None
+    finally:
+        # This frame is in the traceback of the error that the future has. The two would
+        # keep each other, and the body, until the garbage collector comes by.
+        del result

@@ -6,9 +6,7 @@ any number of them. Small ones are served in any case: a connection has one of e
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from app.errors import TransferMemoryFull
@@ -16,10 +14,6 @@ from app.observe.shared_totals import Total
 
 #: Bodies and answers up to this size are never refused.
 SMALL = 64 * 1024
-
-#: Bytes that a byte of a document takes while it is decoded, besides itself: ``0,`` is
-#: eight of FP64, once in blocks and once joined.
-DECODED = 4
 
 _GROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -41,12 +35,13 @@ def half_of_memory() -> int:
 class TransferMemory:
     """The bytes of all bodies and answers of a server; for the event loop's thread.
 
+    What threads take while they work for a request is in reservations of their own.
     `held` may pass `limit` by what came at once, and by the answers that were made.
     Where other processes of the server have some too, `limit` is what they leave, as of
     the last time that this one looked.
     """
 
-    __slots__ = ("_most", "_total", "held", "limit")
+    __slots__ = ("_most", "_reserved", "_total", "held", "limit")
 
     def __init__(self, limit: int = 0, total: Total | None = None) -> None:
         """Make the limit of `limit` bytes; 0 is half of the memory that this process
@@ -54,14 +49,27 @@ class TransferMemory:
         """
         self.limit = self._most = limit or half_of_memory()
         self._total = total
+        self._reserved: set[Reservation] = set()
         self.held = 0
+
+    @property
+    def reserved(self) -> int:
+        """Return the bytes of all reservations. From any thread."""
+        return sum([one.size for one in tuple(self._reserved)])
 
     def add(self, size: int) -> None:
         """Add bytes, or remove them."""
         self.held += size
+        self.look()
+
+    def look(self) -> None:
+        """Find out what others leave. From any thread."""
+        reserved = self.reserved if self._reserved else 0
+        others = 0
         if self._total is not None:
-            others = self._total.tell(self.held) - self.held
-            self.limit = self._most - others
+            mine = self.held + reserved
+            others = self._total.tell(mine) - mine
+        self.limit = self._most - others - reserved
 
     @property
     def most(self) -> int:
@@ -71,11 +79,12 @@ class TransferMemory:
     @property
     def used(self) -> int:
         """Return the present total of all processes."""
-        return self.held if self._total is None else self._total.tell(self.held)
+        mine = self.held + self.reserved
+        return mine if self._total is None else self._total.tell(mine)
 
     @property
     def is_full(self) -> bool:
-        self.add(0)
+        self.look()
         return self.held > self.limit
 
     def check(self) -> None:
@@ -83,15 +92,21 @@ class TransferMemory:
         if self.is_full:
             raise self.refusal()
 
-    @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        """Count bytes for the duration of the block. Raises `TransferMemoryFull`."""
-        self.add(size)
+    def reserve(self, size: int) -> Reservation:
+        """Return a reservation of `size` bytes. Raises `TransferMemoryFull`."""
+        one = Reservation(self, size)
+        self._reserved.add(one)
         try:
             self.check()
-            yield
-        finally:
-            self.add(-size)
+        except TransferMemoryFull:
+            self.release(one)
+            raise
+        return one
+
+    def release(self, one: Reservation) -> None:
+        """Give a reservation back. From any thread."""
+        self._reserved.discard(one)
+        self.look()
 
     def refusal(self) -> TransferMemoryFull:
         """Return the error for a client whose body finds no room."""
@@ -99,6 +114,27 @@ class TransferMemory:
 
     def __repr__(self) -> str:
         return f"<TransferMemory {self.held} of {self.limit} bytes>"
+
+
+class Reservation:
+    """Bytes that a thread takes for a request while it works on it. Only that thread
+    takes more.
+    """
+
+    __slots__ = ("_memory", "size")
+
+    def __init__(self, memory: TransferMemory, size: int) -> None:
+        self._memory = memory
+        self.size = size
+
+    def take(self, count: int) -> None:
+        """Count so many bytes more, in any thread. Raises `TransferMemoryFull`."""
+        self.size += count
+        if self.size > SMALL:
+            self._memory.check()
+
+    def __repr__(self) -> str:
+        return f"<Reservation of {self.size} bytes>"
 
 
 class Share:

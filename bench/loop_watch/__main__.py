@@ -1,7 +1,8 @@
 """Requests that are right and large: what they do to the event loop, and to others.
 
     python -m bench.loop_watch                 # each case alone, then all at once
-    python -m bench.loop_watch --workers 2 --only "classification"
+    python -m bench.loop_watch --workers 2 --only "classification of 57 M"
+    python -m bench.loop_watch --transfer-memory 1024  # MiB
 
 A few neighbours ask a small model, and one connection asks `/v1/health/live`, first
 alone and then beside each case, whose clients are processes of their own. Shown for
@@ -10,8 +11,9 @@ percentile over that alone, and the memory that the gateway (its workers, too) t
 most above what it had. At the end every turn of an event loop of more than 20 ms of
 processor time (`POPGATE_LOOP_WATCH`), with where it was.
 
-Exit code 1 if there was such a turn, or an answer was none that is expected. Times are
-not judged: on a machine that does other things they say little alone.
+Exit code 1 if there was such a turn, an answer was none that is expected, or, with
+`--transfer-memory`, the gateway took more than that and 200 MiB beside a case. Times
+are not judged: on a machine that does other things they say little alone.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ from bench.servers.server import HOST, Server, compile_models, gateway
 MIB = 1 << 20
 NEIGHBOURS, SECONDS, TIMES = 4, 3.0, 2
 PATIENCE = 300.0
+#: MiB that a gateway may take besides the memory for transfers.
+BESIDES = 200
 Ask = tuple[str, dict[str, str], bytes]
 
 
@@ -222,9 +226,12 @@ def memory(server: Server) -> int:
     return total
 
 
-def beside(server: Server, groups: Sequence[Sequence[str]], alone: float) -> bool:
+def beside(
+    server: Server, groups: Sequence[Sequence[str]], alone: float, most: int
+) -> bool:
     """Show what these cases do, each group by a process of its own at the same time.
-    Returns whether the answers were right."""
+    Returns whether the answers were right, and no more than `most` MiB were taken
+    (0: no matter)."""
     seen: Any = multiprocessing.Queue()
     before = memory(server)
     with Others(server) as others:
@@ -242,17 +249,19 @@ def beside(server: Server, groups: Sequence[Sequence[str]], alone: float) -> boo
     statuses = Counter[object]()
     for (_, status), times in got.items():
         statuses[status] += times
+    taken = (others.memory - before) / MIB
     print(
         f"{name:28} {dict(statuses)!s:24} health {others.worst * 1e3:6.0f} ms, "
-        f"p99 x{others.p99 / alone:.2f}, memory +{(others.memory - before) / MIB:.0f} "
-        "MiB",
+        f"p99 x{others.p99 / alone:.2f}, memory +{taken:.0f} MiB",
         flush=True,
     )
-    busy = {503, 504, 429} if len(groups) > 1 else set()
+    busy = {503, 504, 429} if most or len(groups) > 1 else set()
+    if most and taken > most + BESIDES:
+        return False
     return all(status in CASES[case][1] | busy for case, status in got)
 
 
-def run(folder: Path, workers: int, names: Sequence[str]) -> bool:
+def run(folder: Path, workers: int, names: Sequence[str], most: int) -> bool:
     models = write_models(folder, "small")
     made = {
         "numbers": identity(TensorProto.FLOAT, "n"),
@@ -265,7 +274,9 @@ def run(folder: Path, workers: int, names: Sequence[str]) -> bool:
     repository, watched = folder / "models", folder / "slow"
     compile_models([*models.values()], repository)
     environment = {"POPGATE_LOOP_WATCH": str(watched)}
-    options = ("--workers", str(workers))
+    options: tuple[str, ...] = ("--workers", str(workers))
+    if most:
+        options += ("--transfer-memory", f"{most}MiB")
     with gateway(repository, *options, environment=environment) as server:
         server.wait_ready()
         with Others(server) as others:
@@ -275,7 +286,7 @@ def run(folder: Path, workers: int, names: Sequence[str]) -> bool:
         groups = [[[name]] for name in names] + [[[name] for name in names]]
         is_right = True
         for group in groups:
-            is_right &= beside(server, group, others.p99)
+            is_right &= beside(server, group, others.p99, most)
     lines = watched.read_text().splitlines() if watched.exists() else []
     print(f"turns of more than 20 ms of processor time: {len(lines)}")
     for line in lines:
@@ -287,11 +298,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.loop_watch")
     parser.add_argument("--workers", type=int, action="append")
     parser.add_argument("--only", action="append", choices=[*CASES])
+    parser.add_argument("--transfer-memory", type=int, default=0, metavar="MIB")
     options = parser.parse_args(arguments)
     results = []
     for workers in options.workers or [1, 2]:
         with tempfile.TemporaryDirectory() as folder:
-            results.append(run(Path(folder), workers, options.only or [*CASES]))
+            names, most = options.only or [*CASES], options.transfer_memory
+            results.append(run(Path(folder), workers, names, most))
     return 0 if all(results) else 1
 
 

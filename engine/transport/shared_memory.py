@@ -23,6 +23,7 @@ PAGE = mmap.PAGESIZE
 #: mallopt(3) parameters of glibc.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _KEEP_BLOCKS_UP_TO = 64 * 1024 * 1024
 
 #: madvise(2); the module `mmap` has it for its own mappings only.
@@ -114,12 +115,16 @@ class SharedMemory:
         return f"<SharedMemory {self.size} bytes>"
 
 
-def keep_large_blocks() -> bool:
+def keep_large_blocks(*, arenas: int = 0) -> bool:
     """Make malloc keep blocks of up to 64 MiB instead of returning them.
 
     glibc gives every block over 128 KiB back to the kernel at once, and each next one
     costs its page faults again: measured as x1.3 to x1.5 on requests of 600 KB. False
     if the C library has no mallopt (musl).
+
+    Each thread may have an arena of its own that keeps what the thread freed, and that
+    no other thread uses. `arenas` limits their number, before threads are started; 0
+    does not.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -127,4 +132,6 @@ def keep_large_blocks() -> bool:
         return False
     kept = mallopt(_M_MMAP_THRESHOLD, _KEEP_BLOCKS_UP_TO)
     trimmed = mallopt(_M_TRIM_THRESHOLD, 2 * _KEEP_BLOCKS_UP_TO)
+    if arenas:
+        mallopt(_M_ARENA_MAX, arenas)
     return bool(kept and trimmed)

@@ -49,6 +49,7 @@ class Connection(Protocol):
     scheme: Any
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str: ...
+    def count_decoded(self, size: int) -> None: ...
     def on_exchange_complete(self) -> None: ...
 
 
@@ -79,6 +80,9 @@ class Exchange(Call):
     def asked(self) -> Asked:
         asked, base = Call.asked(self), self.connection.base
         return asked._replace(path=base + asked.path) if base else asked
+
+    def count_body(self, size: int) -> None:
+        self.connection.count_decoded(size)
 
     def be_last(self) -> None:
         """Make the answer its connection's last."""

@@ -263,6 +263,10 @@ class GatewayProtocol(asyncio.Protocol):
             self._budget.wait(self._read_more)
         return True
 
+    def count_decoded(self, size: int) -> None:
+        """Count more bytes that a body has become. Raises `TransferMemoryFull`."""
+        self._held.take(size)
+
     def _end_message(self, cycle: Exchange | AsgiCycle | None) -> None:
         """A request has come as a whole."""
         if isinstance(cycle, Exchange):

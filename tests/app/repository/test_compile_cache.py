@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +104,39 @@ def test_a_folder_that_cannot_be_written(unwritable: Path, tmp_path: Path) -> No
     del cache
     gc.collect()
     assert not made.parent.parent.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 KiB, which has room for one file of `save`."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
+    if subprocess.run(["mount", *options], capture_output=True).returncode:
+        pytest.skip("this user may not mount a disk")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_disk_keeps_no_model_away(small_disk: Path, tmp_path: Path) -> None:
+    cache = CompileCache(small_disk)
+    first, second = save(tmp_path / "m.onnx"), save(tmp_path / "n.onnx", factor=3.0)
+    kept = cache.popef_for(first)
+    assert kept.is_relative_to(small_disk)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
+        while stream.write(bytes(512)):
+            pass
+    made = cache.popef_for(second)
+    assert load_model(made).metadata.anchors
+    assert not made.is_relative_to(small_disk)
+    assert cache.popef_for(second) == made
+    assert cache.popef_for(first) == kept  # what it had is still there
+    names = {path.name for path in small_disk.rglob("*") if path.is_file()}
+    assert names == {"filler", kept.name}  # nothing by half
+    del cache
+    gc.collect()
+    assert not made.exists()
 
 
 def test_a_gateway_serves_onnx(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ class Connection:
     def on_exchange_complete(self) -> None:
         self.completed += 1
 
+    def count_decoded(self, size: int) -> None:
+        """Count nothing: there is no connection."""
+
     def failures(self) -> int:
         """Requests of the model that are counted as failed, if none is pending."""
         stats = self.service.models.paths[PATH].stats
