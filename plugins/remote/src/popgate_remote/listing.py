@@ -24,6 +24,11 @@ MODEL_SUFFIXES = (".onnx", ".popef")
 # No separators of any system, no control characters, neither `.` nor `..`.
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
+#: Weights in the repositories of text models that only other programs read.
+_OF_OTHERS = re.compile(
+    r"(pytorch_model|model|tf_model|flax_model|rust_model)[\w.-]*"
+    r"\.(bin|safetensors|h5|msgpack|ot)|openvino/.*|coreml/.*"
+)
 #: What is run where it is loaded.
 _CODE = (".py", ".pyc", ".so")
 
@@ -100,6 +105,9 @@ class Listing:
             above = ("/".join(parts[:n]) for n in range(1, len(parts)))
             if clash := next((a for a in above if a in taken), None):
                 raise RemoteError(f"{clash!r} is a file and a folder")
+        has_tokenizer = "tokenizer.json" in taken
+        of_others = list(filter(_OF_OTHERS.fullmatch, taken)) if has_tokenizer else []
+        skipped += [name for name in of_others if taken.pop(name)]
         size = sum(file.size or 0 for file in taken.values())
         if limit and size > limit:
             msg = (
@@ -108,7 +116,6 @@ class Listing:
             )
             raise RemoteError(msg)
         models = [name for name in taken if is_model_file(name, allow_python)]
-        has_tokenizer = "tokenizer.json" in taken
         if models and not any(_is_served(name, has_tokenizer) for name in models):
             msg = (
                 f"{models[0]} lies too deep: a model is at the top of its folder or "
