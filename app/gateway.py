@@ -21,6 +21,7 @@ from app.config.file_modes import exposure_of
 from app.config.log_config import read_log_config
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER
+from app.observe.history import History
 from app.observe.journal import Journal
 from app.observe.log import LogControl, LogSettings, lines_dropped
 from app.observe.machine import BusyShares, Processors
@@ -115,6 +116,7 @@ class Gateway:
             keyless="" if settings.keys is None else OTHER,
             answered=lambda: self.others.answered(),
         )
+        self.history = History(self.metrics)
         self.logging = LogControl(
             settings.log_level,
             settings.log_format,
@@ -157,6 +159,7 @@ class Gateway:
         self._reload = asyncio.Event()
         self._when_reloaded: list[Callable[[], None]] = []
         self._watch: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._drained = False
         #: How many other requests of any kind are not answered; a server knows more.
@@ -286,6 +289,8 @@ class Gateway:
         self._warn_of_modes()
         loop = asyncio.get_running_loop()
         self._start = loop.create_task(self._run_start())
+        if not self.settings.no_pages:
+            self._keeping = loop.create_task(self.history.keep())
         if self.keys.path is not None:
             self._watch = loop.create_task(self._watch_keys())
 
@@ -370,8 +375,9 @@ class Gateway:
         self.begin_drain()
         if self._start is not None:
             self._start.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in (self._watch, self._keeping):
+            if task is not None:
+                task.cancel()
         self.control.stop()
         self.on_demand.close()
         await self.repository.save()

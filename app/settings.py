@@ -183,7 +183,7 @@ class Settings(BaseSettings):
     """Memory for the bodies of all requests and responses in transit; 0: half of what
     the machine, or its control group, has. Beyond it, requests of more than 64 KiB get
     503."""
-    max_connections: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    max_connections: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
     """Connections at a time. Beyond it, the one that has asked nothing for longest is
     closed for each new one; without such, new ones get 503, but for health checks and
     management. 0: three quarters of the file descriptors that the server may have."""
@@ -324,7 +324,8 @@ class Settings(BaseSettings):
     """The model that answers at /invocations, MLflow's path, whose requests name none.
     The default is the only model."""
     no_pages: bool = False
-    """Serve no web pages at / and no list of requests at /v1/requests."""
+    """Serve no web pages at /, and none of their data: /v1/requests, /v1/history and
+    /v1/log."""
     log_level: LogLevel = "info"
     """Log messages of this level and above."""
     log_format: LogFormat = "text"

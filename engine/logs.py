@@ -7,16 +7,26 @@ of its process.
 
 from __future__ import annotations
 
+import logging
 import os
 
 from popef_io import configure_logging
 
+#: Stands for a line end within a record of a device process whose owner logs it.
+LINE_END = "\x1e"
 _LOGGERS = {
     "MODEL_RUNTIME": ("engine", "model_runtime"),
     "POPEF": ("popef_io", "popef"),
 }
 
 configure_logging("MODEL_RUNTIME", _LOGGERS["MODEL_RUNTIME"])
+
+
+class OneLine(logging.Formatter):
+    """Writes a record as one line, with `LINE_END` for its line ends."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", LINE_END)
 
 
 def label_process(label: str) -> None:

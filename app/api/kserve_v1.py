@@ -121,6 +121,9 @@ def request_of(
             msg = f"unexpected input '{name:.200}' for model '{spec.name}'"
             msg += f". Expected input(s) {known}. The parameter 'extra_columns': "
             raise InvalidTensor(msg + "'ignore' drops the others.")
+        files = spec.encoded.get(name)
+        if files is not None and isinstance(value, list) and any(map(_is_bytes, value)):
+            tensor = files  # pictures in place of numbers
         tensors.append(_input(tensor, value, rows, codec.limits))
     return codec.read({"inputs": tensors, "parameters": parameters})
 

@@ -256,6 +256,27 @@ class RequestList(Body):
     failed: list[RequestRecord]
 
 
+class HistoryColumns(Body):
+    """The last hour: columns of one value for each point, the oldest first."""
+
+    interval: float = Field(description="Seconds from one point to the next.")
+    time: list[float] = Field(description="Seconds since 1970, at the point's end.")
+    pending: list[int] = Field(description="Requests in flight at the time.")
+    rate: list[float | None] = Field(description="Answered requests per second.")
+    failed: list[float | None] = Field(description="Failed requests per second.")
+    batch: list[float | None] = Field(description="Mean rows of a batch.")
+    latency: list[float | None] = Field(description="Mean milliseconds of a request.")
+    decode: list[float | None]
+    queue: list[float | None]
+    compute: list[float | None]
+    wake: list[float | None] = Field(description="Milliseconds of no other phase.")
+    encode: list[float | None]
+
+
+class LogLines(Body):
+    lines: list[str]
+
+
 class DurationStatistic(Body):
     count: int
     ns: int

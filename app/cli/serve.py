@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,12 @@ import typer
 
 from app.cli.commands import Command
 from app.cli.errors import EXIT_USAGE, CommandError
-from app.cli.startup_report import print_failed, print_listening, print_started
+from app.cli.startup_report import (
+    print_failed,
+    print_listening,
+    print_started,
+    print_warnings,
+)
 
 #: What others read than the server's settings (docs/explanation/architecture.md).
 OTHER_VARIABLES = frozenset(
@@ -121,6 +127,7 @@ def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
 def _serve(given: dict[str, Any]) -> int:
     settings = _settings(given)
     settings = _with_profile_models(settings)
+    style = settings.log_format
     from app.gateway import places_of
     from app.http.server import ListenError
     from app.run import run_gateway
@@ -136,9 +143,9 @@ def _serve(given: dict[str, Any]) -> int:
             raise CommandError(msg, EXIT_USAGE)
         return run_gateway(
             settings,
-            on_listening=lambda url, metrics: print_listening(url, metrics, places),
+            on_listening=partial(print_listening, places=places, log_format=style),
             on_started=print_started,
-            on_failed=print_failed,
+            on_failed=partial(print_failed, log_format=style),
         )
     except (ListenError, InvalidConfig) as e:
         raise CommandError(str(e), EXIT_USAGE) from None
@@ -149,8 +156,8 @@ def _settings(given: dict[str, Any]) -> Settings:
 
     from app.settings import Settings
 
-    for line in _odd_variables(Settings.model_fields):
-        typer.echo(f"popgate: warning: {line}", err=True)
+    style = given.get("log_format") or os.environ.get("POPGATE_LOG_FORMAT", "text")
+    print_warnings(_odd_variables(Settings.model_fields), style)
     try:
         return Settings(**given)
     except ValidationError as e:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,42 +18,48 @@ if TYPE_CHECKING:
     from app.gateway import Gateway
     from app.repository.places import ModelPlaces
 
+logger = logging.getLogger("app.start")
+
 MAX_MODELS_LISTED = 20
 MAX_REASON = 60  # letters of why a model is not there
 #: The library that the compiled modules share (docs/how-to/tune.md).
 COMPILED = "popgate__mypyc"
 
 
-def print_listening(url: str, metrics: str | None, places: ModelPlaces) -> None:
+def print_listening(
+    url: str, metrics: str | None, places: ModelPlaces, log_format: str = "text"
+) -> None:
     """Print that HTTP is up, and its address."""
     from app.about import VERSION
 
-    say(f"PopGate {VERSION} listens on {url}, loading models from {places}")
+    tell = partial(say, log_format=log_format)
+    tell(f"PopGate {VERSION} listens on {url}, loading models from {places}")
     if metrics is not None:
-        say(f"  metrics  {metrics}/metrics")
+        tell(f"  metrics  {metrics}/metrics")
 
 
 def print_started(url: str, gateway: Gateway) -> None:
     """Print the served models and the devices."""
     from app.api.describe import model_summary
 
+    tell = partial(say, log_format=gateway.settings.log_format)
     devices = gateway.devices.summaries()
     for d in devices:
-        say(f"  device   {d.id}, process {d.pid}, {counted(d.threads, 'thread')}")
+        tell(f"  device   {d.id}, process {d.pid}, {counted(d.threads, 'thread')}")
     plan = gateway.devices.plan
-    say(f"  threads  {plan}")
+    tell(f"  threads  {plan}")
     workers = gateway.others.states()
     if workers:
         pids = ", ".join(str(worker.pid) for worker in workers)
-        say(f"  workers  {len(workers)}, processes {pids}")
-    say(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
+        tell(f"  workers  {len(workers)}, processes {pids}")
+    tell(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
     if plan.spin_us:
-        say(f"  idle     devices poll for {plan.spin_us} µs before they sleep")
+        tell(f"  idle     devices poll for {plan.spin_us} µs before they sleep")
     models = [model_summary(record) for record in gateway.repository.models()]
     ready = sum(m.state == "READY" for m in models)
     failed = f", {len(models) - ready} not" if ready < len(models) else ""
     seconds = gateway.load_seconds
-    say(f"  models   {ready} ready{failed}, after {seconds:.1f} s")
+    tell(f"  models   {ready} ready{failed}, after {seconds:.1f} s")
     # What failed first: the rest is as expected.
     models.sort(key=lambda m: m.state == "READY")
     width = max((len(m.name) for m in models[:MAX_MODELS_LISTED]), default=0)
@@ -58,17 +67,17 @@ def print_started(url: str, gateway: Gateway) -> None:
         # In full it is a line of the log, above.
         why = textwrap.shorten(m.reason, MAX_REASON, placeholder=" …")
         place = f"{url}{m.url}" if m.state == "READY" else why
-        say(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
+        tell(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
     if len(models) > MAX_MODELS_LISTED:
         rest = len(models) - MAX_MODELS_LISTED
-        say(f"    and {rest} more: GET {url}/v1/models")
+        tell(f"    and {rest} more: GET {url}/v1/models")
     if not models:
-        say("    none; put a .popef or .onnx file into the folder, and load it")
-    say(f"  open     {what_is_open(gateway)}")
-    say(f"  manage   {how_to_manage(url, gateway)}")
+        tell("    none; put a .popef or .onnx file into the folder, and load it")
+    tell(f"  open     {what_is_open(gateway)}")
+    tell(f"  manage   {how_to_manage(url, gateway)}")
     if not gateway.settings.no_pages:
-        say(f"  pages    {url}/")
-    say(f"  docs     {url}/docs")
+        tell(f"  pages    {url}/")
+    tell(f"  docs     {url}/docs")
 
 
 def what_is_open(gateway: Gateway) -> str:
@@ -101,15 +110,38 @@ def how_to_manage(url: str, gateway: Gateway) -> str:
     return "closed; --management-socket PATH, --trust-loopback or a key opens it"
 
 
-def print_failed(error: Exception) -> None:
+def print_failed(error: Exception, log_format: str = "text") -> None:
     """Print why the gateway could not start."""
     from app.api.describe import explain_start_failure
 
-    typer.echo(f"popgate: error: {explain_start_failure(error)}", err=True)
+    why = explain_start_failure(error)
+    if log_format == "json":
+        logger.error("%s", why)
+    else:
+        typer.echo(f"popgate: error: {why}", err=True)
 
 
-def say(line: str) -> None:
-    """Writes to standard output; a server runs on if that cannot be written to."""
+def print_warnings(lines: Iterable[str], log_format: str) -> None:
+    """Print warnings from before the log is set up."""
+    from app.observe.log import JsonFormatter
+
+    for line in lines:
+        text = f"popgate: warning: {line}"
+        if log_format == "json":
+            record = logger.makeRecord(
+                logger.name, logging.WARNING, "", 0, line, (), None
+            )
+            text = JsonFormatter().format(record)
+        typer.echo(text, err=True)
+
+
+def say(line: str, log_format: str = "text") -> None:
+    """Write to standard output, or to a log of JSON, where nothing else may stand. A
+    server runs on if it cannot write.
+    """
+    if log_format == "json":
+        logger.info("%s", " ".join(line.split()))
+        return
     try:
         print(line, flush=True)
     except OSError:

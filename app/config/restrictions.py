@@ -20,9 +20,9 @@ _GROUPS: tuple[tuple[str, str], ...] = (
     ("inference", rf"{_MODEL}:predict"),
     ("model-repository", rf"/v2/repository/.*|/v1/drain|{_MODEL}/(load|unload)"),
     ("model-config", rf"{_MODEL}/config"),
-    ("statistics", rf"{_MODEL}/stats|/v2/models/stats|/v1/requests(/.*)?"),
+    ("statistics", rf"{_MODEL}/stats|/v2/models/stats|/v1/requests(/.*)?|/v1/history"),
     ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),
-    ("logging", r"/v2/logging"),
+    ("logging", r"/v2/logging|/v1/log"),
     ("shared-memory", r"/v2/(system|cuda)sharedmemory/.*"),
     ("metadata", r"/v[12](/.*)?"),
 )

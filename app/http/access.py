@@ -87,6 +87,8 @@ def key_group(path: str, method: str) -> Group | None:
     """
     if path == "/metrics":
         return "metrics"
+    if path == "/v1/log":  # it shows what clients have sent
+        return "manage"
     group = group_of(path)
     if group in _SETTINGS:
         return "manage" if method == "POST" else "metadata"

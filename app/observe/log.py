@@ -100,6 +100,12 @@ def lines_dropped() -> int:
     return sum(writer.all_dropped for writer in writers)
 
 
+def last_lines(most: int) -> list[str]:
+    """Return the last lines that this process has written, the oldest first."""
+    writers = [h for h in logging.getLogger().handlers if isinstance(h, LogWriter)]
+    return [line for writer in writers for line in list(writer.last)[-most:]]
+
+
 def is_written() -> bool:
     """Returns whether all that was logged is written, after a moment at most.
 
@@ -122,6 +128,9 @@ def _set_chatter(*, verbose: bool) -> None:
     if logging.getLogger("engine").level == logging.NOTSET:
         for name in _RETOLD:
             logging.getLogger(name).setLevel(level)
+    # A model that is made a file of for a moment is no news.
+    if logging.getLogger("popef_io").level == logging.NOTSET:
+        logging.getLogger("popef_io.writer").setLevel(level)
     # A client without credentials of ours: its requests are not our log's business.
     for name in _CLIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)

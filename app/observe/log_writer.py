@@ -15,6 +15,7 @@ import contextlib
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from select import PIPE_BUF
 from typing import TextIO
@@ -23,6 +24,9 @@ from app.sizes import counted
 
 #: Lines that wait to be written; those beyond are counted and dropped.
 MOST_WAITING = 20_000
+#: Lines that are kept in memory, and characters of each.
+MOST_KEPT = 500
+LONGEST_KEPT = 2000
 #: Seconds for which lines are gathered, unless one is an error.
 GATHERED_FOR = 0.1
 #: Seconds that the end of the process waits for what is not written yet.
@@ -45,6 +49,8 @@ class LogWriter(logging.Handler):
         self._dropped = 0
         #: Since the process began.
         self.all_dropped = 0
+        #: The last lines, as they were written.
+        self.last: deque[str] = deque(maxlen=MOST_KEPT)
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -93,6 +99,7 @@ class LogWriter(logging.Handler):
             except Exception:
                 self.handleError(item)
                 continue
+            self.last.append(line[:LONGEST_KEPT].rstrip("\n"))
             more = len(line) if line.isascii() else 4 * len(line)
             if size + more > PIPE_BUF:
                 self._put_out(piece)

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.devices import other_interpreter
+from engine.logs import LINE_END
 from engine.owner import environment
 
 logger = logging.getLogger("engine.python")
 
 #: Bytes of a line that are logged at most; the rest of it comes as the next one.
-MAX_LINE = 8192
+MAX_LINE = 1 << 15
 #: The last lines are kept: they say why a process could not start.
 KEPT_LINES = 20
 #: What libraries read to learn how many threads they may have.
@@ -101,7 +102,7 @@ class Output:
         where it said nothing.
         """
         self._thread.join(timeout)
-        return self._last[-1] if self._last else ""
+        return self._last[-1].splitlines()[-1] if self._last else ""
 
     def _read(self) -> None:
         rest = b""
@@ -124,7 +125,8 @@ class Output:
         match = _LEVEL.match(text)
         level = logging.getLevelNamesMapping()[match[1]] if match else logging.INFO
         if match:
-            text = text[match.end() :]
+            text = text[match.end() :].replace(LINE_END, "\n")
+            self._last[-1] = text
         logger.log(level, "model %s: %s", self._label, text)
 
     def __repr__(self) -> str:

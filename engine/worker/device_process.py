@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from engine.descriptors import raise_descriptor_limit
 from engine.faults import DeviceFault, DeviceFaulted, FaultKind
-from engine.logs import label_process
+from engine.logs import OneLine, label_process
 from engine.owner import die_with, leave_ending_to_owner
 from engine.transport.shared_memory import keep_large_blocks
 from engine.worker.device_service import DeviceService
@@ -75,10 +75,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     options: Any = parser.parse_args(arguments)
     line = f"%(asctime)s %(levelname)s {options.name} %(name)s: %(message)s"
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(line))
     if options.python:  # the owner puts it into its own log, with the model's name
-        line = "%(levelname)s %(name)s: %(message)s"
+        handler.setFormatter(OneLine("%(levelname)s %(name)s: %(message)s"))
         logging.getLogger("model").setLevel(options.log_level)
-    logging.basicConfig(format=line)
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("engine").setLevel(options.log_level)
     label_process(options.name)
     leave_ending_to_owner()

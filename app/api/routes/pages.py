@@ -30,7 +30,9 @@ _TYPES = {
 }
 _HEADERS = {
     "content-security-policy": (
-        "default-src 'self'; object-src 'none'; frame-ancestors 'none'; "
+        # The page shows the pictures that its user sends.
+        "default-src 'self'; img-src 'self' blob:; object-src 'none'; "
+        "frame-ancestors 'none'; "
         "base-uri 'none'; form-action 'none'"
     ),
     "x-content-type-options": "nosniff",

@@ -9,11 +9,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
-from app.api.dependencies import GatewayOf, Viewer, ViewerOf
-from app.api.schemas import RequestList, RequestRecord
+from app.api.dependencies import MANAGEMENT, GatewayOf, Viewer, ViewerOf
+from app.api.schemas import HistoryColumns, LogLines, RequestList, RequestRecord
 from app.errors import HttpError
 from app.http.access import model_of
+from app.observe.history import INTERVAL
 from app.observe.journal import LAST, Answered, Failed, Journal
+from app.observe.log import last_lines
+from app.observe.log_writer import MOST_KEPT
 
 #: The most requests of each kind that one answer has.
 MOST_LISTED = 200
@@ -65,6 +68,44 @@ async def list_requests(
         slow=[_answered(r) for r in of_model(journal.slowest())],
         failed=[_failed(one, viewer) for one in itertools.islice(failed, limit)],
     )
+
+
+@router.get("/history", summary="Show the last hour")
+async def history(
+    gateway: GatewayOf,
+    viewer: ViewerOf,
+    model: Annotated[str, Query(description="Of this model only.")] = "",
+) -> HistoryColumns:
+    """Return rates and mean times of the last hour, a point every ten seconds.
+
+    With keys, of the models that the key may see. The requests in flight are those of
+    all models. A restart begins anew.
+    """
+
+    def sees(name: str) -> bool:
+        return (not model or name == model) and viewer.sees(name)
+
+    points = list(gateway.history)
+    columns = [point.column(sees) for point in points]
+    names = HistoryColumns.model_fields.keys() - {"interval", "time", "pending"}
+    return HistoryColumns(
+        interval=INTERVAL,
+        time=[round(point.at, 3) for point in points],
+        pending=[point.pending for point in points],
+        **{name: [column[name] for column in columns] for name in names},
+    )
+
+
+@router.get("/log", summary="Show the last lines of the log", dependencies=MANAGEMENT)
+async def log(
+    limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = 200,
+) -> LogLines:
+    """Return the last lines of the log, as they were written, the oldest first.
+
+    Those of the process that manages the models; other HTTP workers write theirs to
+    standard error alone. Only for clients that may manage.
+    """
+    return LogLines(lines=last_lines(limit))
 
 
 @router.get("/requests/{request_id:path}", summary="Explain a request")

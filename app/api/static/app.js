@@ -2,6 +2,7 @@
 
 import { key, setKey } from "./api.js";
 import { fill, h } from "./dom.js";
+import { log } from "./log.js";
 import { modelPage } from "./model.js";
 import { overview } from "./overview.js";
 import { oneRequest, requests } from "./requests.js";
@@ -18,11 +19,12 @@ function route() {
   shown?.close?.();
   if (page === "models" && name) shown = modelPage(name);
   else if (page === "requests") shown = name ? oneRequest(name) : requests();
+  else if (page === "log" && !name) shown = log();
   else if (page === "") shown = overview();
   else shown = unknown();
   fill(main, shown.page);
   shown.update();
-  const section = { "": "overview", requests: name ? "" : "requests" }[page];
+  const section = { "": "overview", requests: name ? "" : "requests", log: "log" }[page];
   for (const link of document.querySelectorAll("[data-page]")) {
     if (link.dataset.page === section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -1,7 +1,7 @@
 /** The first page: what is served, on what, and how it is doing now. */
 
 import { duration, figure, fill, h, renew, scroll } from "./dom.js";
-import { plot } from "./plots.js";
+import { plot, spanButtons } from "./plots.js";
 import { legend, table } from "./timeline.js";
 import { history, now } from "./watch.js";
 
@@ -24,7 +24,7 @@ export function overview() {
   const devices = h("div", {});
   const last = h("div", {});
   const page = h("div", {},
-    h("h1", { class: "title" }, "Overview"),
+    h("div", { class: "title" }, h("h1", {}, "Overview"), spanButtons(() => plots.forEach((p) => p.update()))),
     figures,
     h("div", { class: "grid" }, plots.map((p) => p.panel)),
     h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Models")), h("div", {}, models)),

@@ -1,9 +1,23 @@
 /** Live plots by uPlot (uplot.LICENSE.txt), in the page's colours. */
 
 import { figure, fill, h } from "./dom.js";
-import { history } from "./watch.js";
+import { history, hour } from "./watch.js";
 
-const WINDOW = 120; // seconds
+const SPANS = { "2 minutes": [120, history], "1 hour": [3600, hour] };
+let span = "2 minutes";
+
+/** Buttons that choose how much time the plots show; `changed` is called then. */
+export function spanButtons(changed) {
+  const buttons = Object.keys(SPANS).map((name) => h("button", {
+    type: "button", "aria-pressed": String(name === span),
+    click: () => {
+      span = name;
+      buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.textContent === name)));
+      changed();
+    },
+  }, name));
+  return h("div", { class: "row spans", role: "group", "aria-label": "Time that the plots show" }, buttons);
+}
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -14,7 +28,7 @@ function colour(name) {
  * each stands on the one before it.
  */
 export function plot(title, series, { unit = "", stacked = false } = {}) {
-  const box = h("div", { class: "plot", role: "img" });
+  const box = h("div", { class: "plot", role: "img", "aria-label": title });
   const legend = h("div", { class: "legend" });
   const panel = h("section", { class: "panel" },
     h("div", { class: "head" }, h("h2", { class: "small-title" }, title)), box, legend);
@@ -22,17 +36,18 @@ export function plot(title, series, { unit = "", stacked = false } = {}) {
   let made = "";
 
   function data() {
-    const columns = series.map(([name]) => history[name]);
-    if (!stacked) return [history.time, ...columns];
+    const kept = SPANS[span][1];
+    const columns = series.map(([name]) => kept[name]);
+    if (!stacked) return [kept.time, ...columns];
     const sums = columns.map(() => []);
-    history.time.forEach((_, i) => {
+    kept.time.forEach((_, i) => {
       let sum = 0;
       columns.forEach((column, k) => {
         if (column[i] !== null) sum += column[i];
         sums[k].push(column[i] === null ? null : sum);
       });
     });
-    return [history.time, ...sums];
+    return [kept.time, ...sums];
   }
 
   function make() {
@@ -50,7 +65,7 @@ export function plot(title, series, { unit = "", stacked = false } = {}) {
       width: box.clientWidth, height: box.clientHeight, cursor: { show: false }, legend: { show: false },
       padding: [8, 8, 0, 0],
       scales: {
-        x: { time: true, range: () => [Date.now() / 1000 - WINDOW, Date.now() / 1000] },
+        x: { time: true, range: () => [Date.now() / 1000 - SPANS[span][0], Date.now() / 1000] },
         y: { range: (_, low, high) => [0, (high > 0 ? high : 1) * 1.12] },
       },
       axes: [
@@ -74,20 +89,24 @@ export function plot(title, series, { unit = "", stacked = false } = {}) {
     h("span", {}, h("i", { style: { background: `var(--${name})` } }), label)));
 
   function update() {
-    if (history.time.length === 0) {
-      if (!box.firstChild) fill(box, h("div", { class: "waits" }, "Waiting for the first figures"));
+    const kept = SPANS[span][1];
+    if (kept.time.length === 0) {
+      chart?.destroy();
+      chart = null;
+      fill(box, h("div", { class: "waits" }, "Waiting for the first figures"));
       return;
     }
     if (!chart) fill(box);
     if (!chart || made !== look()) make();
     else chart.setData(arranged());
-    const last = series.map(([name, label]) => `${label} ${figure(history[name].at(-1) ?? NaN)}${unit}`);
+    const last = series.map(([name, label]) => `${label} ${figure(kept[name].at(-1) ?? NaN)}${unit}`);
     box.setAttribute("aria-label", `${title}: ${last.join(", ")}`);
-    box.dataset.points = history.time.length;
+    box.dataset.points = kept.time.length;
   }
   return { panel, update, close: () => chart?.destroy() };
 }
 
 function ago(at) {
-  return `−${Math.round((Date.now() / 1000 - at) / 5) * 5} s`;
+  const seconds = Date.now() / 1000 - at;
+  return seconds > 300 ? `−${Math.round(seconds / 60)} min` : `−${Math.round(seconds / 5) * 5} s`;
 }

@@ -7,13 +7,19 @@ const ELEMENTS = { F: "1.0", I: "1", U: "1", B: "True", S: '"1"' };
 
 export function snippets(model) {
   const url = address(model.url.slice(1));
-  const headers = { "content-type": "application/json", ...keyHeaders() };
-  const made = { url, headers, ...bodies(model) };
+  const file = takesPicture(model.inputs) ? "picture.jpg" : "";
+  const headers = { ...(file ? { accept: "application/json" } : { "content-type": "application/json" }), ...keyHeaders() };
+  const made = file ? { url, headers, file } : { url, headers, ...bodies(model) };
   const program = h("a", { href: address(model.url.slice(1).replace(/infer$/, "client.py")) }, "client.py");
   return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Ask it from elsewhere"), program),
     h("div", { class: "body" }, tabs("In what", [
       ["curl", () => code(curl(made))], ["Python", () => code(python(made))], ["JavaScript", () => code(javascript(made))],
     ])));
+}
+
+/** Whether people send a picture to the only input, as a file. */
+function takesPicture([input, ...others]) {
+  return !others.length && (input.files || (input.datatype === "BYTES" && /image|img|picture|photo/i.test(input.name)));
 }
 
 /** The body as JSON, or where that is too long, as text that makes it. */
@@ -37,8 +43,9 @@ function quoted(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-export function curl({ url, headers, json, python: made }) {
+export function curl({ url, headers, json, python: made, file }) {
   const lines = Object.entries(headers).map(([name, value]) => `  -H ${quoted(`${name}: ${value}`)} \\\n`).join("");
+  if (file) return `curl -s ${quoted(url)} \\\n${lines}  --data-binary @${file}`;
   if (json) return `curl -s ${quoted(url)} \\\n${lines}  -d ${quoted(json)}`;
   return `python3 -c ${quoted(`import json; print(json.dumps(${made}))`)} |\n  curl -s ${quoted(url)} \\\n${lines}  --data-binary @-`;
 }
@@ -49,14 +56,14 @@ function asPython(json) {
     ({ true: "True", false: "False", null: "None" })[word] ?? text);
 }
 
-export function python({ url, headers, json, python: made }) {
+export function python({ url, headers, json, python: made, file }) {
+  const body = file ? `from pathlib import Path\nfrom urllib.request import Request, urlopen\n\nbody = Path("${file}").read_bytes()`
+    : `from urllib.request import Request, urlopen\n\nbody = json.dumps(${json ? asPython(json) : made}).encode()`;
   return `import json
-from urllib.request import Request, urlopen
-
-body = ${json ? asPython(json) : made}
+${body}
 request = Request(
     ${JSON.stringify(url)},
-    json.dumps(body).encode(),
+    body,
     ${JSON.stringify(headers)},
 )
 with urlopen(request) as answer:
@@ -64,11 +71,12 @@ with urlopen(request) as answer:
         print(output["name"], output["shape"], output["data"])`;
 }
 
-export function javascript({ url, headers, json, javascript: made }) {
+export function javascript({ url, headers, json, javascript: made, file }) {
+  const body = file ? `document.querySelector("input[type=file]").files[0]` : `JSON.stringify(${json ?? made})`;
   return `const answer = await fetch(${JSON.stringify(url)}, {
   method: "POST",
   headers: ${JSON.stringify(headers)},
-  body: JSON.stringify(${json ?? made}),
+  body: ${body},
 });
 const { outputs } = await answer.json();
 console.log(outputs);`;

@@ -12,6 +12,11 @@ export const now = { models: null, devices: [], requests: null, ready: null, rat
 /** Columns of the same length: times (s), then one for each figure. */
 export const history = { time: [], rate: [], failed: [], batch: [], latency: [], ...Object.fromEntries(PHASES.map((p) => [p, []])) };
 
+/** The same of the last hour, as the server has kept it. */
+export const hour = Object.fromEntries(Object.keys(history).map((name) => [name, []]));
+const HOUR_EVERY = 10 * SECOND;
+let hourAt = -HOUR_EVERY;
+
 const listeners = new Set();
 let before = null;
 let timer = null;
@@ -51,6 +56,11 @@ async function look() {
   if (requests) now.requests = requests;
   now.ready = ready;
   if (stats) count(stats.model_stats);
+  if (performance.now() - hourAt >= HOUR_EVERY) {
+    hourAt = performance.now();
+    const kept = await get("v1/history");
+    if (kept) for (const name of Object.keys(hour)) hour[name] = kept[name];
+  }
   for (const listener of listeners) listener(trouble[0] ?? null);
   soon((now.models?.length ?? 0) > MANY ? 5 * SECOND : SECOND);
 }

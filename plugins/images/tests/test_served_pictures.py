@@ -130,6 +130,19 @@ def test_json_with_base64(served: ServedGateway) -> None:
     assert int(np.argmax(answer["data"])) == 1
 
 
+def test_predict_with_base64(served: ServedGateway) -> None:
+    green, red = ({"b64": base64.b64encode(one).decode()} for one in (GREEN, RED))
+    for instances in ([green, red], [{"image": green}, {"image": red}]):
+        answer = served.client.post(
+            "/v1/models/colour:predict", json={"instances": instances}
+        )
+        assert answer.status_code == 200, answer.text
+        assert np.argmax(answer.json()["predictions"], 1).tolist() == [1, 0]
+    mixed = {"instances": [green, 3]}
+    refused = served.client.post("/v1/models/colour:predict", json=mixed)
+    assert refused.status_code == 400
+
+
 def test_both_clients_and_the_commands(served: ServedGateway, tmp_path: Path) -> None:
     with Client(served.url) as client:
         two = client.infer("colour", [GREEN, RED])["probabilities"]

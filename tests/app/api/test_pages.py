@@ -473,3 +473,58 @@ def test_tabs_go_by_keys(served: ServedGateway, chromium: Browser) -> None:
     )
     assert chromium.evaluate("document.activeElement.ariaSelected") == "true"
     check_quiet(chromium, served)
+
+
+# -- the last hour and the log
+
+
+def test_the_last_hour_is_in_columns(served: ServedGateway) -> None:
+    found = served.client.get("/v1/history").json()
+    assert found["interval"] == 10
+    lengths = {len(column) for name, column in found.items() if name != "interval"}
+    assert len(lengths) == 1
+    asked = served.client.get("/v1/history", params={"model": "nothing"}).json()
+    assert not any(asked["rate"])
+
+
+@in_chromium
+def test_the_log_is_for_those_who_manage(
+    served: ServedGateway, tmp_path: Path, chromium: Browser
+) -> None:
+    path = "/v1/models/%3Cb%3Emissing%1B%5B31m/infer"
+    assert served.client.post(path, json={}).status_code == 404
+
+    def has_come() -> bool:
+        lines = served.client.get("/v1/log").json()["lines"]
+        return any("<b>missing" in line and "\x1b" not in line for line in lines)
+
+    until(has_come)
+    assert len(served.client.get("/v1/log?limit=1").json()["lines"]) == 1
+    assert served.client.get("/v1/log?limit=501").status_code == 400
+    chromium.open(f"{served.url}/#/log")
+    chromium.wait_text("<b>missing", "pre.log")
+    models.affine(tmp_path / "affine.popef")
+    with ServedGateway(tmp_path, POPGATE_TRUST_LOOPBACK="0") as closed:
+        closed.wait_ready()
+        refused = closed.client.get("/v1/log")
+        assert refused.status_code == 403
+        assert refused.json()["code"] == "management_is_closed"
+        chromium.open(f"{closed.url}/#/log")
+        chromium.wait_text("The log is for those who manage the server", "main")
+
+
+@in_chromium
+def test_plots_show_two_minutes_or_an_hour(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    assert ask(served, "affine", "for-the-plots") == 200
+    chromium.open(served.url)
+    chromium.wait("document.querySelector('.plot canvas') !== null")
+    hour = "[...document.querySelectorAll('.spans button')][1]"
+    chromium.evaluate(f"{hour}.click()")
+    assert chromium.evaluate(f"{hour}.getAttribute('aria-pressed')") == "true"
+    kept = len(served.client.get("/v1/history").json()["time"])
+    shown = "document.querySelector('.plot').textContent"
+    if not kept:
+        chromium.wait(f"{shown}.includes('Waiting for the first figures')")
+    chromium.wait("Number(document.querySelector('.plot').dataset.points) > 0")

@@ -6,6 +6,7 @@ Covers: app/cli/errors.py, app/cli/settings_options.py, app/cli/startup_report.p
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import signal
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.http.server import listen_tcp
 from app.settings import Settings
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway, run_popgate
+from tests.engine import models
 from tests.support import until
 
 
@@ -178,3 +180,31 @@ def test_weights_of_hugging_face_are_named(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "is a Hugging Face folder" in ended.stderr
     assert "docs/how-to/bring-a-model.md" in ended.stderr
+
+
+def test_a_log_of_json_has_nothing_plain(tmp_path: Path) -> None:
+    models.affine(tmp_path / "affine.popef")
+    options = ("--log-format", "json", "--metrics-port", "0")
+    with ServedGateway(tmp_path, *options, POPGATE_NONSENSE="1") as gateway:
+        gateway.wait_ready()
+        gateway.wait_line("docs")
+        assert gateway.stop() == 0
+        lines = [json.loads(line) for line in gateway.lines]
+    said = {line["message"].split()[0]: line for line in lines}
+    assert said["POPGATE_NONSENSE"]["level"] == "warning"
+    assert said["PopGate"]["logger"] == "app.start"
+    assert {"metrics", "device", "models", "docs"} <= said.keys()
+    with ServedGateway(
+        tmp_path, "--log-format", "json", "--devices", "cpu:1", "--device-wait",
+        "no-wait", pool=gateway.pool,
+    ) as first:  # fmt: skip
+        first.wait_ready()
+        done = run_popgate(
+            "serve", "-m", tmp_path, "--port", "0", "--log-format", "json",
+            "--devices", "cpu:1", "--device-wait", "no-wait", POPGATE_POOL=gateway.pool,
+        )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ""
+    assert [json.loads(line)["level"] for line in done.stderr.splitlines()][
+        -1
+    ] == "error"

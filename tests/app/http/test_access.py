@@ -202,6 +202,7 @@ ROUTES: dict[Group | None, set[str]] = {
         for version in ("", "/versions/version")
     }
     | {"POST /v2/trace/setting", "POST /v2/logging", "POST /v1/drain"}
+    | {"GET /v1/log"}
     | {f"POST /v1/models/name/{verb}" for verb in ("load", "unload")}
     | {f"POST /v2/repository/models/name/{verb}" for verb in ("load", "unload")},
 }

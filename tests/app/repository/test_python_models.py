@@ -107,7 +107,12 @@ def test_a_row_that_fails_says_where_and_the_log_more(served: ServedGateway) -> 
     response = ask(served, "score", "bad")
     assert response.status_code == 500
     assert "ValueError: bad text; model.py, line 19, in __call__" in response.text
-    served.wait_line('raise ValueError("bad text")')
+    code = served.wait_line('raise ValueError("bad text")')
+    # The traceback is one record: its further lines are indented.
+    first = served.wait_line("engine.python: model score/1: ")
+    assert code.startswith("    ")
+    assert " ERROR " in served.wait_line("Traceback (most recent call last)")
+    assert not [x for x in served.lines if "INFO" in x and "  File " in x], first
     assert answer(served, "score", "x") == [1.0, "config"]
 
 

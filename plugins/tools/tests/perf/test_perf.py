@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from array import array
@@ -25,7 +26,9 @@ from plugins.client.tests.peer import Peer, Reply, http, says, waits
 from popgate_client import Client
 from popgate_tools.perf.load import Run, closed_loop, open_loop
 from popgate_tools.perf.measure import gaps, is_stable, phases
+from popgate_tools.perf.report import round_ticks
 from tests.app.cli.calls import Call
+from tests.app.cli.terminal import in_terminal
 from tests.app.served import ServedGateway
 from tests.support import WAIT
 
@@ -56,6 +59,27 @@ def test_a_sweep(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None:
     text = page.read_text()
     assert text.count("<svg") == 5
     Offline().feed(text)
+
+
+@pytest.mark.parametrize(
+    ("highest", "ticks"),
+    [
+        (1.147, [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2]),
+        (4, [0, 1, 2, 3, 4]),
+        (6158, [0, 1000, 2000, 3000, 4000, 5000, 6000, 7000]),
+        (1e-3, [0, 2e-4, 4e-4, 6e-4, 8e-4, 1e-3]),
+    ],
+)
+def test_ticks_are_round(highest: float, ticks: list[float]) -> None:
+    assert round_ticks(highest) == ticks
+
+
+def test_a_terminal_shows_that_it_goes_on(gateway: ServedGateway) -> None:
+    seen = in_terminal("perf", "affine", "--url", gateway.url, *QUICK)
+    assert seen.code == 0, seen.written
+    assert re.search(r"1 in flight: window 2, [0-9.]+ requests/s", seen.written)
+    shown = [line.split("  ")[0] for line in seen.lines if line.strip()]
+    assert shown == ["load", "1 in flight"]
 
 
 class Offline(HTMLParser):

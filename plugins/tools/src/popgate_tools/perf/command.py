@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -144,9 +145,19 @@ def _sweep(
     from popgate_tools.perf.measure import run_step
     from popgate_tools.perf.report import head, row
 
+    is_seen = sys.stderr.isatty()
     typer.echo(head())
     for load in loads:
-        steps.append(run_step(target, name, requests, load, *windows))
+
+        def show(number: int, rate: float, load: Load = load) -> None:
+            """Show that it goes on: a load takes ten windows at most."""
+            if is_seen:
+                words = f"{load}: window {number}, {rate:.1f} requests/s"
+                typer.echo(f"\r{words}\x1b[K", nl=False, err=True)
+
+        steps.append(run_step(target, name, requests, load, *windows, on_window=show))
+        if is_seen:
+            typer.echo("\r\x1b[K", nl=False, err=True)
         typer.echo(row(steps[-1]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -106,11 +106,12 @@ def run_step(
     warm_up: float,
     within: float,
     most_windows: int = MOST_WINDOWS,
+    on_window: Callable[[int, float], None] = lambda number, rate: None,
 ) -> Measurement:
     """Measure windows of so many seconds under a load, until three agree.
 
-    Raises OSError and `ConnectionFailed` without a server, KeyboardInterrupt for
-    Control-C.
+    `on_window` is called after each with its number and its requests a second. Raises
+    OSError and `ConnectionFailed` without a server, KeyboardInterrupt for Control-C.
     """
     client = target.client
 
@@ -122,6 +123,7 @@ def run_step(
         while len(runs) < most_windows and not is_stable(runs, within):
             runs.append(await run_window(target, requests, load, seconds, len(runs)))
             said.append(_statistics(client, name))
+            on_window(len(runs), runs[-1].rate)
         stable = is_stable(runs, within)
         server = phases(said[-min(AGREEING, len(runs)) - 1], said[-1])
         return measured(load, runs, stable, server)

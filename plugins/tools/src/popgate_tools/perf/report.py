@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,9 +103,19 @@ def _cells(step: Measurement) -> list[str]:
     ]  # fmt: skip
 
 
+def round_ticks(highest: float) -> list[float]:
+    """Return round values from 0 to `highest` or just above it, four or more."""
+    power = 10.0 ** math.floor(math.log10(highest / 4))
+    step = max(step * power for step in (1, 2, 5) if 4 * step * power <= highest)
+    count = math.ceil(highest / step - 1e-9)
+    return [float(f"{number * step:.12g}") for number in range(count + 1)]
+
+
 def _plot(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
     """Return lines over evenly spaced marks, as SVG."""
-    top = max((value for line in series.values() for value in line), default=0) or 1
+    highest = max((value for line in series.values() for value in line), default=0) or 1
+    ticks = round_ticks(highest)
+    top = ticks[-1]
     wide, high = _WIDTH - _LEFT - 130, _HEIGHT - _BOTTOM - 12
 
     def x(number: int) -> float:
@@ -114,12 +125,12 @@ def _plot(labels: Sequence[str], series: Mapping[str, Sequence[float]]) -> str:
         return 12 + high * (1 - value / top)
 
     parts = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        at = y(share * top)
+    for tick in ticks:
+        at = y(tick)
         parts.append(
             f'<line x1="{_LEFT}" x2="{_LEFT + wide}" y1="{at:.1f}" y2="{at:.1f}" '
             f'stroke="currentColor" opacity=".15"/><text x="{_LEFT - 6}" '
-            f'y="{at + 4:.1f}" text-anchor="end">{share * top:.4g}</text>'
+            f'y="{at + 4:.1f}" text-anchor="end">{tick:.4g}</text>'
         )
     for number, label in enumerate(labels):
         parts.append(
