@@ -360,7 +360,7 @@ class GatewayServer(uvicorn.Server):
             await self._abort_requests()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        if self._watch is not None:  # nobody waits for what follows
+        if self._watch is not None:  # no client waits for what follows
             self._watch.stop()
         if not self.force_exit:
             await self.lifespan.shutdown()

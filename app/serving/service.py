@@ -92,7 +92,7 @@ class Service:
         self, pool: DaemonPool, call: Callable[[], T], deadline: float, size: int = 0
     ) -> T:
         """Return what `call` does, in a thread of the pool. The memory that it takes is
-        counted until it has ended, also where nobody waits for it any more.
+        counted until it has ended, even if no request waits for it any more.
         """
         return await _until(deadline, self._begun(pool, call, size))
 

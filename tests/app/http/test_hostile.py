@@ -1,6 +1,6 @@
 """Clients that mean harm: each gets a bounded refusal, and others are answered.
 
-What is here is in the table of docs/how-to/secure.md, with what other files test.
+`tests/docs/attacks.toml` names the attack of docs/how-to/secure.md that each shows.
 """
 
 from __future__ import annotations
