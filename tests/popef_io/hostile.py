@@ -1,7 +1,6 @@
 """The numbered list of hostile files: what each lies about and how it is refused.
 
-docs/reference/popef-format.md has the same numbers and titles; a test keeps the two
-together.
+docs/reference/popef-format.md has their number and the errors of each kind of damage.
 A file is refused when it is parsed, or, with `on_access`, when its payloads are used.
 """
 
