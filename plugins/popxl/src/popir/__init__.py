@@ -2,7 +2,7 @@
 
 `popxl` is a thin front end of this package. Operators are records (`popir.ops`).
 Importing the package imports neither onnx nor the engine; lowering imports both.
-docs/reference/executables.md describes it.
+plugins/popxl/README.md describes it.
 """
 
 from popir import ops as _ops  # noqa: F401 - registers the operators

@@ -1,8 +1,8 @@
 """PopXL: graphs written in Python, differentiated, run and served.
 
 Names, signatures and behaviour are those of Graphcore's `popxl` 3.4, with the spellings
-of 3.1. Of it the first half is being built: what is not there yet says so when it is
-used (docs/reference/executables.md).
+of 3.1. A missing operation raises NotImplementedError; the end of
+docs/reference/executables.md lists those.
 """
 
 from __future__ import annotations
