@@ -7,7 +7,7 @@ Ways take turns within a round; a number is the median over the rounds.
 
     step        a data-parallel training step (512, 512, 512, batch 128 a replica) of R
                 replicas, beside R times ONNX Runtime's own runs of its graphs; in
-                processor time on one core
+                processor time on one core, then in time on all cores
     reduce      an all-reduce of 64 MB over 4 replicas, beside NumPy's sum of the arrays
     instances   the same over 2 instances, beside `a + b`; and how often an instance of
                 16 on all cores is switched while it waits for the others
@@ -19,6 +19,7 @@ Ways take turns within a round; a number is the median over the rounds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import shutil
@@ -136,15 +137,16 @@ def step(rounds: int) -> None:
                 show(f"step of {replicas} replicas, one core", found)
     finally:
         os.sched_setaffinity(0, cores)
-    found = {}
-    for replicas in (2, 1):
-        ir, xs, _ = _training(replicas)
-        data = np.random.default_rng(1).normal(size=(replicas, 128, 512))
-        inputs = {xs: data.astype(np.float32) if replicas > 1 else data[0]}
-        with popxl.Session(ir, "ipu_model") as session:
-            run: Way = lambda s=session, i=inputs: s.run(i)  # type: ignore[misc] # noqa: E731
-            found[f"R={replicas}"] = in_turns({"step": run}, rounds)["step"]
-    show("step on all cores", found)
+    with contextlib.ExitStack() as stack:
+        ways = {}
+        for replicas in (2, 1):
+            ir, xs, _ = _training(replicas)
+            data = np.random.default_rng(1).normal(size=(replicas, 128, 512))
+            given = {xs: data.astype(np.float32) if replicas > 1 else data[0]}
+            session = stack.enter_context(popxl.Session(ir, "ipu_model"))
+            ways[f"R={replicas}"] = lambda s=session, i=given: s.run(i)  # type: ignore[misc]
+        ways["one bare call of one thread"] = _bare(session, 1)
+        show("step on all cores", in_turns(ways, 5 * rounds))
 
 
 def reduce(rounds: int) -> None:
@@ -170,31 +172,35 @@ def _as_instance(elements: int, rounds: int, beside: str) -> None:
     }
     (array, *_) = given.values()
     other = array.copy()
-    times: dict[str, list[float]] = {"all-reduce": [], beside: []}
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    for _ in range(rounds + 1):
-        instances.barrier()
-        start = time.perf_counter()
+
+    def reduce() -> None:
         instances.exchanged("bench", collective, given)
-        times["all-reduce"].append(1e3 * (time.perf_counter() - start))
-        instances.barrier()
-        start = time.perf_counter()
+
+    def others() -> None:
         if beside == "MPI.Allreduce":
             from mpi4py import MPI
 
-            into = np.empty_like(array)
-            MPI.COMM_WORLD.Allreduce(array, into)
+            MPI.COMM_WORLD.Allreduce(array, np.empty_like(array))
         elif this.index == 0:
-            into = array + other
-        times[beside].append(1e3 * (time.perf_counter() - start))
-    after = resource.getrusage(resource.RUSAGE_SELF)
+            np.add(array, other)
+
+    ways: dict[str, Way] = {"all-reduce": reduce, beside: others}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    used: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            instances.barrier()
+            start, before = time.perf_counter(), time.process_time()
+            way()
+            if number:
+                times[name].append(1e3 * (time.perf_counter() - start))
+                used[name].append(1e3 * (time.process_time() - before))
     instances.barrier()
     if this.index == 0:
-        found = {name: statistics.median(taken[1:]) for name, taken in times.items()}
-        used = 1e3 * (after.ru_utime + after.ru_stime - before.ru_utime)
-        show(f"{4e-6 * elements:.3f} MB over {this.count} instances", found)
-        each = (used - 1e3 * before.ru_stime) / (rounds + 1)
-        print(f"  processor time a round {each:.2f} ms", flush=True)
+        what = f"{4e-6 * elements:.3f} MB over {this.count} instances"
+        show(what, {name: statistics.median(taken) for name, taken in times.items()})
+        found = {name: statistics.median(taken) for name, taken in used.items()}
+        show("  processor time of an instance", found)
 
 
 def _started(count: int, elements: int, rounds: int, beside: str, *how: str) -> None:

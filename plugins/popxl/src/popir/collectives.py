@@ -7,15 +7,19 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from popir.dtypes import AnyDtype, Array, Shape
 from popir.grouping import Kind
 from popir.shards import joined, shard
+from popir.workers import ALONE, Workers
 
 #: Elements that are reduced at once.
 BLOCK = 1 << 15
+#: The fewest elements that are worth a thread.
+SHARE = 1 << 16
 _FOLDS: dict[str, Callable[[Array, Array], Array]] = {
     "min": np.minimum,
     "max": np.maximum,
@@ -25,16 +29,25 @@ _FOLDS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def exchanged(
-    what: Kind, op: str, axis: int, shape: Shape, values: Sequence[Array]
+    what: Kind,
+    op: str,
+    axis: int,
+    shape: Shape,
+    values: Sequence[Array],
+    workers: Workers = ALONE,
+    is_free: bool = False,
 ) -> list[Array]:
     """Return for each member what it has then, of `values` in the group's order.
 
-    op: how they are reduced. shape: of each result.
+    op: how they are reduced. shape: of each result. workers: share large sums.
+    is_free: the sum may be made in the memory of the first value.
     """
     count = len(values)
     match what:
         case "reduce" | "scatter":
-            total = reduced(op, values)
+            flags = values[0].flags
+            in_place = is_free and flags.writeable and flags.c_contiguous
+            total = reduced(op, values, values[0] if in_place else None, workers)
             return [from_total(what, total, count, rank) for rank in range(count)]
         case "gather":
             return [joined(values, shape)] * count
@@ -54,18 +67,29 @@ def from_total(what: Kind, total: Array, count: int, rank: int) -> Array:
     return shard(total, count, rank) if what == "scatter" else total
 
 
-def reduced(op: str, values: Sequence[Array], out: Array | None = None) -> Array:
+def reduced(
+    op: str,
+    values: Sequence[Array],
+    out: Array | None = None,
+    workers: Workers = ALONE,
+) -> Array:
     """Return `values` reduced: `mul` stands for the mean, as in the original.
 
-    out: where to; default: a new array. Large values are reduced block by block, which
-    stay in the cache of a core.
+    out: where to; it may be the first value; default: a new array. Large values are
+    reduced block by block, which stay in the cache of a core.
     """
     total = np.empty_like(values[0], order="C") if out is None else out
     flat = [np.ascontiguousarray(v).reshape(-1) for v in values]
     into = total.reshape(-1)
-    for start in range(0, into.size, BLOCK):
-        part = slice(start, start + BLOCK)
-        _reduce_block(op, [v[part] for v in flat], into[part])
+
+    def reduce(part: slice) -> None:
+        for start in range(part.start, part.stop, BLOCK):
+            block = slice(start, min(start + BLOCK, part.stop))
+            _reduce_block(op, [v[block] for v in flat], into[block])
+
+    count = min(workers.count, into.size // SHARE) or 1
+    ends = [into.size * n // count for n in range(count + 1)]
+    workers.each(reduce, [slice(a, b) for a, b in pairwise(ends)])
     return total
 
 
@@ -91,6 +115,9 @@ def _reduce_block(op: str, values: Sequence[Array], out: Array) -> None:
         if dtype.kind in "iu":
             # Towards zero, as all integers are divided here.
             total[...] = np.sign(total) * (np.abs(total) // len(values))
+        elif len(values) & (len(values) - 1) == 0:
+            # The same bits for a power of two, and faster.
+            np.multiply(total, wide.type(1 / len(values)), out=total)
         else:
             np.divide(total, wide.type(len(values)), out=total)
     if total is not out:

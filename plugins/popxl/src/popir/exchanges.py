@@ -19,6 +19,7 @@ from popir.dtypes import Array
 from popir.errors import RunError
 from popir.grouping import Collective
 from popir.remote import RemoteBuffer
+from popir.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     from popir.instances import Instances
@@ -90,15 +91,23 @@ class Exchanges:
         return handle in self._ends.sent or handle in self._ends.received
 
     def send(
-        self, handle: str, replicas: Sequence[int], values: Sequence[Array]
+        self,
+        handle: str,
+        replicas: Sequence[int],
+        values: Sequence[Array],
+        workers: Workers = ALONE,
+        is_free: bool = False,
     ) -> None:
-        """Take what `replicas` send."""
+        """Take what `replicas` send.
+
+        workers: share large sums. is_free: a sum may be made in the memory of `values`.
+        """
         exchange, part = self._ends.sent[handle]
         waiting = self._waiting.setdefault((exchange, part), {})
         if isinstance(exchange, Collective):
             numbers = [self._first + replica for replica in replicas]
             given = dict(zip(numbers, values, strict=True))
-            made = _together(exchange, given, self._instances)
+            made = _together(exchange, given, self._instances, workers, is_free)
             if self._instances is not None:
                 name = f"{exchange.operator} ({handle})"
                 made |= self._instances.exchanged(name, exchange, given)
@@ -137,7 +146,11 @@ def _place(exchange: RemoteLoad | RemoteStore, at: dict[int, int], replica: int)
 
 
 def _together(
-    exchange: Collective, given: Mapping[int, Array], instances: Instances | None
+    exchange: Collective,
+    given: Mapping[int, Array],
+    instances: Instances | None,
+    workers: Workers,
+    is_free: bool,
 ) -> dict[int, Array]:
     """Return what the members of groups have then that are here as a whole."""
     results: dict[int, Array] = {}
@@ -154,6 +167,8 @@ def _together(
             )
         what, op = exchange.what, exchange.op
         own = [given[r] for r in members]
-        made = collectives.exchanged(what, op, exchange.axis, exchange.shape, own)
+        made = collectives.exchanged(
+            what, op, exchange.axis, exchange.shape, own, workers, is_free
+        )
         results.update(zip(members, made, strict=True))
     return results

@@ -26,7 +26,7 @@ from popir.errors import RunError
 from popir.instances.exchange import Instances, Span
 from popir.instances.identity import Identity
 from popir.instances.shared_memory import NOTE, SharedMemory, create
-from popir.instances.span import SharedSpan, arena_size, slices
+from popir.instances.span import Piece, SharedSpan, arena_size, slices
 
 #: Tries before a wait for another machine sleeps, and its longest sleep in seconds.
 _TRIES, _LONGEST = 2000, 0.0005
@@ -288,51 +288,77 @@ class MachinesSpan(SharedSpan):
                 notes[index] = self._far_notes[place].tobytes()
         return notes
 
-    def _machines(self, size: int) -> list[slice]:
-        return slices(slice(0, size), len(self._by_machine))
-
     def _cut(self, size: int) -> tuple[slice, list[tuple[int, slice]]]:
         machines = self._machines(size)
         mine, others = self._cut_here(machines.pop(self._rank))
         return mine, [*others, *((self._speaker, part) for part in machines)]
 
-    def _spread(
-        self, replicas: Sequence[int], dtype: AnyDtype, machines: Sequence[slice]
+    def _machines(self, size: int) -> list[slice]:
+        """Return the slice of a piece that each machine sums."""
+        return slices(slice(0, size), len(self._by_machine))
+
+    def _spread(self, replicas: Sequence[int], dtype: AnyDtype, piece: Piece) -> None:
+        whole = slice(0, piece.size)
+        self._meet()
+        if self._speaks:
+            self._swap(
+                lambda _: self._slots_of(self._rank, replicas, dtype, piece, whole),
+                lambda n: self._slots_of(n, replicas, dtype, piece, whole),
+            )
+        self._meet()
+
+    def _pass(
+        self,
+        replicas: Sequence[int],
+        groups: int,
+        dtype: AnyDtype,
+        values: Piece | None,
+        totals: Piece | None,
     ) -> None:
+        def passed(source: int, target: int) -> list[Array]:
+            """Return what goes from one machine to another."""
+            found = []
+            if values is not None:
+                part = self._machines(values.size)[target]
+                found += self._slots_of(source, replicas, dtype, values, part)
+            if totals is not None:
+                found += self._totals_of(source, groups, dtype, totals)
+            return found
+
         self._meet()
         if self._speaks:
-            # One slice is for all machines, several are one for each.
-            cuts = [machines[n % len(machines)] for n in range(len(self._by_machine))]
-
-            def slots(number: int, part: slice) -> list[Array]:
-                there = self._by_machine[number]
-                owned = [r for r in replicas if r // self._each in there]
-                return [self._slot(r, dtype)[part].view(np.uint8) for r in owned]
-
-            self._swap(
-                lambda n: slots(self._rank, cuts[n]),
-                lambda n: slots(n, cuts[self._rank]),
-            )
+            self._swap(lambda n: passed(self._rank, n), lambda n: passed(n, self._rank))
         self._meet()
 
-    def _collect(self, groups: int, dtype: AnyDtype, machines: Sequence[slice]) -> None:
-        self._meet()
-        if self._speaks:
-            own, others = self._cut_here(machines[self._rank])
+    def _slots_of(
+        self,
+        machine: int,
+        replicas: Sequence[int],
+        dtype: AnyDtype,
+        piece: Piece,
+        part: slice,
+    ) -> list[Array]:
+        """Return the values of the replicas of a machine, as bytes."""
+        there = self._by_machine[machine]
+        owned = [r for r in replicas if r // self._each in there]
+        return [self._slot(r, dtype, piece)[part].view(np.uint8) for r in owned]
+
+    def _totals_of(
+        self, machine: int, groups: int, dtype: AnyDtype, piece: Piece
+    ) -> list[Array]:
+        """Return the slices that the instances of a machine summed, as bytes."""
+        whole = self._machines(piece.size)[machine]
+        if machine == self._rank:
+            own, others = self._cut_here(whole)
             parts = [(self._speaker, own), *others]
-            self._swap(
-                lambda _: [
-                    self._total(member, group, dtype)[part].view(np.uint8)
-                    for group in range(groups)
-                    for member, part in parts
-                ],
-                lambda n: [
-                    self._total(self._speaker, group, dtype)[part].view(np.uint8)
-                    for group in range(groups)
-                    for part in slices(machines[n], len(self._by_machine[n]))
-                ],
-            )
-        self._meet()
+        else:
+            count = len(self._by_machine[machine])
+            parts = [(self._speaker, part) for part in slices(whole, count)]
+        return [
+            self._total(member, group, dtype, piece)[part].view(np.uint8)
+            for group in range(groups)
+            for member, part in parts
+        ]
 
     def _swap(
         self,

@@ -1,14 +1,18 @@
 """Instances of one machine that exchange values together, in shared memory.
 
 Each instance has an arena for a span: a slot for a piece of each of its replicas'
-values, then a slot for a piece of each total. Large values go piece by piece. An
+values, then a slot for a piece of each total, and all that twice. Large values go piece
+by piece, in turns through the two halves, so that the instances meet once a piece: when
+they meet the values of one piece are there and the totals of the piece before. An
 instance sums its slice of a piece from all slots, in the order of the replicas, so sums
 have the same bits in any layout.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +24,26 @@ from popir.instances.shared_memory import SharedMemory
 PIECE = 1 << 22
 #: Each instance sums values of fewer bytes whole.
 SMALL = 1 << 13
+#: Bytes of large totals that a span keeps to use again: new memory costs as much as a
+#: pass over it.
+KEPT = 1 << 28
+_LARGE = 1 << 20
+#: References to an array that only a list has, which looks at it.
+_UNUSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of all values that go at once."""
+
+    start: int
+    stop: int
+    half: int
+    """Of the arenas."""
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
 
 
 class SharedSpan:
@@ -47,6 +71,7 @@ class SharedSpan:
         self._capacity = capacity
         own = memory.view(memory.index, offset, arena_size(capacity))
         self._arenas = {memory.index: own}
+        self._kept: list[Array] = []
 
     def barrier(self) -> None:
         """Wait until all instances of the span are here."""
@@ -75,17 +100,15 @@ class SharedSpan:
             for replica in members
         }
         flat = {replica: value.reshape(-1) for replica, value in found.items()}
-        for start, stop in _pieces(example):
-            if start:
-                self._meet()
+        for piece in _pieces(example):
             for replica in given:
-                slot = self._slot(replica, example.dtype)
-                slot[: stop - start] = flat[replica][start:stop]
-            self._spread(members, example.dtype, [slice(0, stop - start)])
+                slot = self._slot(replica, example.dtype, piece)
+                slot[: piece.size] = flat[replica][piece.start : piece.stop]
+            self._spread(members, example.dtype, piece)
             for replica in members:
                 if replica not in given:
-                    slot = self._slot(replica, example.dtype)
-                    flat[replica][start:stop] = slot[: stop - start]
+                    slot = self._slot(replica, example.dtype, piece)
+                    flat[replica][piece.start : piece.stop] = slot[: piece.size]
         return found
 
     def all_reduce(
@@ -98,42 +121,78 @@ class SharedSpan:
         if example.nbytes <= SMALL:
             found = self.all_gather(given, members, example)
             return [reduced(op, [found[r] for r in group]) for group in groups]
-        totals = [np.empty(example.shape, dtype) for _ in groups]
+        totals = [self._empty_like(example) for _ in groups]
         flat = [total.reshape(-1) for total in totals]
         own = {replica: value.reshape(-1) for replica, value in given.items()}
-        for start, stop in _pieces(example):
-            machines = self._machines(stop - start)
-            mine, others = self._cut(stop - start)
-            for replica, value in own.items():
-                slot, part = self._slot(replica, dtype), value[start:stop]
-                slot[: mine.start] = part[: mine.start]
-                slot[mine.stop : len(part)] = part[mine.stop :]
-            self._spread(members, dtype, machines)
-            for number, group in enumerate(groups):
-                parts = [
-                    own[replica][start:stop][mine]
-                    if replica in own
-                    else self._slot(replica, dtype)[mine]
-                    for replica in group
-                ]
-                total = flat[number][start:stop][mine]
-                reduced(op, parts, total)
-                self._total(self._memory.index, number, dtype)[mine] = total
-            self._collect(len(groups), dtype, machines)
-            for number in range(len(groups)):
-                into = flat[number][start:stop]
-                for member, place in others:
-                    into[place] = self._total(member, number, dtype)[place]
+        before: Piece | None = None
+        for piece in (*_pieces(example), None):
+            if piece is not None:
+                self._fill(own, dtype, piece)
+            self._pass(members, len(groups), dtype, piece, before)
+            if before is not None:
+                self._take(flat, dtype, before)
+            if piece is not None:
+                self._sum(op, own, groups, flat, dtype, piece)
+            before = piece
         return totals
+
+    def _fill(self, own: Mapping[int, Array], dtype: AnyDtype, piece: Piece) -> None:
+        """Write what the others sum of this instance's values."""
+        mine, _ = self._cut(piece.size)
+        for replica, value in own.items():
+            slot = self._slot(replica, dtype, piece)
+            part = value[piece.start : piece.stop]
+            slot[: mine.start] = part[: mine.start]
+            slot[mine.stop : piece.size] = part[mine.stop :]
+
+    def _sum(
+        self,
+        op: str,
+        own: Mapping[int, Array],
+        groups: Sequence[Sequence[int]],
+        totals: Sequence[Array],
+        dtype: AnyDtype,
+        piece: Piece,
+    ) -> None:
+        """Sum this instance's slice of a piece, for itself and for the others."""
+        mine, _ = self._cut(piece.size)
+        for number, group in enumerate(groups):
+            parts = [
+                own[replica][piece.start : piece.stop][mine]
+                if replica in own
+                else self._slot(replica, dtype, piece)[mine]
+                for replica in group
+            ]
+            total = totals[number][piece.start : piece.stop][mine]
+            reduced(op, parts, total)
+            self._total(self._memory.index, number, dtype, piece)[mine] = total
+
+    def _take(self, totals: Sequence[Array], dtype: AnyDtype, piece: Piece) -> None:
+        """Read the slices that others summed."""
+        _, others = self._cut(piece.size)
+        for number, total in enumerate(totals):
+            into = total[piece.start : piece.stop]
+            for member, place in others:
+                into[place] = self._total(member, number, dtype, piece)[place]
+
+    def _empty_like(self, example: Array) -> Array:
+        """Return an array for a total, perhaps one that nothing refers to any more."""
+        if example.nbytes < _LARGE:
+            return np.empty(example.shape, example.dtype)
+        for array in self._kept:
+            is_alike = (array.shape, array.dtype) == (example.shape, example.dtype)
+            if is_alike and sys.getrefcount(array) == _UNUSED:
+                return array
+        self._kept.append(np.empty(example.shape, example.dtype))
+        made = self._kept[-1]
+        while sum(array.nbytes for array in self._kept) > KEPT:
+            del self._kept[0]
+        return made
 
     def _meet(self) -> None:
         self._memory.meet(self._others)
 
     # What a span of several machines does in another way.
-
-    def _machines(self, size: int) -> list[slice]:
-        """Return the slice of a piece that each machine sums."""
-        return [slice(0, size)]
 
     def _cut(self, size: int) -> tuple[slice, list[tuple[int, slice]]]:
         """Return the slice that this instance sums, and the others', with the arenas
@@ -145,31 +204,37 @@ class SharedSpan:
         parts = dict(zip(self._members, cuts, strict=True))
         return parts.pop(self._memory.index), list(parts.items())
 
-    def _spread(
-        self, replicas: Sequence[int], dtype: AnyDtype, machines: Sequence[slice]
+    def _spread(self, replicas: Sequence[int], dtype: AnyDtype, piece: Piece) -> None:
+        """Bring the whole slots of `replicas` to all."""
+        self._meet()
+
+    def _pass(
+        self,
+        replicas: Sequence[int],
+        groups: int,
+        dtype: AnyDtype,
+        values: Piece | None,
+        totals: Piece | None,
     ) -> None:
-        """Bring the slots of `replicas` to all who read them: of each its slice."""
+        """Bring `values`, slots of `replicas`, to all who sum them, each its slice; and
+        the totals of an earlier piece to all."""
         self._meet()
 
-    def _collect(self, groups: int, dtype: AnyDtype, machines: Sequence[slice]) -> None:
-        """Bring the totals to all instances."""
-        self._meet()
-
-    def _slot(self, replica: int, dtype: AnyDtype) -> Array:
+    def _slot(self, replica: int, dtype: AnyDtype, piece: Piece) -> Array:
         member, number = self._slots[replica]
-        return self._part(member, number, dtype)
+        return self._part(member, number, dtype, piece)
 
-    def _total(self, member: int, group: int, dtype: AnyDtype) -> Array:
-        return self._part(member, self._capacity + group, dtype)
+    def _total(self, member: int, group: int, dtype: AnyDtype, piece: Piece) -> Array:
+        return self._part(member, self._capacity + group, dtype, piece)
 
-    def _part(self, member: int, number: int, dtype: AnyDtype) -> Array:
-        arena = self._arenas[member]
-        return arena[number * PIECE : (number + 1) * PIECE].view(dtype)
+    def _part(self, member: int, number: int, dtype: AnyDtype, piece: Piece) -> Array:
+        at = 2 * self._capacity * piece.half + number
+        return self._arenas[member][at * PIECE : (at + 1) * PIECE].view(dtype)
 
 
 def arena_size(capacity: int) -> int:
-    """Bytes of an arena: pieces of values and of totals."""
-    return 2 * capacity * PIECE
+    """Bytes of an arena: two halves of pieces of values and of totals."""
+    return 4 * capacity * PIECE
 
 
 def slices(whole: slice, count: int) -> list[slice]:
@@ -179,8 +244,11 @@ def slices(whole: slice, count: int) -> list[slice]:
     return [slice(ends[n], ends[n + 1]) for n in range(count)]
 
 
-def _pieces(value: Array) -> list[tuple[int, int]]:
-    """Return the ranges of elements that go at once; one if there are none."""
+def _pieces(value: Array) -> list[Piece]:
+    """Return the elements that go at once; one piece if there are none."""
     step = PIECE // value.itemsize
     starts = range(0, value.size, step) or range(1)
-    return [(start, min(start + step, value.size)) for start in starts]
+    return [
+        Piece(start, min(start + step, value.size), number % 2)
+        for number, start in enumerate(starts)
+    ]

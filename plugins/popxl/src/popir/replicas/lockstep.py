@@ -9,8 +9,7 @@ do not depend on the number of threads, which each have one thread of ONNX Runti
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from engine.programs.onnx_session import OnnxSession, make_run_options
 from popir.dtypes import Array
 from popir.errors import IrError
 from popir.exchanges import Exchanges
+from popir.replicas.lifetimes import lifetimes, walk
+from popir.workers import Workers
 
 if TYPE_CHECKING:
     from popir.lowering.compile import Program
@@ -59,9 +60,16 @@ class LockstepSession:
             name: OnnxSession(graph.model, {}, threads=1)
             for name, graph in program.executable.graphs.items()
         }
-        count = min(threads or _cores(), program.replicas)
-        self._pool = ThreadPoolExecutor(count, "popir") if count > 1 else None
+        self._workers = Workers(min(threads or _cores(), program.replicas))
         self._streams = _Streams({}, {})
+        programs = program.executable.programs.values()
+        self._lifetimes = lifetimes(programs)
+        self._calls = {
+            id(node): _Call(node, self._graphs[node.graph])
+            for each in programs
+            for node in walk(each)
+            if isinstance(node, Execute)
+        }
 
     def run(
         self,
@@ -87,22 +95,26 @@ class LockstepSession:
 
     def close(self) -> None:
         """Give back all memory. Idempotent."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._workers.close()
         self._graphs.clear()
+        self._calls.clear()
         self._values = [{} for _ in self._all]
 
     def _node(self, node: Node, there: Sequence[int]) -> None:
         match node:
             case Steps(nodes):
+                last = self._lifetimes.last
                 for each in nodes:
                     self._node(each, there)
+                    for name in last.get(id(each), ()):
+                        for replica in there:
+                            self._values[replica].pop(name, None)
             case Execute():
-                self._execute(node, there)
+                self._execute(self._calls[id(node)], there)
             case StreamIn(handle, variable):
-                self._set(variable, there, self._read(handle, there))
-            case StreamOut(variable, handle):
-                self._write(handle, there, [self._values[r][variable] for r in there])
+                self._set(variable, there, self._read(handle, variable, there))
+            case StreamOut():
+                self._write(node, there)
             case Copy(source, target):
                 self._set(target, there, [self._values[r][source] for r in there])
             case Repeat(count, body):
@@ -119,19 +131,20 @@ class LockstepSession:
         for replica, value in zip(there, values, strict=True):
             self._values[replica][variable] = value
 
-    def _read(self, handle: str, there: Sequence[int]) -> list[Array]:
+    def _read(self, handle: str, variable: str, there: Sequence[int]) -> list[Array]:
         if self._exchanges is not None and self._exchanges.knows(handle):
             return self._exchanges.receive(handle, there)
-        return [self._streams.read(handle, replica) for replica in there]
+        keeps = variable not in self._lifetimes.fed
+        return [self._streams.read(handle, replica, keeps) for replica in there]
 
-    def _write(
-        self, handle: str, there: Sequence[int], values: Sequence[Array]
-    ) -> None:
-        if self._exchanges is not None and self._exchanges.knows(handle):
-            self._exchanges.send(handle, there, values)
+    def _write(self, node: StreamOut, there: Sequence[int]) -> None:
+        values = [self._values[replica][node.variable] for replica in there]
+        if self._exchanges is not None and self._exchanges.knows(node.handle):
+            free = node.variable in self._lifetimes.summed
+            self._exchanges.send(node.handle, there, values, self._workers, free)
             return
         for replica, value in zip(there, values, strict=True):
-            self._streams.write(handle, replica, value)
+            self._streams.write(node.handle, replica, value)
 
     def _switch(self, node: Switch, there: Sequence[int]) -> None:
         taken: dict[int, list[int]] = {}
@@ -146,39 +159,43 @@ class LockstepSession:
                 )
             self._node(chosen, taken[case])
 
-    def _execute(self, node: Execute, there: Sequence[int]) -> None:
-        graph = self._graphs[node.graph]
-        names = list(node.outputs)
-        targets = list(node.outputs.values())
-
+    def _execute(self, call: _Call, there: Sequence[int]) -> None:
         def one(replica: int) -> None:
-            values = self._values[replica]
-            feed = {name: values[variable] for name, variable in node.inputs.items()}
-            options = make_run_options()
-            try:
-                made = graph.raw_run(names, feed, options)
-            except Exception as error:
-                raise graph.error_of(error, options) from None
-            values.update(zip(targets, made, strict=True))
+            call.run(self._values[replica])
 
-        self._each(one, there, node)
-
-    def _each(
-        self, one: Callable[[int], None], there: Sequence[int], node: Execute
-    ) -> None:
-        if self._pool is None or len(there) < 2 or self._is_small(node, there[0]):
+        if call.is_small(self._values[there[0]]):
             for replica in there:
                 one(replica)
-            return
-        waiting = [self._pool.submit(one, replica) for replica in there]
-        errors = [each.exception() for each in waiting]
-        for error in errors:
-            if error is not None:
-                raise error
+        else:
+            self._workers.each(one, there)
 
-    def _is_small(self, node: Execute, replica: int) -> bool:
-        values = self._values[replica]
-        return sum(values[v].nbytes for v in node.inputs.values()) < SMALL
+
+class _Call:
+    """A run of a graph, ready to be made with the variables of any replica."""
+
+    def __init__(self, node: Execute, graph: OnnxSession) -> None:
+        self._graph = graph
+        self._inputs = list(node.inputs.items())
+        self._names = list(node.outputs)
+        self._targets = list(node.outputs.values())
+        self._is_small: bool | None = None
+
+    def is_small(self, values: Mapping[str, Array]) -> bool:
+        """Return whether threads would cost more than they save. Shapes stay."""
+        if self._is_small is None:
+            size = sum(values[variable].nbytes for _, variable in self._inputs)
+            self._is_small = size < SMALL
+        return self._is_small
+
+    def run(self, values: dict[str, Array]) -> None:
+        """Run the graph, from and into `values`."""
+        feed = {name: values[variable] for name, variable in self._inputs}
+        options = make_run_options()
+        try:
+            made = self._graph.raw_run(self._names, feed, options)
+        except Exception as error:
+            raise self._graph.error_of(error, options) from None
+        values.update(zip(self._targets, made, strict=True))
 
 
 class _Streams:
@@ -191,12 +208,16 @@ class _Streams:
         self._read: dict[tuple[str, int], int] = {}
         self._written: dict[tuple[str, int], int] = {}
 
-    def read(self, handle: str, replica: int) -> Array:
+    def read(self, handle: str, replica: int, keeps: bool) -> Array:
+        """Return the next of a stream; keeps: it must last longer than the run."""
         array = self._inputs[handle][replica]
         at = self._read.get((handle, replica), 0)
         self._read[handle, replica] = at + 1
-        # The caller may change what it gave; a variable may keep it.
-        return np.array(array[at % len(array)], order="C")
+        found: Array = array[at % len(array), ...]
+        if keeps or not (found.flags.c_contiguous and found.flags.aligned):
+            # The caller may change what it gave.
+            return np.array(found, order="C")
+        return found
 
     def write(self, handle: str, replica: int, value: Array) -> None:
         target = self._outputs[handle]

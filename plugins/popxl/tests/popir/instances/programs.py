@@ -12,6 +12,8 @@ import numpy as np
 
 import popdist
 import popxl
+from popir.grouping import Collective, strided
+from popir.instances import connect
 from popxl import ops
 from popxl.ops import collectives
 
@@ -111,6 +113,41 @@ def random_program(replicas: str, seed: int) -> None:
     for replica in range(local):
         rows = [a[:, replica] if local > 1 else a for a in outputs.values()]
         say(seed, first + replica, *sorted(map(_digest, rows)), of_weights)
+
+
+def large_values(replica: int) -> Any:
+    """Give a replica's values, which go in several pieces."""
+    return np.random.default_rng(replica).random(2_700_001, np.float32)
+
+
+def large() -> None:
+    """Say the bits of two sums of large values, and of a gather."""
+    instances = connect()
+    this = instances.identity
+    every = strided(this.replicas, 1, None)
+    local = range(this.offset, this.offset + this.local_replicas)
+    given = {replica: large_values(replica) for replica in local}
+    reduce = Collective("reduce", "all_reduce", every, "add")
+    first = instances.exchanged("first", reduce, given)
+    instances.exchanged("dropped", reduce, given)
+    doubled = {replica: 2 * value for replica, value in given.items()}
+    second = instances.exchanged("second", reduce, doubled)
+    shape = (this.replicas, *given[this.offset].shape)
+    gather = Collective("concat", "all_gather", every, axis=0, shape=shape)
+    third = instances.exchanged("third", gather, given)
+    for replica in local:
+        say(replica, *(_digest(found[replica]) for found in (first, second, third)))
+
+
+def large_expected(replicas: int) -> list[str]:
+    """Give the lines that `large` says in all instances together."""
+    values = [large_values(replica) for replica in range(replicas)]
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    digests = map(_digest, (total, 2 * total, np.stack(values)))
+    words = " ".join(digests)
+    return [f"{replica} {words}" for replica in range(replicas)]
 
 
 def _reducing(name: str = "x", shape: tuple[int, ...] = (4,)) -> Any:

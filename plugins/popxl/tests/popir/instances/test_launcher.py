@@ -73,6 +73,11 @@ def test_the_same_bits_in_any_layout(capfd: pytest.CaptureFixture[str]) -> None:
         assert done.returncode == 0
 
 
+def test_values_of_several_pieces() -> None:
+    done = ended(command(2, 4, "large"))
+    assert sorted(done.stdout.splitlines()) == programs.large_expected(4), done.stderr
+
+
 def test_one_of_four_is_killed() -> None:
     process = started(4, 4, "for_ever")
     pids = pids_of(process, 4)

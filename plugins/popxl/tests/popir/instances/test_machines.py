@@ -76,6 +76,12 @@ def test_the_same_bits_as_in_one_process(capfd: pytest.CaptureFixture[str]) -> N
         assert done.returncode == 0
 
 
+@pytest.mark.parametrize("instances", [2, 4])
+def test_values_of_several_pieces(instances: int) -> None:
+    done = ended(instances, "large")
+    assert sorted(done.stdout.splitlines()) == programs.large_expected(4), done.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
