@@ -39,7 +39,7 @@ from popir.float8 import (
     exponents_of,
     loss_of,
 )
-from popir.grouping import Groups, from_assignment, refined, strided
+from popir.grouping import Groups, from_assignment, refined, shard_size, strided
 from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
 from popir.placement import Placement
 from popir.records import (
@@ -61,7 +61,6 @@ from popir.seeds import (
     two_uint32_to_uint64,
     uint64_to_two_uint32,
 )
-from popir.shards import shard_size
 
 __all__ = (
     "DTYPES",

@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from popir.dtypes import AnyDtype, Array, Shape
-from popir.grouping import Kind
-from popir.shards import joined, shard
+from popir.grouping import Kind, joined, shard
 from popir.workers import ALONE, Workers
 
 #: Elements that are reduced at once.

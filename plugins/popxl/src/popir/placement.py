@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from popir.dtypes import Array, to_carrier
-from popir.grouping import Groups
+from popir.grouping import Groups, joined, shard
 from popir.remote import RemoteBuffer
-from popir.shards import joined, shard
 
 
 @dataclass(eq=False, slots=True)

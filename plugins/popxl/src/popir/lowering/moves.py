@@ -11,9 +11,8 @@ import numpy as np
 
 from engine.programs import Graph
 from popef_io import DataType, TensorInfo
-from popir.grouping import Collective
+from popir.grouping import Collective, shard_size
 from popir.lowering.assembly import IR_VERSION, ONNX_TYPES, OPSET, data_type_of
-from popir.shards import shard_size
 
 _NUMPY = {
     data_type_of(np.dtype(name)): np.dtype(name)

@@ -13,10 +13,9 @@ from math import prod
 from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
-from popir.grouping import Collective, Kind
+from popir.grouping import Collective, Kind, shard_size
 from popir.ops.common import axis_of, rule, rules, same
 from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
-from popir.shards import shard_size
 
 #: How the tensors of a list become one; `mean` divides the sum of them.
 _FOLDS = {

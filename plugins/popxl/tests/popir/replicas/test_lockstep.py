@@ -1,7 +1,7 @@
 """Several replicas of one program: variables, streams, collectives, shards.
 
 Covers: plugins/popxl/src/popir/replicas/lockstep.py,
-    plugins/popxl/src/popir/collectives.py, plugins/popxl/src/popir/shards.py.
+    plugins/popxl/src/popir/collectives.py.
 """
 
 from __future__ import annotations
