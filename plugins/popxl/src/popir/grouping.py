@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd, prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from popir.dtypes import Array
-
+#: Not popir.dtypes: groups are below it.
+_Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["reduce", "gather", "concat", "scatter", "shard", "slice"]
 
 
@@ -151,7 +152,7 @@ def shard_size(elements: int, members: int) -> int:
     return -(-elements // members)
 
 
-def shard(whole: Array, count: int, rank: int) -> Array:
+def shard(whole: _Array, count: int, rank: int) -> _Array:
     """Return the shard `rank` of `count`, in row-major order, padded with zeros."""
     flat = whole.reshape(-1)
     size = shard_size(flat.size, count)
@@ -161,7 +162,7 @@ def shard(whole: Array, count: int, rank: int) -> Array:
     return np.concatenate([part, np.zeros(size - part.size, flat.dtype)])
 
 
-def joined(shards: Sequence[Array], shape: tuple[int, ...]) -> Array:
+def joined(shards: Sequence[_Array], shape: tuple[int, ...]) -> _Array:
     """Return what was cut into `shards`."""
     flat = np.concatenate([each.reshape(-1) for each in shards])
     return flat[: prod(shape)].reshape(shape)
