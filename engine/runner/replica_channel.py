@@ -762,6 +762,8 @@ class ReplicaChannel(RequestChannel):
             if not self.usable or len(self._in_flight) >= self.limit:
                 return False
             ahead = self._rows
+            # Results are taken in the order of numbers: behind all that is here.
+            request.number = next(self._numbers)
             request.channel, request.slot, request.predicted_ns = self, -1, 0
             try:
                 self._queue(request, tensors)

@@ -424,8 +424,15 @@ class Scheduler:
         found = owner.channels.pop(number, None) if owner is not None else None
         if found is not None:
             channel, replica = found
-            replica.remove(channel)
-            channel.channel.close()
+            self._disconnect(channel, replica)
+
+    def _disconnect(self, channel: ClientChannel, replica: Replica) -> None:
+        replica.remove(channel)
+        channel.channel.close()
+        if replica.queued and not replica.pending:
+            # Its delay would begin again and again, with nothing to gather.
+            self._ready.remove(replica)
+            replica.queued = False
 
     def drop_client(self, client: ClientProcess) -> None:
         """Free the channels of a client process that has gone. Its replicas stay loaded
@@ -434,8 +441,7 @@ class Scheduler:
         if self.clients.pop(client.number, None) is None:
             return
         for channel, replica in client.channels.values():
-            replica.remove(channel)
-            channel.channel.close()
+            self._disconnect(channel, replica)
         client.channels.clear()
         self._links.remove(client.link)
         client.close()

@@ -1,0 +1,744 @@
+"""A simulator of the request path: clients, rings and device processes in one thread.
+
+All that decides is the product's own code: the runners, channels and links of the
+clients, and the scheduler and the replicas of the device processes. The processes, the
+clock and the model's programs are simulated. A seed chooses what happens next: requests
+of every kind, cancellations, deadlines, failing rows, clients that take no results,
+devices that die and come back, models that are loaded again, jumps of the clock. These
+happen between two batches and while a program runs. At the end everything that was
+asked is answered, and each answer is checked.
+
+`python -m bench.fuzzers.simulator 100000` runs so many seeds and prints what failed;
+`python -m bench.fuzzers.simulator --seed 7` prints the events of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import logging
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine import (
+    Cancelled,
+    DataDesc,
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    DeviceLost,
+    ExecutionFailed,
+    InvalidInput,
+    JoinedDevice,
+    JoinedRunner,
+    QueueFull,
+    RunnerClosed,
+    RunnerDescription,
+    Tensor,
+)
+from engine.config import weighted
+from engine.devices.device_state import DeviceState
+from engine.devices.linked_device import LinkedDevice
+from engine.devices.request import Request
+from engine.errors import EngineError
+from engine.model.batch_plan import AnchorRows, BatchPlan
+from engine.model.ragged import RaggedPlan
+from engine.runner import replica_lines
+from engine.transport.channel import Channel, ChannelLayout
+from engine.transport.control import Message
+from engine.transport.link import Link
+from engine.transport.shared_memory import PAGE
+from engine.worker.batch import AnchorTable, RunningBatch
+from engine.worker.cancellation import terminate_if_cancelled
+from engine.worker.ragged import RaggedReplica
+from engine.worker.regrouping import RegroupingReplica
+from engine.worker.replica import BatchingPolicy, Replica
+from engine.worker.scheduler import ClientProcess, Scheduler
+from popef_io import Anchor, DataType, TensorInfo, TensorType
+
+#: Numbers in a row: so large that the rings are full before the queues are.
+WIDTH = 32
+SLOTS = 8
+MOST_ROWS, MOST_OF_ONE = 8, 3
+#: Nanoseconds.
+MICROSECOND, MILLISECOND, SECOND = 1_000, 1_000_000, 1_000_000_000
+#: Steps after which everything must have ended.
+PATIENCE = 20_000
+#: How requests become runs: rows of all of them; one at a time; in runs of a fixed
+#: number of rows; rows of the same width; rows of nearly the same width, padded.
+KINDS = ("rows", "single", "regrouped", "shapes", "ragged")
+WIDTHS = (8, 28, WIDTH)
+RAGGED = RaggedPlan((0.0,), ((1,),), max_tokens=4 * WIDTH, max_padding=0.5)
+POISON = -1
+REPLICAS = {"regrouped": RegroupingReplica, "ragged": RaggedReplica}
+_MAIN = (0,)
+_ROWS = AnchorRows("x", 4), AnchorRows("y", 4)
+
+
+class Died(BaseException):
+    """A device process ends while it runs a program."""
+
+
+class Clock:
+    """The time, in place of the module `time` where the engine looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 10 * SECOND
+
+    def monotonic_ns(self) -> int:
+        # No two looks see the same time, as on a machine.
+        self.now += 100
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.monotonic_ns() / 1e9
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@contextlib.contextmanager
+def ruled_by(clock: Clock) -> Iterator[None]:
+    """Have all modules of the engine look at this clock."""
+    before: list[tuple[Any, str, Any]] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("engine."):
+            for attribute, real in (
+                ("time", time),
+                ("monotonic_ns", time.monotonic_ns),
+            ):
+                if getattr(module, attribute, None) is real:
+                    before.append((module, attribute, real))
+                    ruled = clock if real is time else clock.monotonic_ns
+                    setattr(module, attribute, ruled)
+    try:
+        yield
+    finally:
+        for module, attribute, real in before:
+            setattr(module, attribute, real)
+
+
+@contextlib.contextmanager
+def threads_of(world: World) -> Iterator[None]:
+    """Have the world run what threads do that open channels."""
+
+    class Thread:
+        def __init__(self, target: Any, args: Any, **options: Any) -> None:
+            self.start = lambda: world.threads.append(partial(target, *args))
+
+    lines: Any = replica_lines
+    before, lines.Thread = lines.Thread, Thread
+    try:
+        yield
+    finally:
+        lines.Thread = before
+
+
+@dataclass
+class Options:
+    """Stands for the options of a run."""
+
+    terminate: bool = False
+
+
+class Program:
+    """Stands for an executor: `y = 3 x + 1`. It fails if a row is poisoned."""
+
+    def __init__(self, world: World, process: DeviceProcess) -> None:
+        self._world, self._process = world, process
+
+    def new_options(self) -> Options:
+        return Options()
+
+    def run(self, main: Sequence[int], batch: Any, options: Options) -> None:
+        given = np.array(batch.read("x"))
+        self._world.run_began(self._process, given)
+        self._world.meanwhile(self._process)
+        if options.terminate:
+            raise Cancelled("the run was ended")
+        if (given == POISON).any():
+            raise ExecutionFailed("a row is poisoned")
+        batch.write("y", 3 * given + 1)
+
+    def close(self) -> None:
+        pass
+
+
+class Waits:
+    """Stands for the poller of a scheduler that waits until clients take results."""
+
+    def __init__(self, world: World, wake_fd: int) -> None:
+        self._world, self._wake_fd = world, wake_fd
+
+    def poll(self, milliseconds: float) -> bool:
+        self._world.clock.now += int(milliseconds * MILLISECOND)
+        self._world.take_results()
+        os.eventfd_write(self._wake_fd, 1)
+        return True
+
+
+class DeviceProcess:
+    """A device process: its scheduler, with one replica of the model."""
+
+    def __init__(self, world: World, device_id: str, number: int) -> None:
+        self.id = device_id
+        self.number = number
+        self.lives = True
+        self.scheduler = scheduler = Scheduler()
+        scheduler._poller = Waits(world, scheduler.wake_fd)  # type: ignore[assignment]
+        anchors = [
+            Anchor(name, name, TensorInfo((-1, -1), DataType.S64), kind)
+            for name, kind in (("x", TensorType.INPUT), ("y", TensorType.OUTPUT))
+        ]
+        kind = REPLICAS.get(world.kind, Replica)
+        executor: Any = Program(world, self)
+        nothing: Any = None
+        self.replica = kind(
+            number,
+            "m",
+            executor,
+            _MAIN,
+            AnchorTable((anchors[0],), (anchors[1],), nothing),
+            world.plan,
+            world.policy,
+            scheduler.wait_room,
+        )
+        scheduler.add_replica(number, self.replica)
+        self._numbers = itertools.count(1)
+
+    def connect(self, link: Link, result_fd: int) -> ClientProcess:
+        number = next(self._numbers)
+        theirs = Link.attach(os.dup(link.memory.fd))
+        link.memory.detach_fd()
+        client = ClientProcess(number, theirs, os.dup(result_fd), number)
+        self.scheduler.add_client(client)
+        return client
+
+    def obey(self, client: ClientProcess, message: Message, fds: Sequence[int]) -> int:
+        """Carry out a message that opens or closes a channel, as between batches."""
+        number = next(self._numbers)
+        if message["op"] == "close_channel":
+            self.scheduler.close_channel(client.number, int(message["channel"]))
+            return 0
+        assert message["op"] == "channel"
+        layout = ChannelLayout.from_message(message["layout"])
+        channel = Channel.attach(os.dup(fds[0]), layout)
+        line = (int(message[key]) for key in ("priority", "weight", "lane"))
+        self.scheduler.add_channel(
+            number, channel, client.number, int(message["replica"]), *line
+        )
+        return number
+
+    def turn(self) -> int:
+        """Let it do one thing; returns the nanoseconds it would wait for the next."""
+        scheduler = self.scheduler
+        scheduler._drain()
+        return scheduler._step() if scheduler._ready else -1
+
+    def running(self) -> RunningBatch | None:
+        return self.scheduler.running() if self.lives else None
+
+    def close(self) -> None:
+        self.lives = False
+        for client in self.scheduler.clients.values():
+            for channel, _ in client.channels.values():
+                channel.channel.close()
+            client.close()
+        os.close(self.scheduler.wake_fd)
+
+
+class Connected:
+    """Stands for a connection to a device process."""
+
+    def __init__(self, process: DeviceProcess, result_fd: int) -> None:
+        self._process = process
+        self.link = Link.create()
+        self.client = process.connect(self.link, result_fd)
+        self.number = self.client.number
+        self.wake_fd = process.scheduler.wake_fd
+
+    def wake(self) -> None:
+        pass
+
+    def tell_cancelled(self) -> None:
+        running = self._process.running()
+        if running is not None:
+            terminate_if_cancelled(running)
+
+    def fault_report(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class SimulatedDevice(JoinedDevice):
+    """A device as a client sees it; its process is in this thread."""
+
+    def __init__(self, process: DeviceProcess) -> None:
+        LinkedDevice.__init__(self, process.id, spin_us=0)
+        self.process = process
+        self._on_lost = []
+        self._why = "its process died"
+        self.connected = Connected(process, self._result_fd)
+        self._connection = self.connected  # type: ignore[assignment]
+        self.state = DeviceState.READY
+        self.adopt()
+
+    def call(
+        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> Message:
+        if self.state is not DeviceState.READY:
+            raise DeviceLost(f"device {self.id} was lost")
+        return {"channel": self.process.obey(self.connected.client, message, fds)}
+
+    def close(self) -> None:
+        self.state = DeviceState.CLOSED
+        for channel in list(self._channels.values()):
+            channel.close()
+        self._channels.clear()
+        self._drop_link()
+        os.close(self._result_fd)
+
+
+@dataclass
+class Asked:
+    """A request, with all that its answer is judged by."""
+
+    request: Request
+    x: np.ndarray[Any, Any]
+    line: int
+    deadline: int
+    #: Of the client: how often it has lost a device or closed a runner before.
+    ends_before: int
+    answers: int = 0
+    was_cancelled: bool = False
+
+    @property
+    def is_poisoned(self) -> bool:
+        return bool((self.x == POISON).any())
+
+
+@dataclass
+class Client:
+    """A client process: its devices and its runners, the last of which takes
+    requests."""
+
+    devices: dict[str, SimulatedDevice] = field(default_factory=dict)
+    runners: list[JoinedRunner] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    #: By line, the last of its requests that has succeeded.
+    last: dict[int, int] = field(default_factory=dict)
+    lines: list[object] = field(default_factory=list)
+    lost: int = 0
+    closed: int = 0
+    is_stalled: bool = False
+
+
+class World:
+    """Two clients of a model on one or two devices. A seed decides what happens."""
+
+    def __init__(self, seed: int, events: int = 60) -> None:
+        self.random = chance = random.Random(seed)
+        self.clock = Clock()
+        self._events = events
+        self.log: list[str] = []
+        self.faults: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.kind = chance.choice(KINDS)
+        self.plan = BatchPlan(
+            0,
+            4 if self.kind == "regrouped" else 0,
+            4 if self.kind == "regrouped" else 0,
+            0 if self.kind == "single" else MOST_ROWS,
+            _ROWS[:1],
+            _ROWS[1:],
+            RAGGED if self.kind == "ragged" else None,
+        )
+        self.widths = WIDTHS if self.kind in ("shapes", "ragged") else (WIDTH,)
+        delay = chance.choice((0, 0, 50 * MICROSECOND, MILLISECOND))
+        self.policy = BatchingPolicy(
+            max_rows=self.plan.max_units,
+            delay_ns=delay,
+            same_shapes=self.kind == "shapes",
+            max_tokens=RAGGED.max_tokens if self.kind == "ragged" else 0,
+            preferred=chance.choice(((), (), (4,), (2, 4))) if delay else (),
+            fill_batch_ns=delay,
+            fill_run_ns=delay,
+            drops_cancelled=chance.random() < 0.5,
+            look_ahead=chance.choice((-1, 0, 1)),
+        )
+        self.levels = chance.choice((0, 0, 2))
+        self.is_weighted = chance.random() < 0.2
+        self._numbers = itertools.count(1)
+        self._is_running = False
+        #: Calls of other threads that are carried out between two batches.
+        self.threads: list[Callable[[], None]] = []
+        count = chance.choice((1, 2, 2))
+        self.processes = {f"d{n}": self._start(f"d{n}") for n in range(count)}
+        self.clients = [Client() for _ in range(2)]
+        for client in self.clients:
+            self._join(client)
+
+    # -- what there is
+
+    def _start(self, device_id: str) -> DeviceProcess:
+        return DeviceProcess(self, device_id, next(self._numbers))
+
+    def _join(self, client: Client) -> None:
+        """Let a client use what is loaded now, with a runner of its own."""
+        for key, process in self.processes.items():
+            device = client.devices.get(key)
+            if device is None or device.process is not process:
+                if device is not None:
+                    device.close()
+                client.devices[key] = SimulatedDevice(process)
+        desc = DataDesc("x", (-1, -1), DataType.S64)
+        description = RunnerDescription(
+            "m",
+            (desc,),
+            (DataDesc("y", (-1, -1), DataType.S64),),
+            self.plan,
+            ChannelLayout(SLOTS, (PAGE,), (PAGE,)),
+            max_queue_size=24,
+            priority_levels=self.levels,
+            default_level=self.levels,
+            moves=True,
+            replicas=tuple((k, p.number) for k, p in self.processes.items()),
+        )
+        client.runners.append(JoinedRunner(description, client.devices))
+
+    def _say(self, what: str) -> None:
+        self.counts[what.split()[0]] += 1
+        self.log.append(f"{self.clock.now / 1e9:.6f} {what}")
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self._say(f"FAULT {what}")
+            self.faults.append(what)
+
+    # -- what happens
+
+    def run(self) -> list[str]:
+        """Let it all happen; returns what was wrong."""
+        with ruled_by(self.clock), threads_of(self):
+            try:
+                for _ in range(self._events):
+                    self._catch_up()
+                    self._happen()
+                self._settle()
+                self._check()
+            finally:
+                self._close()
+        return self.faults
+
+    def _catch_up(self) -> None:
+        """Carry out what other threads have asked for."""
+        while self.threads:
+            self.threads.pop(0)()
+
+    def _happen(self) -> None:
+        actions = (self._submit, self._turn, self._poll, self._cancel, self._jump)
+        rare = (self._expire, self._kill, self._reload, self._stall, self._abscond)
+        weights = (9, 9, 6, 2, 3, 1, 0.3, 0.2, 0.3, 0.1)
+        (action,) = self.random.choices((*actions, *rare), weights)
+        action()
+
+    def meanwhile(self, process: DeviceProcess) -> None:
+        """Let things happen while a program runs: clients, and the death of it."""
+        self.clock.now += self.random.choice((5, 50, 500, 5_000)) * MICROSECOND
+        self._is_running = True
+        for _ in range(self.random.choice((0, 0, 1, 3))):
+            actions = (self._submit, self._poll, self._cancel, self._expire)
+            more = (*actions, self._abscond)
+            (action,) = self.random.choices(more, (6, 3, 3, 1, 0.1))
+            action()
+        self._is_running = False
+        if self.random.random() < 0.01:
+            raise Died
+
+    def run_began(self, process: DeviceProcess, given: np.ndarray[Any, Any]) -> None:
+        self._say(f"run {process.id} {given[:, 0].tolist()}")
+        # The last request that is taken may bring rows beyond the limit.
+        most = MOST_ROWS + MOST_OF_ONE - 1
+        self._expect(len(given) <= most, f"{len(given)} rows in a run")
+
+    def _turn(self) -> None:
+        process = self.random.choice(list(self.processes.values()))
+        try:
+            wait = process.turn()
+        except Died:
+            self._end(process)
+            return
+        longest = max(self.policy.delay_ns, MILLISECOND)
+        self._expect(wait <= longest, f"a device waits {wait} ns")
+
+    def _submit(self) -> None:
+        client = self.random.choice(self.clients)
+        if not client.runners:
+            return
+        rows = self.random.choice((1, 1, 1, 2, MOST_OF_ONE))
+        x = np.empty((rows, self.random.choice(self.widths)), np.int64)
+        x[:] = np.array([next(self._numbers) for _ in range(rows)])[:, None]
+        if self.random.random() < 0.05:
+            x[self.random.randrange(rows)] = POISON
+        deadline = 0
+        if self.random.random() < 0.25:
+            after = self.random.choice((10, 300, 10_000, 10_000_000))
+            deadline = self.clock.now + after * MICROSECOND
+        priority = line = self.random.randint(0, self.levels)
+        if self.is_weighted and self.random.random() < 0.5:
+            priority = weighted(line, self.random.choice((1, 3)), 1)
+        asked: list[Asked] = []
+
+        def done(request: Request) -> None:
+            if asked:
+                asked[0].answers += 1
+                self._check_order(client, request)
+            else:
+                self._expect(False, f"{request} ends before it was queued")
+
+        try:
+            request = client.runners[-1].submit(
+                {"x": Tensor.from_numpy(x)},
+                deadline=deadline / 1e9 if deadline else None,
+                on_done=done,
+                priority=priority,
+                delayed=self.random.random() < 0.8,
+            )
+        except (QueueFull, DeadlineUnreachable, DeviceLost) as error:
+            self._say(f"refused {type(error).__name__}")
+            return
+        one = Asked(request, x, line, deadline, client.lost + client.closed)
+        asked.append(one)
+        client.asked.append(one)
+        self._say(f"submit {request.number & 0xFFFF} {x[:, 0].tolist()}")
+
+    def _check_order(self, client: Client, request: Request) -> None:
+        """Check that results of one line come in the order of its requests."""
+        if request.error is None and self.kind != "ragged":
+            before = client.last.get(id(request.channel), 0)
+            what = f"request {request.number & 0xFFFF} is behind a later one"
+            self._expect(request.number > before, what)
+            client.last[id(request.channel)] = request.number
+            client.lines.append(request.channel)
+
+    def _poll(self) -> None:
+        client = self.random.choice(self.clients)
+        if not client.is_stalled:
+            self._take(client)
+
+    def _take(self, client: Client) -> None:
+        for device in client.devices.values():
+            if device.state is DeviceState.READY:
+                device.poll()
+        for runner in client.runners[:-1]:
+            # A channel is closed between two batches.
+            if not runner.in_flight and not self._is_running:
+                self._leave(client, runner)
+
+    def take_results(self) -> None:
+        """Let clients take results while a device waits for room."""
+        for client in self.clients:
+            if not client.is_stalled:
+                for device in client.devices.values():
+                    if device.state is DeviceState.READY:
+                        device.poll()
+
+    def _cancel(self) -> None:
+        client = self.random.choice(self.clients)
+        waiting = [one for one in client.asked[-20:] if not one.request.done]
+        if waiting:
+            one = self.random.choice(waiting)
+            self._say(f"cancel {one.request.number & 0xFFFF}")
+            one.was_cancelled = True
+            one.request.cancel()
+
+    def _expire(self) -> None:
+        for client in self.clients:
+            for device in client.devices.values():
+                if device.state is DeviceState.READY:
+                    device.expire()
+
+    def _jump(self) -> None:
+        self.clock.now += self.random.choice((1, 20, 1_000, 100_000)) * MICROSECOND
+
+    def _stall(self) -> None:
+        client = self.random.choice(self.clients)
+        client.is_stalled = not client.is_stalled
+        self._say(f"stalled {client.is_stalled}")
+
+    def _kill(self) -> None:
+        self._end(self.random.choice(list(self.processes.values())))
+
+    def _end(self, process: DeviceProcess) -> None:
+        """End a device process; clients notice, and use the one that follows it."""
+        self._say(f"death {process.id}")
+        for client in self.clients:
+            client.lost += 1
+            if process.id in client.devices:  # else it has not connected yet
+                client.devices[process.id]._lose()
+        process.close()
+        self.processes[process.id] = self._start(process.id)
+        for client in self.clients:
+            self._join(client)
+
+    def _reload(self) -> None:
+        """Publish the model anew to a client: the runner before it gets no requests."""
+        client = self.random.choice(self.clients)
+        self._say("reload")
+        self._join(client)
+
+    def _leave(self, client: Client, runner: JoinedRunner) -> None:
+        client.runners.remove(runner)
+        client.closed += 1
+        runner.close()
+
+    def _abscond(self) -> None:
+        """End a client process; another one takes its place."""
+        number = self.random.randrange(len(self.clients))
+        gone, self.clients[number] = self.clients[number], Client()
+        self._say(f"client {number} dies")
+        for device in gone.devices.values():
+            running = device.process.running()
+            device.connected.client.link.gone = True
+            if running is not None:
+                terminate_if_cancelled(running)
+        self.threads += [
+            partial(self._bury, gone),
+            partial(self._join, self.clients[number]),
+        ]
+
+    def _bury(self, client: Client) -> None:
+        for device in client.devices.values():
+            if self.processes[device.id] is device.process:
+                device.process.scheduler.drop_client(device.connected.client)
+            device.close()
+
+    # -- the end
+
+    def _settle(self) -> None:
+        """Let everything end that was begun."""
+        for client in self.clients:
+            client.is_stalled = False
+        for _ in range(PATIENCE):
+            self._catch_up()
+            idle = True
+            for process in list(self.processes.values()):
+                try:
+                    wait = process.turn()
+                except Died:
+                    self._end(process)
+                    wait = 0
+                self.clock.now += max(0, wait)
+                idle = idle and wait < 0
+            for client in self.clients:
+                self._take(client)
+                idle = idle and not any(runner.in_flight for runner in client.runners)
+            if idle:
+                return
+        self._expect(False, "requests are still in flight")
+
+    def _check(self) -> None:
+        for client in self.clients:
+            for one in client.asked:
+                self._judge(client, one)
+            for runner in client.runners:
+                for channel in runner.channels:
+                    self._expect(channel.rows == 0, f"{channel}: {channel.rows} rows")
+                    self._expect(not channel._kept, f"{channel} keeps inputs")
+                    if channel.usable:
+                        free = channel._channel.requests.write_available
+                        self._expect(free == SLOTS, f"{channel}: {free} slots free")
+                        for _, ring in channel._inputs:
+                            self._expect(ring.write_available == SLOTS, f"{ring}")
+            for device in client.devices.values():
+                self._expect(device.in_flight == 0, f"{device}")
+        for process in self.processes.values():
+            for theirs in process.replica.channels:
+                for ring in theirs.channel.outputs:
+                    self._expect(ring.write_available == SLOTS, f"{ring} holds results")
+
+    def _judge(self, client: Client, one: Asked) -> None:
+        request, error = one.request, one.request.error
+        name = f"request {request.number & 0xFFFF}"
+        self._expect(one.answers == 1, f"{name} has {one.answers} answers")
+        if not request.done:
+            return
+        if error is None:
+            self._expect(not one.is_poisoned, f"{name} is poisoned and succeeds")
+            y = request.outputs.get("y")
+            right = y is not None and np.array_equal(y.numpy(), 3 * one.x + 1)
+            self._expect(right, f"{name} succeeds with {y}")
+            return
+        lost = client.lost + client.closed > one.ends_before
+        reasons: Mapping[type[EngineError], bool] = {
+            Cancelled: one.was_cancelled,
+            DeadlineExceeded: one.deadline > 0,
+            DeviceLost: lost,
+            RunnerClosed: lost,
+            ExecutionFailed: one.is_poisoned or "collect" in str(error),
+            QueueFull: False,
+            InvalidInput: False,
+        }
+        self.counts[type(error).__name__] += 1
+        self._expect(reasons.get(type(error), False), f"{name} fails: {error!r}")
+
+    def _close(self) -> None:
+        for client in self.clients:
+            for device in client.devices.values():
+                device.close()
+        for process in self.processes.values():
+            process.close()
+
+
+def simulate(seed: int, events: int = 60) -> World:
+    """Run one seed; `faults` of what it returns says what was wrong."""
+    world = World(seed, events)
+    world.run()
+    return world
+
+
+def _seeds(first: int, count: int, report: Callable[[World, int], None]) -> float:
+    began = time.monotonic()
+    for seed in range(first, first + count):
+        report(simulate(seed), seed)
+    return time.monotonic() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("count", type=int, nargs="?", default=1000, help="seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="run this one and print its events")
+    options = parser.parse_args()
+    if options.seed is not None:
+        world = simulate(options.seed)
+        print(world.kind, world.policy, *world.log, *world.faults, sep="\n")
+        return bool(world.faults)
+    logging.disable()
+    total: Counter[str] = Counter()
+    failed: list[int] = []
+
+    def report(world: World, seed: int) -> None:
+        total.update(world.counts)
+        if world.faults:
+            failed.append(seed)
+            print(f"seed {seed} ({world.kind}): {world.faults[0]}", flush=True)
+
+    seconds = _seeds(options.first, options.count, report)
+    print(f"{options.count} seeds in {seconds:.1f} s, {len(failed)} failed; {total}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
