@@ -1,7 +1,4 @@
-"""The request path under schedules that a seed chooses (bench/fuzzers/simulator.py).
-
-Covers: engine/worker/scheduler.py, engine/runner/replica_channel.py.
-"""
+"""The request path under schedules that a seed chooses (bench/fuzzers/simulator.py)."""
 
 from __future__ import annotations
 
