@@ -1,4 +1,4 @@
-"""The engine: devices, rings, queues, sessions and the model runner.
+"""The engine: devices, rings, and the model runner.
 
     from engine import ModelRunner
 
@@ -12,12 +12,17 @@ asks for none, and starts sooner for it.
 """
 
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
+
+#: Entry point group of modules whose `__all__` this package hands on, for programs that
+#: had the names here before.
+NAMES = "popgate.engine_names"
 
 if TYPE_CHECKING:
     from engine.public import *  # noqa: F403
@@ -31,11 +36,24 @@ else:
             if find_spec(module) is not None:
                 return import_module(module)
             public = import_module(f"{__name__}.public")
-        if name == "__all__" or name in getattr(public, "__all__", ()):
+        if name == "__all__":
+            found = [*public.__all__, *(n for m in _handed_on() for n in m.__all__)]
+            return globals().setdefault(name, found)
+        if name in getattr(public, "__all__", ()):
             return globals().setdefault(name, getattr(public, name))
         if find_spec(module) is not None:
             return import_module(module)
+        for other in () if name.startswith("_") else _handed_on():
+            if name in other.__all__:
+                return globals().setdefault(name, getattr(other, name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+    @cache
+    def _handed_on() -> tuple[Any, ...]:
+        """Return the modules of plugins whose names are had here too."""
+        from importlib.metadata import entry_points
+
+        return tuple(point.load() for point in entry_points(group=NAMES))
+
     def __dir__() -> list[str]:
-        return sorted({*globals(), *import_module(f"{__name__}.public").__all__})
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -10,11 +10,12 @@ import socket
 import threading
 import time
 from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
 
 from engine.errors import EngineBug, EngineError, InvalidInput, InvalidModel
 from engine.faults import DeviceFault
 from engine.programs.save_programs import SavePrograms
-from engine.session.worker.device_session import DeviceSession
 from engine.tensor import Tensor
 from engine.transport import control
 from engine.transport.channel import Channel, ChannelLayout
@@ -29,6 +30,23 @@ from engine.worker.scheduler import ClientProcess, Scheduler
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
+
+
+class SessionService(Protocol):
+    """A session's half in this process, which the owner of the device names.
+
+    It is made of a number, the connection, the message that asks for it, and the
+    descriptors beside that. Raises EngineError.
+    """
+
+    over: threading.Event
+
+    def serve(self) -> None:
+        """Serve the connection to its end."""
+
+    def end(self) -> None:
+        """End a run that is under way."""
+
 
 #: What a process may ask for that has joined: to feed what is loaded.
 _OF_GUESTS = frozenset({"ping", "link", "channel", "close_channel"})
@@ -68,7 +86,7 @@ class DeviceService:
         self._numbers = itertools.count(1)  # atomic: one C call
         self._saves: dict[int, SavePrograms] = {}
         self._links: set[socket.socket] = set()
-        self._sessions: dict[int, DeviceSession] = {}
+        self._sessions: dict[int, SessionService] = {}
         self._started = time.monotonic()
         self._terminator = Terminator(scheduler.running)
 
@@ -148,7 +166,11 @@ class DeviceService:
         number = next(self._numbers)
         try:
             self._refuse_unless(python=False)
-            session = DeviceSession(number, sock, message, fds)
+            module, _, name = str(message["service"]).partition(":")
+            # Guests may not ask for sessions: only the owner of this process names
+            # what is imported here.
+            make: Any = getattr(import_module(module), name)
+            session: SessionService = make(number, sock, message, fds)
         except Exception as error:
             if not isinstance(error, EngineError):
                 logger.exception("loading a session")

@@ -92,28 +92,3 @@ def test_a_file_takes_the_lines_of_all_processes(model: Path, tmp_path: Path) ->
     text = file.read_text()
     assert "popgate-cpu:0 engine.worker.device_service" in text
     assert "engine.devices.device: device cpu:0 is attached" in text
-
-
-SESSION = """
-import sys
-import numpy as np
-from engine import LaunchPolicy, Session, SessionConfig
-with Session(sys.argv[1], SessionConfig(LaunchPolicy.IMMEDIATE)) as session:
-    queues = session.create_queue_manager()
-    out = np.zeros((3, 4), np.float32)
-    queues.output_queue("output").enqueue(out)
-    queues.input_queue("input").flush()
-    session.run_main_programs()
-"""
-
-
-def test_sessions_and_queues(model: Path, tmp_path: Path) -> None:
-    fixed = models.affine(tmp_path / "fixed.popef", batch_size=3)
-    _, log = run(fixed, code=SESSION, MODEL_RUNTIME_LOG_LEVEL="TRACE")
-    for words in (
-        r"I \d+ engine\S+loaded_session: <Session 'model' on cpu:\d, active> is loaded",
-        r"D \d+ engine.session.queues: input queue 'input' is flushed: 48 bytes",
-        r"T \d+ engine.session.loaded_session: .* runs programs \[1\]",
-        r"I \d+ engine.session.loaded_session: .* is unloaded",
-    ):
-        assert re.search(words, log), log

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.conftest import own_device, shared_device
+
+__all__ = ["own_device", "shared_device"]
+
 import model_runtime
 
 ROOT = Path(__file__).parents[3]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import model_runtime
-from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
 from model_runtime import predicate_factory, ring_size_multiplier_factory
 from popef import Anchor, Model
+from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 
 #: What is called, and the names of its arguments in the order of their places, for each
 #: of its forms. The predicates that `andBind` and `orBind` take have no names, and

@@ -23,12 +23,9 @@ from engine import (
     DeviceWaitStrategy,
     DeviceWaitTimeout,
     InvalidConfig,
-    LaunchPolicy,
     ModelRunner,
     ModelRunnerConfig,
     NoDeviceAvailable,
-    Session,
-    SessionConfig,
     parse_devices,
 )
 from engine.devices.cores import cpu_budget, usable_cores
@@ -79,7 +76,6 @@ def test_programs_that_name_no_pool_have_one_rule(
     assert [info.id for info in manager.list()] == list(manager.units)
     claims = [try_claim(unit) for unit in manager.units[1:]]
     config = ModelRunnerConfig()
-    session = SessionConfig(LaunchPolicy.IMMEDIATE)
     try:
         with ModelRunner(path, config) as runner:
             assert [device.id for device in runner.devices] == ["cpu:0"]
@@ -89,8 +85,6 @@ def test_programs_that_name_no_pool_have_one_rule(
                 manager.get_device()
             with pytest.raises(NoDeviceAvailable, match=refused):
                 ModelRunner(path, config)
-            with pytest.raises(NoDeviceAvailable, match=refused):
-                Session(path, session)
             wait = DeviceWaitConfig.with_timeout(0.01, 0.001)
             with pytest.raises(
                 DeviceWaitTimeout, match=r"within 0\.01 s: .*; wait for"
@@ -186,9 +180,9 @@ def test_what_the_pool_can_never_give_is_refused_at_once(
     # Units of two kinds are never one device.
     monkeypatch.setattr("engine.devices.device_manager._has_gpu_build", lambda: True)
     monkeypatch.setenv("POPGATE_DEVICES", "cpu:55-55,cuda:0")
-    session = SessionConfig(LaunchPolicy.IMMEDIATE, wait_config=wait)
+    config = ModelRunnerConfig(device_wait_config=wait)
     with pytest.raises(NoDeviceAvailable, match="name more devices in POPGATE_DEVICES"):
-        Session(pair, session)
+        ModelRunner(pair, config)
     with pytest.raises(NoDeviceAvailable, match=r"; name more devices$"):
         DeviceManager("cpu:55-55,cuda:0").get_device(pair, wait)
 

@@ -8,7 +8,7 @@ is a TypeError as well.
 
 from importlib.metadata import version
 
-from engine import AnchorCallbackPolicy, DeviceWaitStrategy, PopefDataUsagePolicy
+from engine import DeviceWaitStrategy
 from model_runtime import predicate_factory, ring_size_multiplier_factory
 from model_runtime.config import (
     ModelRunnerConfig,
@@ -65,6 +65,7 @@ from model_runtime.tensor_memory import (
     TensorMemory,
     TensorMemoryView,
 )
+from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 
 #: That of the distribution, PopGate.
 __version__ = version("popgate")

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, SupportsIndex, TypeAlias, TypeVar
 
-import engine
+import popgate_sessions
 from model_runtime.durations import Nanoseconds
 from model_runtime.queue_data import InputData, OutputData
 from model_runtime.ring import SpscRingBuffer
@@ -53,13 +53,13 @@ class _DataRing(SpscRingBuffer[Data]):
 class InputRingBuffer(_DataRing[InputData]):
     """Batches of an input, between who brings them and who takes them."""
 
-    _buffer, _face = engine.InputData, InputData
+    _buffer, _face = popgate_sessions.InputData, InputData
 
 
 class OutputRingBuffer(_DataRing[OutputData]):
     """Room for batches of an output."""
 
-    _buffer, _face = engine.OutputData, OutputData
+    _buffer, _face = popgate_sessions.OutputData, OutputData
 
 
 #: Called with the ring of an input that lacks rows when its timeout has passed.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
-import engine
 import popef_io
-from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
+import popgate_sessions
 from model_runtime.arguments import checked_callback, one_of
 from popef import Anchor, ProgramFlow
 from popef.errors import WrongType
 from popef.taking import expected, got, numbers, text
+from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 
 T = TypeVar("T")
 Policy = TypeVar("Policy", bound=IntEnum)
@@ -100,7 +100,7 @@ class Factories(Generic[Policy]):
     ) -> Predicate[Policy]:
         """Accepts the anchors that belong to no program."""
         policies = self._policies(accept_policy, reject_policy)
-        return _face(engine.not_assigned(*policies))
+        return _face(popgate_sessions.not_assigned(*policies))
 
     def predNonScalarType(
         self,
@@ -109,7 +109,7 @@ class Factories(Generic[Policy]):
     ) -> Predicate[Policy]:
         """Accepts the anchors that are not scalars."""
         policies = self._policies(accept_policy, reject_policy)
-        return _face(engine.non_scalar(*policies))
+        return _face(popgate_sessions.non_scalar(*policies))
 
     @overload
     def predProgramIndexes(
@@ -160,7 +160,7 @@ class Factories(Generic[Policy]):
         grouped = [isinstance(item, ProgramsWithPolicy) for item in items]
         if accepted_programs_policies is None and not any(grouped):
             accept, reject = self._policies(accept_policy, reject_policy)
-            return _face(engine.used_by(numbers(items), accept, reject))
+            return _face(popgate_sessions.used_by(numbers(items), accept, reject))
         if not all(grouped):
             raise WrongType("expected ProgramsWithPolicy, and nothing besides")
         if accept_policy is not None:  # by place, the reject policy is the second here
@@ -169,12 +169,12 @@ class Factories(Generic[Policy]):
             reject_policy = accept_policy
         _, reject = self._policies(None, reject_policy)
         beneath = [
-            engine.ProgramsWithPolicy(
+            popgate_sessions.ProgramsWithPolicy(
                 numbers(g.programsIndexes), expected(g.policy, self._kind)
             )
             for g in items
         ]
-        return _face(engine.program_policies(beneath, reject))
+        return _face(popgate_sessions.program_policies(beneath, reject))
 
     def predAnchorsPolicies(
         self,
@@ -184,13 +184,13 @@ class Factories(Generic[Policy]):
         """Gives the policies of these anchors."""
         _, reject = self._policies(None, reject_policy)
         named = [
-            engine.AnchorWithPolicy(
+            popgate_sessions.AnchorWithPolicy(
                 a.anchor.handle() if isinstance(a.anchor, Anchor) else text(a.anchor),
                 expected(a.policy, self._kind),
             )
             for a in _each(accepted_anchors_policies, AnchorWithPolicy)
         ]
-        return _face(engine.anchor_policies(named, reject))
+        return _face(popgate_sessions.anchor_policies(named, reject))
 
     def andBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
@@ -198,7 +198,7 @@ class Factories(Generic[Policy]):
         """Accepts where all of `pred` give the accept policy."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
-        return _face(engine.and_bind(*policies, *beneath))
+        return _face(popgate_sessions.and_bind(*policies, *beneath))
 
     def orBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
@@ -206,7 +206,7 @@ class Factories(Generic[Policy]):
         """Accepts where any of `pred` gives the accept policy."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
-        return _face(engine.or_bind(*policies, *beneath))
+        return _face(popgate_sessions.or_bind(*policies, *beneath))
 
     def _policies(
         self, accept: Policy | None, reject: Policy | None

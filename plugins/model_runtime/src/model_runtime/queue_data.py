@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, SupportsIndex, TypeAlias, TypeVar
 
-import engine
+import popgate_sessions
 from model_runtime.arguments import optional_callback
 from model_runtime.memory import buffer_of
 from popef.errors import WrongValue
@@ -19,7 +19,7 @@ ReadCompleteCallback: TypeAlias = Callable[[], None]
 #: Called after data were written to the memory that was enqueued for them.
 WriteCompleteCallback: TypeAlias = Callable[[], None]
 
-Slot = TypeVar("Slot", engine.InputData, engine.OutputData)
+Slot = TypeVar("Slot", popgate_sessions.InputData, popgate_sessions.OutputData)
 
 
 class _Data(Generic[Slot]):
@@ -52,13 +52,13 @@ class _Data(Generic[Slot]):
         return f"<{type(self).__name__} {self.data_size} bytes>"
 
 
-class InputData(_Data[engine.InputData]):
+class InputData(_Data[popgate_sessions.InputData]):
     """A batch of one input: `data_size` bytes of `data`, and who wants to know."""
 
     __slots__ = ()
 
-    def __init__(self, slot: engine.InputData | None = None) -> None:
-        super().__init__(engine.InputData() if slot is None else slot)
+    def __init__(self, slot: popgate_sessions.InputData | None = None) -> None:
+        super().__init__(popgate_sessions.InputData() if slot is None else slot)
 
     @property
     def readStartCallback(self) -> ReadStartCallback | None:
@@ -81,13 +81,13 @@ class InputData(_Data[engine.InputData]):
         self._slot.read_complete_callback = optional_callback(name, callback)
 
 
-class OutputData(_Data[engine.OutputData]):
+class OutputData(_Data[popgate_sessions.OutputData]):
     """Room for a batch of one output: `data_size` bytes of `data`."""
 
     __slots__ = ()
 
-    def __init__(self, slot: engine.OutputData | None = None) -> None:
-        super().__init__(engine.OutputData() if slot is None else slot)
+    def __init__(self, slot: popgate_sessions.OutputData | None = None) -> None:
+        super().__init__(popgate_sessions.OutputData() if slot is None else slot)
 
     @property
     def writeCompleteCallback(self) -> WriteCompleteCallback | None:

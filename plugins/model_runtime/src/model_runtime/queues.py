@@ -12,6 +12,7 @@ import contextlib
 from typing import Any, SupportsIndex
 
 import engine
+import popgate_sessions
 from model_runtime.arguments import optional_callback
 from model_runtime.memory import ByName
 from model_runtime.queue_data import (
@@ -34,7 +35,9 @@ def _unless_disconnected() -> contextlib.AbstractContextManager[None]:
 class IQueue(NotPickled):
     """Common part of both kinds of queues; made by `QueueManager`."""
 
-    def __init__(self, queue: engine.InputQueue | engine.OutputQueue) -> None:
+    def __init__(
+        self, queue: popgate_sessions.InputQueue | popgate_sessions.OutputQueue
+    ) -> None:
         self._queue = queue
 
     def tensorInfo(self) -> TensorInfo:
@@ -58,9 +61,9 @@ class IQueue(NotPickled):
         whole one if there is none."""
         self._queue.flush()
 
-    def _allocate(self, extra_buffers: int) -> engine.RingMemoryPool:
+    def _allocate(self, extra_buffers: int) -> popgate_sessions.RingMemoryPool:
         """Allocate the pool for `allocateQueueStorage`."""
-        return engine.allocate_queue_storage(self._queue, extra_buffers)
+        return popgate_sessions.allocate_queue_storage(self._queue, extra_buffers)
 
     def enqueueComplete(self) -> None:
         """Publish the slot that was locked."""
@@ -74,7 +77,7 @@ class IQueue(NotPickled):
 class InputQueue(IQueue):
     """Takes batches of any number of rows."""
 
-    def __init__(self, queue: engine.InputQueue) -> None:
+    def __init__(self, queue: popgate_sessions.InputQueue) -> None:
         super().__init__(queue)
         self._input = queue
 
@@ -102,7 +105,7 @@ class InputQueue(IQueue):
 class OutputQueue(IQueue):
     """Takes room for batches of any number of rows."""
 
-    def __init__(self, queue: engine.OutputQueue) -> None:
+    def __init__(self, queue: popgate_sessions.OutputQueue) -> None:
         super().__init__(queue)
         self._output = queue
 
@@ -131,7 +134,7 @@ class QueueManager(NotPickled):
     `inputs` and `outputs` lead from the names of tensors to their queues.
     """
 
-    def __init__(self, manager: engine.QueueManager) -> None:
+    def __init__(self, manager: popgate_sessions.QueueManager) -> None:
         self._manager = manager
         self.inputs = ByName({k: InputQueue(q) for k, q in manager.inputs.items()})
         self.outputs = ByName({k: OutputQueue(q) for k, q in manager.outputs.items()})

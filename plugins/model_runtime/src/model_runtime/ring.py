@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 import engine
+import popgate_sessions
 from model_runtime.arguments import checked_callback, named
 from model_runtime.durations import Nanoseconds, nanoseconds
 from popef.errors import WrongType
@@ -137,10 +138,12 @@ class RingMemoryPool(NotPickled, IMemoryPool):
     """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
 
     def __init__(self, blob_size: SupportsIndex, num_blobs: SupportsIndex) -> None:
-        self._pool = engine.RingMemoryPool(number(blob_size), number(num_blobs))
+        self._pool = popgate_sessions.RingMemoryPool(
+            number(blob_size), number(num_blobs)
+        )
 
     @classmethod
-    def of(cls, pool: engine.RingMemoryPool) -> RingMemoryPool:
+    def of(cls, pool: popgate_sessions.RingMemoryPool) -> RingMemoryPool:
         """The face of a pool of the engine."""
         face = cls.__new__(cls)
         face._pool = pool

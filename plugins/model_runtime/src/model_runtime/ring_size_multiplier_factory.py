@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import SupportsIndex, TypeAlias
 
-import engine
+import popgate_sessions
 from popef import Anchor, Model
 from popef.taking import expected, number, numbers
 
@@ -24,7 +24,7 @@ def ringSizeMultForProgs(
     others_ring_size_multiplier: SupportsIndex = 1,
 ) -> RingSizeMultiplierProdType:
     """One multiplier for anchors of these programs, another for the rest."""
-    beneath = engine.ring_size_for_programs(
+    beneath = popgate_sessions.ring_size_for_programs(
         numbers(programs),
         number(selected_ring_size_multiplier),
         number(others_ring_size_multiplier),

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import engine
 import popef_io
-from engine import AnchorCallbackPolicy, PopefDataUsagePolicy
+import popgate_sessions
 from model_runtime.arguments import (
     checked_callback,
     look_ahead,
@@ -47,6 +47,7 @@ from popef.taking import (
     text,
     truth,
 )
+from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 
 
 class LaunchPolicy(IntEnum):
@@ -127,11 +128,11 @@ class SessionConfig(Options):
         '"unlimited", or a number as text. Default: "unlimited".',
     )
 
-    def to_engine(self) -> engine.SessionConfig:
+    def to_engine(self) -> popgate_sessions.SessionConfig:
         """The engine's options (ours)."""
         predicate = self.pred_tensor_data
-        return engine.SessionConfig(
-            policy=engine.LaunchPolicy(self.policy.value),
+        return popgate_sessions.SessionConfig(
+            policy=popgate_sessions.LaunchPolicy(self.policy.value),
             pred_tensor_data=(
                 None
                 if predicate is None
@@ -162,7 +163,7 @@ class Session(NotPickled):
     ) -> None:
         given: FilesOrModel = one_of("model and popef_paths", model, popef_paths)
         options = SessionConfig() if config is None else expected(config, SessionConfig)
-        self._session = engine.Session(opened(given), options.to_engine())
+        self._session = popgate_sessions.Session(opened(given), options.to_engine())
         close_with(self, self._session.close)
         self._model = given if isinstance(given, Model) else Model(self._session.model)
         self._device: Device | None = None
@@ -228,7 +229,7 @@ class Session(NotPickled):
     def createQueueManager(
         self,
         num_buffers: SupportsIndex
-        | RingSizeMultiplierProdType = engine.DEFAULT_BUFFERS,
+        | RingSizeMultiplierProdType = popgate_sessions.DEFAULT_BUFFERS,
         timeout_cb: TimeoutCallback | None = None,
         timeout_ns: Nanoseconds = 0,
         input_predicate: AnchorCallbackPredicate | None = None,
@@ -240,10 +241,12 @@ class Session(NotPickled):
         if timeout_cb is not None:
             callback = checked_callback("timeout_cb", timeout_cb)
 
-            def timed_out(ring: engine.SpscRingBuffer[engine.InputData]) -> None:
+            def timed_out(
+                ring: engine.SpscRingBuffer[popgate_sessions.InputData],
+            ) -> None:
                 callback(InputRingBuffer.of(ring))
 
-        size: int | engine.RingSizeMultiplier
+        size: int | popgate_sessions.RingSizeMultiplier
         if not callable(num_buffers):
             size = number(num_buffers, "a number of buffers, or what gives one")
         else:
@@ -324,14 +327,14 @@ def _listed(anchors: Iterable[popef_io.Anchor]) -> list[Anchor]:
 
 def _optional(
     predicate: AnchorCallbackPredicate | None,
-) -> engine.AnchorCallbackPredicate | None:
+) -> popgate_sessions.AnchorCallbackPredicate | None:
     return None if predicate is None else to_engine(predicate, AnchorCallbackPolicy)
 
 
-def _factory(factory: CallbackFactory) -> engine.CallbackFactory:
+def _factory(factory: CallbackFactory) -> popgate_sessions.CallbackFactory:
     asked = checked_callback("factory", factory)
 
-    def made(info: engine.CallbackInfo) -> CallbackHandle | None:
+    def made(info: popgate_sessions.CallbackInfo) -> CallbackHandle | None:
         callback = asked(CallbackInfo(Anchor.from_io(info.anchor)))
         if callback is not None and not callable(callback):
             raise WrongType(

@@ -12,7 +12,8 @@ from popir.errors import RunError
 from popir.export import package
 
 if TYPE_CHECKING:
-    from engine import Device, Session
+    from engine import Device
+    from popgate_sessions import Session
     from popir.dtypes import Array
     from popir.lowering.compile import Program
 
@@ -24,8 +25,8 @@ class DeviceSession:
     """
 
     def __init__(self, compiled: Program, device: Device) -> None:
-        from engine import Session
         from popef_io import TensorType
+        from popgate_sessions import Session
 
         self._device = device
         self._folder = TemporaryDirectory(prefix="popxl-")

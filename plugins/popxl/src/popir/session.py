@@ -146,7 +146,7 @@ class Session:
             assert device is not None
             self._device = DeviceSession(program, device)
         else:
-            from engine import LocalSession
+            from popgate_sessions import LocalSession
 
             self._device = LocalSession(program.executable, program.metadata)
 

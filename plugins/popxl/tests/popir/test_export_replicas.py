@@ -14,8 +14,9 @@ import pytest
 
 import popir
 import popxl
-from engine import LocalSession, ModelRunner, ModelRunnerConfig
+from engine import ModelRunner, ModelRunnerConfig
 from plugins.popxl.tests.popir.replica_programs import ReplicaProgram
+from popgate_sessions import LocalSession
 from popir.export import compile_whole
 from popir.lowering.compile import LOAD, MAIN, SAVE
 from popxl import ops

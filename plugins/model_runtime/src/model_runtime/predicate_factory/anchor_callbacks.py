@@ -4,8 +4,8 @@
 They accept with BIND_USER_CB and reject with BIND_EMPTY_CB.
 """
 
-from engine import AnchorCallbackPolicy
 from model_runtime.predicates import Factories
+from popgate_sessions import AnchorCallbackPolicy
 
 _factories = Factories(
     AnchorCallbackPolicy.BIND_USER_CB, AnchorCallbackPolicy.BIND_EMPTY_CB

@@ -4,8 +4,8 @@
 They accept with USE_USER_DATA and reject with USE_POPEF_DATA_IF_ANY.
 """
 
-from engine import PopefDataUsagePolicy
 from model_runtime.predicates import Factories
+from popgate_sessions import PopefDataUsagePolicy
 
 _factories = Factories(
     PopefDataUsagePolicy.USE_USER_DATA, PopefDataUsagePolicy.USE_POPEF_DATA_IF_ANY

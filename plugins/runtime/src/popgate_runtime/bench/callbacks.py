@@ -12,17 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from engine import (
-    Array,
-    CallbackHandle,
-    CallbackInfo,
-    Device,
-    DeviceManager,
-    EngineError,
-    InvalidInput,
-    Session,
-)
+from engine import Array, Device, DeviceManager, EngineError, InvalidInput
 from popef_io import Model
+from popgate_sessions import CallbackHandle, CallbackInfo, Session
 from popgate_tools.latency import Measured
 from popgate_tools.local import Interrupt
 from popgate_tools.synthetic import synthetic_array

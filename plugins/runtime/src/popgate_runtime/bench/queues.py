@@ -12,23 +12,20 @@ from functools import partial
 
 import numpy as np
 
-from engine import (
-    AnchorCallbackPolicy,
-    Array,
-    InvalidInput,
-    LaunchPolicy,
-    QueueClosed,
-    QueueFull,
-    QueueManager,
-    Session,
-    SessionConfig,
-)
+from engine import Array, InvalidInput, QueueClosed, QueueFull
 from popef_io import Anchor, DataType, Model, TensorInfo
 from popgate_runtime.bench.callbacks import (
     Worker,
     connect,
     join,
     synthetic_rows,
+)
+from popgate_sessions import (
+    AnchorCallbackPolicy,
+    LaunchPolicy,
+    QueueManager,
+    Session,
+    SessionConfig,
 )
 from popgate_tools.latency import Measured
 from popgate_tools.local import Interrupt

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import InvalidConfig
-from engine.session.queues import AnchorQueue
+from popgate_sessions.queues import AnchorQueue
 
 #: More than this no address space has for a pool.
 MOST_BYTES = 1 << 46

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine import LocalSession, UnknownAnchor
+from engine import UnknownAnchor
 from engine.programs import (
     Copy,
     Executable,
@@ -16,6 +16,7 @@ from engine.programs import (
     StreamOut,
 )
 from popef_io import DataType, Metadata, TensorInfo
+from popgate_sessions import LocalSession
 
 
 def session() -> LocalSession:

@@ -14,10 +14,10 @@ import numpy as np
 
 from engine.errors import InvalidInput
 from engine.model.anchors import describe
-from engine.session.callbacks import CallbackHandle
-from engine.session.queues import Alive, InputQueue, OutputQueue
 from engine.tensor import Array, Buffer
 from popef_io import Anchor, DataType, decode_strings, encode_strings
+from popgate_sessions.callbacks import CallbackHandle
+from popgate_sessions.queues import Alive, InputQueue, OutputQueue
 
 Shape = tuple[int, ...]
 #: Gives room for so many bytes of an input.

@@ -17,13 +17,16 @@ from engine.errors import (
     SessionClosed,
 )
 from engine.model.model_file import handed_over
-from engine.session.connections import Connections
-from engine.session.session_config import SessionConfig
-from engine.session.session_link import SessionEnded, SessionLink
 from engine.transport.control import Message
 from popef_io import TRACE, Model
+from popgate_sessions.connections import Connections
+from popgate_sessions.session_config import SessionConfig
+from popgate_sessions.session_link import SessionEnded, SessionLink
 
-logger = logging.getLogger(__name__)
+#: Its half in the device process, which imports it then.
+SERVICE = "popgate_session_worker.device_session:DeviceSession"
+
+logger = logging.getLogger("engine.session.loaded_session")
 
 #: Seconds that save programs get when a session is unloaded.
 SAVE_TIMEOUT = 10.0
@@ -171,6 +174,7 @@ class LoadedSession:
             other.unload(save=True)
         message: Message = {
             "op": "session",
+            "service": SERVICE,
             "executable": self._model.metadata.executable,
             "threads": device.threads,
             "providers": list(device.providers),

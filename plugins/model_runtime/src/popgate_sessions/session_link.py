@@ -1,6 +1,7 @@
 """The host's end of a session: answers what programs read, takes what they write.
 
-The messages are described at the head of engine/session/worker/host_streams.py.
+The messages are described at the head of
+`popgate_session_worker.host_streams`.
 Everything happens in the thread that called `run`; callbacks are called in it too.
 """
 
@@ -22,16 +23,16 @@ from engine.errors import (
     EngineError,
     ExecutionFailed,
 )
-from engine.session.bindings import InputSource, OutputSink
-from engine.session.connections import Connections
 from engine.transport import control
 from engine.transport.control import RUN_MESSAGE, Message
 from engine.transport.shared_memory import SharedMemory
+from popgate_sessions.bindings import InputSource, OutputSink
+from popgate_sessions.connections import Connections
 
 if TYPE_CHECKING:
     from engine.devices.device import Device
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("engine.session.session_link")
 
 #: Seconds the device gets to hear that a session has ended.
 _END_TIMEOUT = 2.0

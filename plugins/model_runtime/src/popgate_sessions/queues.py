@@ -30,7 +30,7 @@ from engine.tensor import Array, Buffer
 from engine.transport.ring_buffer import SpscRingBuffer
 from popef_io import Anchor, TensorInfo
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("engine.session.queues")
 
 Callback = Callable[[], None]
 #: Called every so often while the side that runs the program waits; it raises what ends

@@ -7,8 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from engine.session.worker.stream_places import Places
 from engine.transport.shared_memory import SharedMemory
+from popgate_session_worker.stream_places import Places
 
 F32 = np.dtype(np.float32)
 

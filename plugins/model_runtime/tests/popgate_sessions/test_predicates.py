@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine import (
+from popef_io import Anchor, DataType, ProgramFlow, TensorInfo, TensorType
+from popgate_sessions import (
     AnchorCallbackPolicy,
     AnchorWithPolicy,
     PopefDataUsagePolicy,
@@ -23,7 +24,6 @@ from engine import (
     used_by_main,
     used_by_save,
 )
-from popef_io import Anchor, DataType, ProgramFlow, TensorInfo, TensorType
 
 USER, EMPTY, SKIP = AnchorCallbackPolicy
 FLOW = ProgramFlow(load=(0, 1), main=(2,), save=(3,))

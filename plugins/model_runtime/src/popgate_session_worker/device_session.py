@@ -18,15 +18,15 @@ from engine.model.model_file import receive_model
 from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData
 from engine.programs.prefetch import upcoming_reads
-from engine.session.worker.host_streams import HostStreams
 from engine.transport import control
 from engine.transport.control import Message
 from popef_io import PopefError
+from popgate_session_worker.host_streams import HostStreams
 
 #: Seconds that `end` waits for what is running; one step of a graph cannot be ended.
 _END_TIMEOUT = 1.0
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("engine.session.device_session")
 
 
 class DeviceSession:

@@ -8,15 +8,15 @@ from itertools import chain
 from typing import TypeVar
 
 from engine.errors import UnknownAnchor
-from engine.session.predicates import RingSizeMultiplier
-from engine.session.queues import (
+from popef_io import Anchor
+from popgate_sessions.predicates import RingSizeMultiplier
+from popgate_sessions.queues import (
     InputQueue,
     OutputQueue,
     RunningThread,
     TimeoutCallback,
     batch_rows,
 )
-from popef_io import Anchor
 
 Queue = TypeVar("Queue", InputQueue, OutputQueue)
 

@@ -1,6 +1,7 @@
 """Prefetching: what programs are certain to read, asked for before they need it.
 
-Covers: engine/programs/prefetch.py, engine/session/worker/host_streams.py.
+Covers: engine/programs/prefetch.py,
+plugins/model_runtime/src/popgate_session_worker/host_streams.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import build_popef
 import numpy as np
 import pytest
 
-from engine import Cancelled, Device, ExecutionFailed, Session, SessionConfig
+from engine import Cancelled, Device, ExecutionFailed
 from engine.programs.executable import (
     Call,
     Executable,
@@ -29,10 +30,11 @@ from engine.programs.executable import (
 )
 from engine.programs.model_data import ModelData
 from engine.programs.prefetch import upcoming_reads
-from engine.session.worker.host_streams import HostStreams
 from engine.transport import control
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Model, load_model
+from popgate_session_worker.host_streams import HostStreams
+from popgate_sessions import Session, SessionConfig
 from tests.engine import models
 
 WHAT = ("read", "written")

@@ -1,6 +1,7 @@
 """Queues of sessions: batches are regrouped and split, flushed, given back.
 
-Covers: engine/session/queue_manager.py, engine/session/session_link.py.
+Covers: plugins/model_runtime/src/popgate_sessions/queue_manager.py,
+plugins/model_runtime/src/popgate_sessions/session_link.py.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import numpy as np
 import pytest
 
 from engine import (
-    AnchorCallbackPolicy,
     Device,
     InvalidConfig,
     InvalidInput,
     QueueClosed,
     QueueFull,
+    UnknownAnchor,
+)
+from popef_io import Anchor, DataType, TensorInfo, TensorType
+from popgate_sessions import (
+    AnchorCallbackPolicy,
     QueueManager,
     Session,
-    UnknownAnchor,
     allocate_queue_storage,
     ring_size_for_main_programs,
 )
-from engine.session.queues import InputQueue
-from popef_io import Anchor, DataType, TensorInfo, TensorType
+from popgate_sessions.queues import InputQueue
 from tests.engine import models
 
 Array = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import InvalidConfig
-from engine.session.memory_pool import RingMemoryPool
+from popgate_sessions.memory_pool import RingMemoryPool
 
 
 def test_blobs_come_round_and_round() -> None:

@@ -43,18 +43,18 @@ from engine.errors import (
     InvalidModel,
 )
 from engine.programs.model_data import ModelData
-from engine.session.worker.stream_places import (
+from engine.tensor import Array
+from engine.transport import control
+from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.shared_memory import SharedMemory
+from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
+from popgate_session_worker.stream_places import (
     InputStream,
     OutputStream,
     Place,
     Places,
     fixed_size,
 )
-from engine.tensor import Array
-from engine.transport import control
-from engine.transport.control import RUN_MESSAGE, Message
-from engine.transport.shared_memory import SharedMemory
-from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
 
 #: Outputs of one stream that wait for the host before the program waits too.
 _WRITES_AHEAD = 4

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 from engine.errors import AnchorsNotConnected, InvalidConfig, UnknownAnchor
-from engine.session.bindings import (
+from popef_io import Anchor, Model, TensorType
+from popgate_sessions.bindings import (
     CallbackSink,
     CallbackSource,
     InputSource,
@@ -14,7 +15,7 @@ from engine.session.bindings import (
     QueueSink,
     QueueSource,
 )
-from engine.session.callbacks import (
+from popgate_sessions.callbacks import (
     AnchorCallbackPolicy,
     AnchorCallbackPredicate,
     CallbackFactory,
@@ -23,8 +24,7 @@ from engine.session.callbacks import (
     PopefDataUsagePolicy,
     PopefDataUsagePredicate,
 )
-from engine.session.queue_manager import QueueManager
-from popef_io import Anchor, Model, TensorType
+from popgate_sessions.queue_manager import QueueManager
 
 
 class Fixed(Enum):

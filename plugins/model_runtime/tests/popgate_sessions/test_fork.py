@@ -21,7 +21,7 @@ from engine.devices.device_lock import try_claim
 from tests.engine import models
 from tests.support import is_gone
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 PRELUDE = """
 import gc, os, signal, sys, threading

@@ -16,6 +16,7 @@ import build_popef
 import numpy as np
 import pytest
 
+import engine
 from engine import (
     DeadlineExceeded,
     Device,
@@ -25,11 +26,12 @@ from engine import (
     DeviceManager,
     ModelRunner,
     ModelRunnerConfig,
+    NoDeviceAvailable,
     QueueClosed,
-    Session,
     SessionClosed,
 )
 from engine.devices import session_lease
+from popgate_sessions import LaunchPolicy, Session, SessionConfig
 from tests.engine import models
 
 Array = np.ndarray[Any, Any]
@@ -433,3 +435,25 @@ def test_nothing_is_left_behind(affine: Path, shared_device: Device) -> None:
         after = use()
     # A control connection or two may be about to be closed.
     assert all(new <= old + 2 for old, new in zip(before, after, strict=True))
+
+
+def test_without_a_free_device_the_reason_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POPGATE_DEVICES", "cpu:61-61")
+    path = models.affine(tmp_path / "m.popef")
+    config = SessionConfig(LaunchPolicy.IMMEDIATE)
+    with (
+        DeviceManager().get_device(),
+        pytest.raises(NoDeviceAvailable, match=r"set POPGATE_DEVICES=cpu:2$"),
+    ):
+        Session(path, config)
+
+
+def test_the_engine_hands_the_names_on() -> None:
+    names: dict[str, object] = {}
+    exec("from engine import *", names)
+    assert names["Session"] is Session
+    assert vars(engine)["Session"] is Session
+    assert "Session" in dir(engine)
+    assert not hasattr(engine, "Sessions")

@@ -1,6 +1,7 @@
 """Sessions: which programs run, and what their anchors are connected to.
 
-Covers: engine/session/connections.py, engine/session/session_config.py.
+Covers: plugins/model_runtime/src/popgate_sessions/connections.py,
+plugins/model_runtime/src/popgate_sessions/session_config.py.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ import numpy as np
 import pytest
 
 from engine import (
-    AnchorCallbackPolicy,
     AnchorsNotConnected,
-    CallbackInfo,
     Device,
     DeviceBusy,
     DeviceManager,
@@ -27,18 +26,22 @@ from engine import (
     InvalidConfig,
     InvalidInput,
     InvalidModel,
-    LaunchPolicy,
     NoDeviceAvailable,
-    PopefDataUsagePolicy,
-    Session,
     SessionClosed,
-    SessionConfig,
     UnknownAnchor,
-    used_by_main,
-    used_by_save,
 )
 from engine.devices.device_lock import try_claim
 from popef_io import Anchor
+from popgate_sessions import (
+    AnchorCallbackPolicy,
+    CallbackInfo,
+    LaunchPolicy,
+    PopefDataUsagePolicy,
+    Session,
+    SessionConfig,
+    used_by_main,
+    used_by_save,
+)
 from tests.engine import models
 
 Array = np.ndarray[Any, Any]

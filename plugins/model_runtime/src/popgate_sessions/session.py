@@ -18,18 +18,18 @@ from engine.errors import DeviceBusy, InvalidConfig
 from engine.model.model_file import ModelFiles, open_model
 from engine.origin import here
 from engine.programs.executable import Executable
-from engine.session.callbacks import (
+from popef_io import Anchor, Model, ProgramFlow, TensorType
+from popgate_sessions.callbacks import (
     AnchorCallbackPredicate,
     CallbackFactory,
     CallbackHandle,
 )
-from engine.session.connections import Connections
-from engine.session.loaded_session import LoadedSession
-from engine.session.predicates import RingSizeMultiplier
-from engine.session.queue_manager import QueueManager
-from engine.session.queues import TimeoutCallback
-from engine.session.session_config import LaunchPolicy, SessionConfig
-from popef_io import Anchor, Model, ProgramFlow, TensorType
+from popgate_sessions.connections import Connections
+from popgate_sessions.loaded_session import LoadedSession
+from popgate_sessions.predicates import RingSizeMultiplier
+from popgate_sessions.queue_manager import QueueManager
+from popgate_sessions.queues import TimeoutCallback
+from popgate_sessions.session_config import LaunchPolicy, SessionConfig
 
 #: User batches that a queue has room for by default.
 DEFAULT_BUFFERS = 8

@@ -7,7 +7,7 @@ from enum import Enum
 
 from engine.config import DeviceWaitConfig
 from engine.errors import InvalidConfig
-from engine.session.callbacks import PopefDataUsagePredicate
+from popgate_sessions.callbacks import PopefDataUsagePredicate
 
 UNLIMITED = "unlimited"
 _MOST = (1 << 32) - 1

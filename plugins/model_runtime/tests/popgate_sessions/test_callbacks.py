@@ -1,7 +1,8 @@
 """Callbacks of users that fail: the run ends with what they raised, and no later one
 hangs or lacks anything.
 
-Covers: engine/session/bindings.py, engine/session/worker/device_session.py.
+Covers: plugins/model_runtime/src/popgate_sessions/bindings.py,
+plugins/model_runtime/src/popgate_session_worker/device_session.py.
 """
 
 from __future__ import annotations
@@ -14,18 +15,16 @@ import numpy as np
 import pytest
 
 from engine import (
-    AnchorCallbackPolicy,
     Device,
     InvalidConfig,
     ModelRunner,
     ModelRunnerConfig,
     Request,
-    Session,
-    SessionConfig,
     SpscRingBuffer,
     Tensor,
 )
-from engine.session.queues import InputQueue
+from popgate_sessions import AnchorCallbackPolicy, Session, SessionConfig
+from popgate_sessions.queues import InputQueue
 from tests.engine import models
 
 Array = np.ndarray[Any, Any]
