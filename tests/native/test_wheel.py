@@ -6,18 +6,28 @@ import email
 import re
 import shutil
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from native.build_context import context_files
 from tests.native.installed import ROOT, install, run, serves_the_example
 
 #: Folders with packages in them.
 FOLDERS = (ROOT, *sorted(ROOT.glob("plugins/*/src")))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-_NOT_COPIED = (".*", "build", "dist", "*.egg-info", "__pycache__", "*.so", "results")
+_NOT_COPIED = (
+    ".[!d]*",
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    "*.so",
+    "results",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +67,19 @@ def test_all_packages_and_their_data_are_in_it(wheel: Path) -> None:
     assert plugins
     assert packages == {*ours, *plugins}
     assert {f"{name}/py.typed" for name in ("popgate", "app", "engine")} <= found
+
+
+def test_the_source_archive_builds_the_image(wheel: Path, tmp_path: Path) -> None:
+    (packed,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    made = {name for name in context_files(ROOT) if not name.endswith((".c", ".so"))}
+    made -= {name for name in made if "__pycache__" in name or ".egg-info/" in name}
+    there = set(context_files(source))
+    assert made <= there, sorted(made - there)[:10]
+    assert all((source / n).read_bytes() == (ROOT / n).read_bytes() for n in made)
+    assert (source / "Dockerfile").read_text() == (ROOT / "Dockerfile").read_text()
 
 
 def test_the_index_page_has_no_link_into_the_source_tree(wheel: Path) -> None:

@@ -70,6 +70,28 @@ def test_the_best_of_all_is_found() -> None:
     assert found.best.setting == Setting(2, 4, 16, 0.005)
 
 
+def gathered(delay: float, bound: float) -> float:
+    """Requests a second of a machine where a batch takes 0.2 ms and each client sends
+    one request every 0.4 ms: a delay gathers more of 32 clients, and costs its time.
+    """
+    rows = min(32.0, 4 + 32 * delay / 0.0004)
+    return rows / (0.0002 + delay) if delay < bound else 0.0
+
+
+def test_delays_below_a_millisecond_are_told_apart() -> None:
+    tried = []
+
+    def trial(setting: Setting, first: int) -> Reached:
+        tried.append(setting.max_queue_delay)
+        rate = gathered(setting.max_queue_delay, 0.005)
+        return Reached(setting, Step(8, rate, 0.001))
+
+    found = search(START, trial, batches=True, devices=[1], bound=0.005)
+    assert set(tried) == {0.0, 0.0001, 0.0003, 0.0005, 0.001}
+    best = max(tried, key=lambda delay: gathered(delay, 0.005))
+    assert found.best.setting.max_queue_delay == best == 0.0003
+
+
 def test_rows_that_do_not_run_together_have_no_batches() -> None:
     tried = []
 
