@@ -65,9 +65,9 @@ $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 	@mkdir -p $(MODELS)
 	$(bin)/popgate compile $(example) -o $@
 
-# Hundreds of processes start in the tests; each would compile all sources anew where
-# the environment forbids Python to keep what it has compiled.
-test test-compiled test-lowest coverage: export PYTHONDONTWRITEBYTECODE =
+# Each start of a server, and each of the hundreds of processes of the tests, would compile
+# all sources anew where the environment forbids Python to keep what it has compiled.
+serve test test-compiled test-lowest coverage: export PYTHONDONTWRITEBYTECODE =
 
 # What fails while four processes crowd the cores is run once more alone, and has to pass
 # there: the run names it in both cases.

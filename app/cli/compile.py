@@ -59,7 +59,11 @@ _WeightsFrom = Annotated[
     str, typer.Option(metavar="SIZE", help="Size from which a weight is large.")
 ]
 _Name = Annotated[
-    str, typer.Option(help="Name of the executable. [default: that of the file]")
+    str,
+    typer.Option(
+        help="Name of the model inside the file, its executable. [default: "
+        "that of the file]"
+    ),
 ]
 _Input = Annotated[
     list[str] | None,
@@ -80,7 +84,9 @@ _Metadata = Annotated[
     list[str] | None,
     typer.Option("--metadata", metavar="KEY=VALUE", help="Kept in the file."),
 ]
-_Description = Annotated[str, typer.Option(help="Kept in the file, for people.")]
+_Description = Annotated[
+    str, typer.Option(metavar="TEXT", help="Kept in the file, for people.")
+]
 _Fuse = Annotated[
     str | None,
     typer.Option(metavar="INPUT", help="Put all models into one file. This input says "

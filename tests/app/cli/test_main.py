@@ -92,6 +92,8 @@ def test_help_names_values_and_no_types() -> None:
     for name, command in commands.items():
         shown = command.get_help(command.make_context(name, [], resilient_parsing=True))
         assert not re.search(r" <\w|range>|[{}]|made.up", shown), shown
+        # The name of an option says nothing of its value.
+        assert not re.search(r"--([a-z]+-[a-z-]+) (?i:\1)\b", shown), shown
         assert re.fullmatch(
             rf"Usage: {name} \[OPTIONS\][A-Z \[\]|=.]*", shown.split("\n")[0]
         )
