@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Compilations,
         CompileOptions,
         CompileReport,
+        QuantizeReport,
         TensorReport,
     )
 
@@ -92,6 +94,12 @@ _Fuse = Annotated[
     typer.Option(metavar="INPUT", help="Put all models into one file. This input says "
                  "which of them a request runs: 0 is the first."),
 ]  # fmt: skip
+_Quantize = Annotated[
+    str,
+    typer.Option(metavar="int8", help="Store weights as 8-bit integers: a smaller "
+                 "and often faster model, whose answers differ. Prints size, speed and "
+                 "difference. Of a text model's folder the ONNX file is written."),
+]  # fmt: skip
 _Timeout = Annotated[
     float,
     typer.Option(metavar="SECONDS", min=0.1, help="A model that takes longer fails."),
@@ -130,6 +138,7 @@ def compile_models(
     metadata: _Metadata = None,
     description: _Description = "",
     fuse: _Fuse = None,
+    quantize: _Quantize = "",
     threads: _Threads = 1,
     timeout: _Timeout = 600.0,
     memory: _Memory = "0",
@@ -143,7 +152,16 @@ def compile_models(
     popgate compile program.py:ir -o models/program.popef
     """
     compilations = _compilations(timeout, memory)
+    if quantize:
+        _check_quantize(quantize, models, fuse)
+        if models[0].is_dir():
+            _quantize_folder(models, output, out_dir, compilations)
+            return
     jobs = _jobs(models, output, out_dir, fuse, compilations)
+    quantized: dict[Path, QuantizeReport] = {}
+    if quantize:
+        compiler = _quantizer(compilations, quantized)
+        jobs = [job._replace(compiler=compiler) for job in jobs]
     options = _options(
         batch=batch,
         weights=weights,
@@ -165,12 +183,66 @@ def compile_models(
                 outcome = _compile(job, options, stage)
             # The line of the progress is gone: nothing may be written while it stands.
             outcomes.append(outcome)
-            _tell(outcome)
+            _tell(outcome, quantized.get(job.source))
     if len(outcomes) > 1:
         failed = sum(bool(outcome.reason) for outcome in outcomes)
         typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
     if any(outcome.reason for outcome in outcomes):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _check_quantize(kind: str, models: list[Path], fuse: str | None) -> None:
+    if kind != "int8":
+        raise CommandError(f"--quantize: expected int8, got {kind!r:.40}", EXIT_USAGE)
+    if fuse is not None or any(_program(model) for model in models):
+        msg = "--quantize takes ONNX files and folders of text models, one by one"
+        raise CommandError(f"{msg}: no programs, no --fuse", EXIT_USAGE)
+
+
+def _quantize_folder(
+    models: list[Path],
+    output: Path | None,
+    out_dir: Path | None,
+    compilations: Compilations,
+) -> None:
+    """Write the quantised file of one folder, and tell how to serve it."""
+    from app.cli.quantize import quantize_in, tell_quantized
+    from engine import EngineError
+
+    (folder, *others) = models
+    if others or out_dir is not None:
+        raise CommandError("--quantize takes one folder at a time", EXIT_USAGE)
+    try:
+        with compilations, _progress(folder.name) as stage:
+            source, target, report = quantize_in(folder, output, compilations, stage)
+    except (EngineError, ValueError, OSError) as error:
+        raise CommandError(f"{folder}: {error}") from None
+    typer.echo(f"{source} → {target}")
+    tell_quantized(report)
+    if target.is_relative_to(folder):
+        name = target.relative_to(folder).as_posix()
+        typer.echo(f'  serve it with file = "{name}" in [text] of config.toml')
+
+
+def _quantizer(
+    compilations: Compilations, quantized: dict[Path, QuantizeReport]
+) -> Compiler:
+    """Return what compiles quantised models, and puts its reports into `quantized`."""
+
+    def compile_it(
+        source: Path, target: Path, options: CompileOptions, progress: Progress
+    ) -> CompileReport:
+        from app.cli.quantize import quantize
+
+        _check_kept([source], target)
+        with tempfile.TemporaryDirectory(prefix="popgate-quantize-") as folder:
+            path = Path(folder) / source.name
+            found = quantize(source, path, compilations, progress)
+            report = _compile_one(compilations, path, target, options, progress)
+        quantized[source] = found
+        return report
+
+    return compile_it
 
 
 class _Job(NamedTuple):
@@ -359,7 +431,7 @@ def _progress(name: str) -> Iterator[Progress]:
         yield lambda stage, done: bar.update(task, description=f"{name}: {stage}")
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: Outcome, quantized: QuantizeReport | None) -> None:
     from app.sizes import size_text
 
     report = outcome.report
@@ -371,6 +443,10 @@ def _tell(outcome: Outcome) -> None:
     typer.echo(f"  takes {_tensors(report.inputs) or 'nothing'}")
     typer.echo(f"  gives {_tensors(report.outputs)}")
     typer.echo(f"  {report.batch}")
+    if quantized is not None:
+        from app.cli.quantize import tell_quantized
+
+        tell_quantized(quantized)
     if report.batch.could_not_run:
         reason = report.batch.reason
         typer.echo(f"popgate: warning: {outcome.source}: {reason}", err=True)

@@ -81,7 +81,9 @@ class ModelFormat(Protocol):
     whose second axis is a length that padding does not change, with their padding
     values. The compiler checks that, and ignores inputs that a model does not have.
     Its attribute `optional_outputs` may name outputs of such models that a request gets
-    only if its scheduler asks for them (`FormatRunner`).
+    only if its scheduler asks for them (`FormatRunner`). Its method
+    `examples(files, options, names)` gives rows for the inputs `names` of the converted
+    model, which `popgate compile --quantize` needs.
     """
 
     section: type[Any]

@@ -23,6 +23,13 @@ from engine.compiler.process import (
     compile_in_process,
     fuse_in_process,
 )
+from engine.compiler.quantize import (
+    OutputChange,
+    QuantizeReport,
+    compare_models,
+    example_feeds,
+    quantize,
+)
 from engine.programs.onnx_session import give_back_memory
 
 __all__ = [
@@ -31,12 +38,17 @@ __all__ = [
     "CompileLimits",
     "CompileOptions",
     "CompileReport",
+    "OutputChange",
     "Progress",
+    "QuantizeReport",
     "TensorReport",
+    "compare_models",
     "compile_fused",
     "compile_in_process",
     "compile_model",
     "decide_rows",
+    "example_feeds",
     "fuse_in_process",
     "give_back_memory",
+    "quantize",
 ]

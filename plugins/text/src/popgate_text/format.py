@@ -50,6 +50,17 @@ class TextFormat:
             "position_ids": model.offset,
         }
 
+    def examples(
+        self, files: Sequence[Path], options: TextConfig, names: Sequence[str]
+    ) -> list[Mapping[str, Any]]:
+        """Return example inputs of the converted model, one string each."""
+        from popgate_text.examples import examples
+        from popgate_text.tokenizer import TextTokenizer
+
+        folder = root_of(files)
+        model = understand(folder, options)
+        return examples(model, TextTokenizer(folder, model), names)
+
     def scheduler(
         self,
         spec: ModelSpec,

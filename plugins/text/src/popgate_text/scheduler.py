@@ -240,10 +240,8 @@ class TextScheduler:
         self, run: TextRun, given: Tensor | None, pair: Tensor | None
     ) -> None:
         """Begin the rows of a request: at once if it is small, else from a thread."""
-        raw = strings_of(given) if given is not None else []
-        pairs = None if pair is None else strings_of(pair)
-        encode = partial(self._encode, raw, pairs, run.options)
-        size = sum(map(len, raw)) + sum(map(len, pairs or ()))
+        encode = partial(self._encode, given, pair, run.options)
+        size = sum(0 if one is None else one.nbytes for one in (given, pair))
         if size <= AT_ONCE:
             self._begin(run, encode())
             return
@@ -255,12 +253,14 @@ class TextScheduler:
 
     def _encode(
         self,
-        raw: Sequence[bytes],
-        raw_pairs: Sequence[bytes] | None,
+        given: Tensor | None,
+        pair: Tensor | None,
         options: TextOptions,
     ) -> list[Encoded]:
         """Return the tokens of all texts. Raises `InvalidTensor`, `InvalidRequest`."""
         began = time.monotonic_ns()
+        raw = [] if given is None else strings_of(given)
+        raw_pairs = None if pair is None else strings_of(pair)
         count = len(raw) if options.ids is None else len(options.ids)
         if not count:
             raise InvalidTensor("expected at least one text, got none")

@@ -1,0 +1,54 @@
+"""Quantising an ONNX file, or that of a folder; runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.repository.formats import format_named
+from engine.compiler import Progress
+
+#: The file beside the one that a folder is served from by default.
+QUANTIZED = "model_quantized.onnx"
+
+
+def quantize_file(source: str, target: str, progress: Progress) -> dict[str, Any]:
+    """Write a quantised ONNX file; returns the message of a `QuantizeReport`."""
+    from engine.compiler import compare_models, example_feeds, quantize
+
+    progress("quantising", 0.0)
+    quantize(Path(source), Path(target))
+    progress("comparing", 0.6)
+    before, after = _read(source), _read(target)
+    return compare_models(before, after, example_feeds(before)).to_message()
+
+
+def quantize_folder(
+    format_name: str, files: Sequence[str], target: str, progress: Progress
+) -> dict[str, Any]:
+    """Write the quantised ONNX file of a folder; compares what the model gives to
+    requests. Returns the message of a `QuantizeReport`."""
+    from engine.compiler import compare_models, quantize
+
+    kind = format_named(format_name)
+    paths, options = [Path(file) for file in files], kind.section()
+    progress("quantising", 0.0)
+    quantize(paths[0], Path(target))
+    progress("comparing", 0.6)
+    before, after = _read(files[0]), _read(target)
+    recipe = kind.recipe(paths, options)
+    for model in (before, after):
+        kind.convert(model, recipe)
+    examples: Any = getattr(kind, "examples", None)
+    if examples is None:
+        raise ValueError(f"the format {format_name} has no examples to compare with")
+    names = [value.name for value in before.graph.input]
+    found = compare_models(before, after, examples(paths, options, names))
+    return found.to_message()
+
+
+def _read(path: str) -> Any:
+    import onnx
+
+    return onnx.load(path)
