@@ -361,6 +361,7 @@ class Gateway:
         """Stop being ready. May be called from a signal handler."""
         self._phase = "shutting down"
         # What loads now is of no use, and its requests would be waited for.
+        self.control.begin_end()
         self._cache.close()
         if self.repository.places.remote is not None:
             self.repository.places.remote.stop()

@@ -123,6 +123,18 @@ class ModelControl:
         self.failed_polls = 0
         self.polled_at = 0.0
         self._unsettled: dict[str, Stamp | None] = {}
+        self._is_ending = False
+
+    def begin_end(self) -> None:
+        """Take what is loading for no failure: the server ends. May be called from a
+        signal handler."""
+        self._is_ending = True
+
+    def _tell_failure(self, name: str, problem: str) -> None:
+        if self._is_ending:
+            logger.info("'%s' is not loaded: the server ends", name)
+        else:
+            logger.error("failed to load '%s': %s", name, problem)
 
     async def start(self) -> None:
         """Loads what the mode says; failures are recorded, not raised.
@@ -168,7 +180,7 @@ class ModelControl:
             await self._clean_up(name)
         record = self._repository.record(name)
         if record.problem:
-            logger.error("failed to load '%s': %s", name, record.problem)
+            self._tell_failure(name, record.problem)
             raise RepositoryError(_failure(record), passing=record.passing)
         logger.info("loaded model '%s', %s", name, _versions(record.serving))
         return record
@@ -285,7 +297,7 @@ class ModelControl:
             problem = record.reason = f"{type(e).__name__}: {e}; this is a bug"
         record.is_pending = False
         if problem:
-            logger.error("failed to load '%s': %s", name, problem)
+            self._tell_failure(name, problem)
 
     # -- models that are elsewhere
 
@@ -458,7 +470,7 @@ class ModelControl:
         if source.url is not None:
             await self._settle_remote(record, source.url)
         if record.problem:
-            logger.error("failed to load '%s': %s", name, record.problem)
+            self._tell_failure(name, record.problem)
         else:
             logger.info("loaded model '%s', %s", name, _versions(record.available))
 

@@ -7,6 +7,7 @@ Covers: engine/compiler/process.py, engine/programs/time_limit.py.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from bench.servers.processes import children, tree
 from engine.compiler import CompileOptions, compile_model
 from engine.programs import executable as ex
 from engine.run_failures import MOST
@@ -30,7 +32,9 @@ from popef_io import (
     Writer,
 )
 from tests.app.served import ServedGateway, add, run_popgate
+from tests.app.test_serving import alive
 
+WAIT = 60.0
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 OUTPUT = [3.0, 5.0, 7.0, 9.0]
 
@@ -85,6 +89,13 @@ def save(graph: onnx.GraphProto, path: Path) -> Path:
     return path
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     model.ir_version = 10
@@ -136,6 +147,26 @@ class TestCompiling:
             assert gateway.join() == 0
             for thread in threads:
                 thread.join()
+
+    def test_a_signal_meanwhile_ends_the_compiler_without_an_error(
+        self, tmp_path: Path
+    ) -> None:
+        put(tmp_path, "endless")
+        options = "--compile-timeout=600", "--cache-dir", str(tmp_path / ".cache")
+        # All its processes are its own: none is forked from a warm one (tests/warm.py).
+        with ServedGateway(tmp_path, *options, PYTHONUTF8="1") as gateway:
+            gateway.wait_line("model.onnx: compiling")
+            pid = gateway.process.pid
+            # The process that compiles is forked from one that has the compiler.
+            until(lambda: any(map(children, children(pid))))
+            below = [each for each in tree(pid) if each != pid]
+            assert gateway.stop() == 0
+            for each in below:
+                until(lambda each=each: not alive(each))
+            assert "'endless' is not loaded: the server ends" in gateway.output
+            assert "ERROR" not in gateway.output
+            assert "Traceback" not in gateway.output
+        assert not [*(tmp_path / ".cache").rglob("*.popef*")]
 
     def test_the_command_ends(self, tmp_path: Path) -> None:
         source, target = endless(tmp_path / "m.onnx"), tmp_path / "m.popef"
