@@ -62,6 +62,8 @@ MakeOthers = Callable[[ModelTable, MetricsRegistry], OtherProcesses]
 DEVICE_THREADS = 2048
 # Seconds between looks at the file of keys.
 KEYS_LOOK = 1.0
+# What a gateway does before it serves.
+_STARTING = {"starting", "waiting for a device", "loading models"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +438,15 @@ class Gateway:
         if self._phase != "serving" and not self.repository.models():
             return f"the gateway is {self._phase}"  # the repository has not been read
         return self.repository.explain(name, version)
+
+    def is_to_come(self, name: str) -> bool:
+        """Return whether the server starts and may still load the model."""
+        if self._phase not in _STARTING:
+            return False
+        record = self.repository.get(name)
+        if record is None:
+            return not self.repository.models()  # the repository has not been read
+        return record.state is State.LOADING
 
     def offers(self, name: str, version: str | None) -> bool:
         """Returns whether a request to it would have it loaded."""

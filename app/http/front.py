@@ -229,7 +229,7 @@ class InferFront:
         if not is_post:
             await self.fallback(scope, receive, send)
             return
-        if path in models.paths or models.offers(path):
+        if path in models.paths or models.offers(path) or models.is_to_come(path):
             kind = EventCall if wants_events(headers) else AsgiCall
             call = kind(self.service, path, headers, receive)
             call.key = key

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 # The longest a request takes unless something says otherwise, in seconds.
 DEFAULT_TIMEOUT = 60.0
+#: Seconds that a request waits at most for a model of a server that starts.
+PATIENCE = 30.0
 
 
 class Service:
@@ -114,6 +116,9 @@ class Service:
         Raises `RequestError` or `EngineError` if there is nothing in time.
         """
         began = time.monotonic()
+        await self.models.come(path, min(PATIENCE, self.latest(None, headers)))
+        if path in self.models.paths:
+            return self.models.paths[path], time.monotonic() - began
         if self.models.offers(path):
             get = headers.get
             read = asyncio.to_thread(

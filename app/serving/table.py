@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +20,8 @@ from engine import EngineError, Tensor
 
 PREFIXES = ("/v1/models/", "/v2/models/")
 _SUFFIX = "/infer"
+# Seconds between looks for a model that is being loaded.
+_LOOK = 0.02
 
 
 def infer_path(name: str, version: int | str = 0) -> str:
@@ -92,6 +96,9 @@ class Absent(Protocol):
     def explain(self, name: str, version: str | None) -> str | None:
         """Return why the model is not served; None if it does not exist."""
 
+    def is_to_come(self, name: str) -> bool:
+        """Return whether a server that starts may still load the model."""
+
     def offers(self, name: str, version: str | None) -> bool:
         """Returns whether a request to it would have it loaded."""
 
@@ -106,6 +113,9 @@ class NoneAbsent:
 
     def explain(self, name: str, version: str | None) -> str | None:
         return None
+
+    def is_to_come(self, name: str) -> bool:
+        return False
 
     def offers(self, name: str, version: str | None) -> bool:
         return False
@@ -296,6 +306,20 @@ class ModelTable:
         """Returns whether what is missing at `path` would be loaded on demand."""
         target = model_of(path)
         return target is not None and self._absent.offers(*target)
+
+    def is_to_come(self, path: str) -> bool:
+        """Return whether a server that starts may still load what is missing there."""
+        if path in self.paths:
+            return False
+        target = model_of(path)
+        return target is not None and self._absent.is_to_come(target[0])
+
+    async def come(self, path: str, seconds: float) -> None:
+        """Wait while a model is to come, for `seconds` at most."""
+        end = time.monotonic() + seconds
+        # Nothing tells of a model that fails.
+        while self.is_to_come(path) and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK)
 
     async def fetch(self, path: str, policy: TimeoutPolicy) -> ModelEntry | None:
         """Return the entry at `path`, once it is loaded on demand; None if it cannot

@@ -458,6 +458,9 @@ class _Elsewhere:
     def explain(self, name: str, version: str | None) -> str | None:
         return "it has just changed: ask again" if self._worker.knows(name) else None
 
+    def is_to_come(self, name: str) -> bool:
+        return False
+
     def offers(self, name: str, version: str | None) -> bool:
         return False
 

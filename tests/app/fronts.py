@@ -111,6 +111,9 @@ class Late:
     def explain(self, name: str, version: str | None) -> str | None:
         return "it is loading" if name == "late" else None
 
+    def is_to_come(self, name: str) -> bool:
+        return False
+
     def offers(self, name: str, version: str | None) -> bool:
         return False
 

@@ -96,6 +96,10 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def is_gone(pid: int) -> bool:
+    return not alive(pid)
+
+
 def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     model.ir_version = 10
@@ -162,7 +166,7 @@ class TestCompiling:
             below = [each for each in tree(pid) if each != pid]
             assert gateway.stop() == 0
             for each in below:
-                until(lambda each=each: not alive(each))
+                until(partial(is_gone, each))
             assert "'endless' is not loaded: the server ends" in gateway.output
             assert "ERROR" not in gateway.output
             assert "Traceback" not in gateway.output

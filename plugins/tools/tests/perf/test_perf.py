@@ -29,7 +29,7 @@ from popgate_tools.perf.measure import gaps, is_stable, phases
 from popgate_tools.perf.report import round_ticks
 from tests.app.cli.calls import Call
 from tests.app.cli.terminal import in_terminal
-from tests.app.served import ServedGateway
+from tests.app.served import ServedGateway, add
 from tests.support import WAIT
 
 QUICK = ["--seconds", "0.2", "--warm-up", "0.1", "--within", "1000"]
@@ -180,6 +180,24 @@ def loop_against(connections: int, seconds: float, *replies: Reply) -> tuple[Run
     with Peer(*replies) as peer:
         address = ("127.0.0.1", int(peer.url.rpartition(":")[2]))
         return asyncio.run(closed_loop(address, [REQUEST], connections, seconds)), peer
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_server_that_is_drained_fails_no_request(
+    tmp_path: Path, connections: int
+) -> None:
+    """Each of its answers is the last of its connection."""
+    add(tmp_path, "affine")
+    with ServedGateway(tmp_path) as served:
+        client, requests = requests_of(served.wait_ready())
+        with client:
+            assert served.client.post("/v1/drain").status_code == 200
+            run = asyncio.run(closed_loop(client.address, requests, connections, 0.5))
+            due = open_loop(client.address, requests, repeat(0.01), connections, 0.5)
+            opened = asyncio.run(due)
+    for each in (run, opened):
+        assert (each.not_ok, each.broken) == (0, 0)
+        assert each.count > connections
 
 
 @pytest.mark.parametrize("connections", [1, 2])

@@ -25,6 +25,11 @@ def read_head(head: bytes) -> tuple[bool, int]:
     return ok, UNKNOWN
 
 
+def is_last(head: bytes) -> bool:
+    """Return whether an answer is the last of its connection."""
+    return b"\r\nconnection: close" in head.lower()
+
+
 def reason_of(answer: bytes) -> str:
     """Return why an answer failed, from its head and the start of its body."""
     head, _, body = answer.partition(b"\r\n\r\n")

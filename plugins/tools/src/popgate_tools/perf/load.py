@@ -22,7 +22,14 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import cast
 
-from popgate_tools.perf.answers import CHUNKED, KEPT, ChunkedBody, read_head, reason_of
+from popgate_tools.perf.answers import (
+    CHUNKED,
+    KEPT,
+    ChunkedBody,
+    is_last,
+    read_head,
+    reason_of,
+)
 
 _clock = time.monotonic
 _NONBLOCKING = os.O_NONBLOCK | os.O_CLOEXEC
@@ -84,7 +91,8 @@ class _Connection(asyncio.Protocol):
     """One kept connection: a request, its answer, the next request."""
 
     __slots__ = (
-        "begun", "chunks", "generator", "head", "missing", "ok", "said", "transport",
+        "begun", "chunks", "generator", "head", "is_last", "missing", "ok", "said",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, generator: _Generator) -> None:
@@ -93,6 +101,7 @@ class _Connection(asyncio.Protocol):
         self.head = b""
         self.missing = -1  # bytes of the body still to come; -1: reading the head
         self.ok = True
+        self.is_last = False  # of its connection
         self.said = b""  # the start of an answer that is an error
         self.chunks: ChunkedBody | None = None
         self.begun = 0.0
@@ -116,6 +125,7 @@ class _Connection(asyncio.Protocol):
             if end < 0:
                 return
             self.ok, size = read_head(self.head[:end])
+            self.is_last = is_last(self.head[: end + 2])
             self.said = b"" if self.ok else self.head[:KEPT]
             head, self.head = self.head, b""
             if size == CHUNKED:
@@ -134,6 +144,13 @@ class _Connection(asyncio.Protocol):
             self.missing = -1
             reason = "" if self.ok else reason_of(self.said)
             self.generator.run.add(self.ok, self.begun, _clock(), reason)
+            self._end()
+
+    def _end(self) -> None:
+        """Its answer is complete."""
+        if self.is_last:
+            self.generator.replace(self)
+        else:
             self.generator.free(self)
 
     def _chunks_received(self, chunks: ChunkedBody, data: bytes) -> None:
@@ -147,7 +164,7 @@ class _Connection(asyncio.Protocol):
             self.chunks = None
             reason = chunks.error or ("" if self.ok else reason_of(self.said))
             self.generator.run.add(not reason, self.begun, _clock(), reason)
-            self.generator.free(self)
+            self._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.generator.lost(self)
@@ -155,16 +172,21 @@ class _Connection(asyncio.Protocol):
 
 class _Generator:
     def __init__(
-        self, requests: Sequence[bytes], tls: ssl.SSLContext | None = None
+        self,
+        address: tuple[str, int] | str,
+        requests: Sequence[bytes],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.address = address
         self.requests: Iterator[bytes] = cycle(requests)
         self.tls = tls
+        self._connecting: set[asyncio.Task[None]] = set()
         self.run = Run()
         self.over = False
         self.connections: set[_Connection] = set()
 
-    async def connect(self, address: tuple[str, int] | str) -> _Connection:
-        loop = asyncio.get_running_loop()
+    async def connect(self) -> _Connection:
+        loop, address = asyncio.get_running_loop(), self.address
         if isinstance(address, str):
             _, made = await loop.create_unix_connection(
                 lambda: _Connection(self), address
@@ -180,13 +202,31 @@ class _Generator:
         if not self.over:
             connection.post(_clock())
 
-    def lost(self, connection: _Connection) -> None:
+    def replace(self, connection: _Connection) -> None:
+        """Connect anew: the server has said that this was the last answer."""
         self.connections.discard(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
         if not self.over:
+            task = asyncio.get_running_loop().create_task(self._connect_again())
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect_again(self) -> None:
+        try:
+            self.free(await self.connect())
+        except OSError:
             self.run.add_broken()
+
+    def lost(self, connection: _Connection) -> None:
+        if connection in self.connections and not self.over:
+            self.run.add_broken()
+        self.connections.discard(connection)
 
     def end(self) -> None:
         self.over = True
+        for task in self._connecting:
+            task.cancel()
         for connection in list(self.connections):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -196,9 +236,12 @@ class _OpenGenerator(_Generator):
     """Sends what is due; what finds no connection free waits for one."""
 
     def __init__(
-        self, requests: Sequence[bytes], tls: ssl.SSLContext | None = None
+        self,
+        address: tuple[str, int] | str,
+        requests: Sequence[bytes],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(requests, tls)
+        super().__init__(address, requests, tls)
         self.idle: deque[_Connection] = deque()
         self.waiting: deque[float] = deque()
 
@@ -259,20 +302,14 @@ class _AloneConnection:
     """
 
     def __init__(self, address: tuple[str, int] | str) -> None:
-        if isinstance(address, str):
-            self._socket = socket.socket(socket.AF_UNIX)
-            self._socket.connect(address)
-        else:
-            self._socket = socket.create_connection(address)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # By the kernel: Python's own time limits poll before each call.
-        for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, which, _LOOK)
+        self._address = address
+        self._socket = _connected(address)
         self._buffer = bytearray(_ROOM)
         # Of the last answer: its bytes, and what lies where in its head. One that has
         # the same there is complete too; a request's id may differ.
         self._size, self._length, self._length_at, self._end_at = -1, b"", 0, 0
         self._reason = ""  # why the last answer failed
+        self._is_last = False  # of its connection
 
     def __enter__(self) -> _AloneConnection:
         return self
@@ -308,6 +345,10 @@ class _AloneConnection:
                 run.add(ok, begun, now, self._reason)
                 if now >= end or stopped():
                     break
+                if self._is_last:
+                    self._socket.close()
+                    self._socket = _connected(self._address)
+                    send, receive = self._socket.sendall, self._socket.recv_into
                 begun = now
         except TimeoutError:
             pass
@@ -338,6 +379,7 @@ class _AloneConnection:
                 break
             size = self._wait(end, stopped)
         ok, length = read_head(head[:at])
+        self._is_last = is_last(head[: at + 2])
         if length == CHUNKED:
             return self._read_chunks(ok, head, at + 4, end, stopped)
         if length < 0:  # its end cannot be seen
@@ -375,6 +417,20 @@ class _AloneConnection:
         return not self._reason
 
 
+def _connected(address: tuple[str, int] | str) -> socket.socket:
+    """Return a connection that looks at the time now and then."""
+    if isinstance(address, str):
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(address)
+    else:
+        made = socket.create_connection(address)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # By the kernel: Python's own time limits poll before each call.
+    for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        made.setsockopt(socket.SOL_SOCKET, which, _LOOK)
+    return made
+
+
 async def closed_loop(
     address: tuple[str, int] | str,
     requests: Sequence[bytes],
@@ -391,8 +447,8 @@ async def closed_loop(
         assert task is not None
         with _AloneConnection(address) as alone:
             return alone.keep_busy(requests, seconds, task.cancelling)
-    generator = _Generator(requests, tls)
-    opened = [await generator.connect(address) for _ in range(connections)]
+    generator = _Generator(address, requests, tls)
+    opened = [await generator.connect() for _ in range(connections)]
     started, used = _clock(), time.process_time()
     for connection in opened:
         connection.post(_clock())
@@ -410,10 +466,8 @@ async def open_loop(
 ) -> Run:
     """Send requests when they are due, `gaps` seconds after each other, over at most so
     many connections. Raises OSError without a server."""
-    generator = _OpenGenerator(requests, tls)
-    generator.idle.extend(
-        [await generator.connect(address) for _ in range(connections)]
-    )
+    generator = _OpenGenerator(address, requests, tls)
+    generator.idle.extend([await generator.connect() for _ in range(connections)])
     over = asyncio.get_running_loop().create_future()
     started, used = _clock(), time.process_time()
     end = started + seconds
