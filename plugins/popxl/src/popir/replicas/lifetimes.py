@@ -17,7 +17,7 @@ from engine.programs import Switch as Branch
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """What the nodes of an executable's programs do to temporaries."""
+    """The temporaries that the nodes of an executable's programs need last."""
 
     last: dict[int, tuple[str, ...]]
     """By the id of a node: the temporaries that nothing reads after it."""
