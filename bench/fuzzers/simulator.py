@@ -52,7 +52,9 @@ from engine.devices.request import Request
 from engine.errors import EngineError
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.model.ragged import RaggedPlan
-from engine.runner import replica_lines
+from engine.runner import replica_channel, replica_lines
+from engine.transport import bulk_copy
+from engine.transport.bulk_copy import COPIED_AT_ONCE, BulkCopy
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
 from engine.transport.link import Link
@@ -76,6 +78,8 @@ PATIENCE = 20_000
 #: How requests become runs: rows of all of them; one at a time; in runs of a fixed
 #: number of rows; rows of the same width; rows of nearly the same width, padded.
 KINDS = ("rows", "single", "regrouped", "shapes", "ragged")
+#: Bytes that a thread copies at once, and from which it copies, in some worlds.
+BLOCK = 300
 WIDTHS = (8, 28, WIDTH)
 RAGGED = RaggedPlan((0.0,), ((1,),), max_tokens=4 * WIDTH, max_padding=0.5)
 POISON = -1
@@ -107,40 +111,66 @@ class Clock:
 
 
 @contextlib.contextmanager
+def patches() -> Iterator[Callable[[Any, str, object], None]]:
+    """Give a function that sets an attribute of a module for the time being."""
+    with contextlib.ExitStack() as ends:
+
+        def patch(module: Any, name: str, value: object) -> None:
+            ends.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+
+        yield patch
+
+
+@contextlib.contextmanager
 def ruled_by(clock: Clock) -> Iterator[None]:
     """Have all modules of the engine look at this clock."""
-    before: list[tuple[Any, str, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith("engine."):
-            for attribute, real in (
-                ("time", time),
-                ("monotonic_ns", time.monotonic_ns),
-            ):
-                if getattr(module, attribute, None) is real:
-                    before.append((module, attribute, real))
-                    ruled = clock if real is time else clock.monotonic_ns
-                    setattr(module, attribute, ruled)
-    try:
+    looks: dict[str, tuple[object, object]] = {
+        "time": (time, clock),
+        "monotonic_ns": (time.monotonic_ns, clock.monotonic_ns),
+    }
+    with patches() as patch:
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("engine."):
+                for name, (real, ruled) in looks.items():
+                    if getattr(module, name, None) is real:
+                        patch(module, name, ruled)
         yield
-    finally:
-        for module, attribute, real in before:
-            setattr(module, attribute, real)
+
+
+class Copier:
+    """Stands for the thread that copies what is large: the world lets it go on."""
+
+    def __init__(self) -> None:
+        self.copies: list[BulkCopy] = []
+        self.blocks = 0
+
+    def add(self, copy: BulkCopy) -> None:
+        self.copies.append(copy)
+
+    def go_on(self, chance: random.Random) -> None:
+        """Copy one more block of any copy, as if they were copied at many speeds."""
+        if self.copies:
+            copy = chance.choice(self.copies)
+            self.blocks += not copy.is_over
+            if not copy.step():
+                self.copies.remove(copy)
 
 
 @contextlib.contextmanager
 def threads_of(world: World) -> Iterator[None]:
-    """Have the world run what threads do that open channels."""
+    """Have the world run what threads do that open channels, or copy."""
 
     class Thread:
         def __init__(self, target: Any, args: Any, **options: Any) -> None:
             self.start = lambda: world.threads.append(partial(target, *args))
 
-    lines: Any = replica_lines
-    before, lines.Thread = lines.Thread, Thread
-    try:
+    with patches() as patch:
+        patch(replica_lines, "Thread", Thread)
+        patch(replica_channel, "COPIER", world.copier)
+        patch(replica_channel, "COPIED_AT_ONCE", world.copied_at_once)
+        patch(bulk_copy, "BLOCK", BLOCK)
         yield
-    finally:
-        lines.Thread = before
 
 
 @dataclass
@@ -380,6 +410,8 @@ class World:
         self.levels = chance.choice((0, 0, 2))
         self.is_weighted = chance.random() < 0.2
         self._numbers = itertools.count(1)
+        self.copier = Copier()
+        self.copied_at_once = chance.choice((COPIED_AT_ONCE, COPIED_AT_ONCE, BLOCK))
         self._is_running = False
         #: Calls of other threads that are carried out between two batches.
         self.threads: list[Callable[[], None]] = []
@@ -436,6 +468,7 @@ class World:
                     self._catch_up()
                     self._happen()
                 self._settle()
+                self.counts["copied"] = self.copier.blocks
                 self._check()
             finally:
                 self._close()
@@ -447,6 +480,7 @@ class World:
             self.threads.pop(0)()
 
     def _happen(self) -> None:
+        self.copier.go_on(self.random)
         actions = (self._submit, self._turn, self._poll, self._cancel, self._jump)
         rare = (self._expire, self._kill, self._reload, self._stall, self._abscond)
         weights = (9, 9, 6, 2, 3, 1, 0.3, 0.2, 0.3, 0.1)
@@ -458,6 +492,7 @@ class World:
         self.clock.now += self.random.choice((5, 50, 500, 5_000)) * MICROSECOND
         self._is_running = True
         for _ in range(self.random.choice((0, 0, 1, 3))):
+            self.copier.go_on(self.random)
             actions = (self._submit, self._poll, self._cancel, self._expire)
             more = (*actions, self._abscond)
             (action,) = self.random.choices(more, (6, 3, 3, 1, 0.1))
@@ -632,6 +667,7 @@ class World:
             client.is_stalled = False
         for _ in range(PATIENCE):
             self._catch_up()
+            self.copier.go_on(self.random)
             idle = True
             for process in list(self.processes.values()):
                 try:
