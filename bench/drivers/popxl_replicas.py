@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from typing import Any
 import numpy as np
 
 import popxl
+from popdist.poprun import mpiexec
 from popir.collectives import reduced
 from popir.grouping import Collective, strided
 from popir.instances import connect
@@ -227,7 +227,7 @@ def instances(rounds: int) -> None:
 
 def mpi(rounds: int) -> None:
     """An all-reduce over MPI."""
-    if shutil.which("mpiexec") is None:
+    if mpiexec() is None:
         print("mpi: not there; make test-mpi installs it")
         return
     hosts = ("--host", "127.0.0.1,127.0.0.2")

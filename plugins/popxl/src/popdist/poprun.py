@@ -124,9 +124,15 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def mpiexec() -> str | None:
+    """Return the path of `mpiexec`: beside this Python, else the system's."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+
+
 def _hand_over(plan: Plan, hosts: str) -> None:
     """Become `mpiexec`, which starts the instances on `hosts`."""
-    command = shutil.which("mpiexec")
+    command = mpiexec()
     if command is None:
         sys.exit(
             "poprun: --host needs MPI and there is no mpiexec: pip install "

@@ -35,12 +35,22 @@ def test_what_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_hosts_are_mpiexecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_hosts_are_mpiexecs(
+    is_beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = tmp_path / "seen"
     script = tmp_path / "mpiexec"
+    (tmp_path / "bin").mkdir()
     script.write_text(f'#!/bin/sh\necho $POPDIST_NUM_TOTAL_REPLICAS "$@" > {seen}\n')
     script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    beside = tmp_path / "bin"
+    if is_beside:
+        script = script.rename(beside / script.name)
+        monkeypatch.setenv("PATH", "/nowhere")
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
     given = ["--host", "a,b", "--num-instances", "4", "--num-replicas", "8", "x.py"]
     pid = os.fork()
     if pid == 0:
@@ -53,6 +63,7 @@ def test_hosts_are_mpiexecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_hosts_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent / "nothing"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SystemExit, match=r"popgate\[mpi\]"):
         poprun.main(["--host", "a,b", "x.py"])

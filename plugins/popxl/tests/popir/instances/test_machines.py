@@ -6,7 +6,6 @@ Covers: plugins/popxl/src/popir/instances/machines.py.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from plugins.popxl.tests.popir.instances import programs
 from plugins.popxl.tests.popir.instances.test_launcher import pids_of
+from popdist.poprun import mpiexec
 from tests.support import is_gone, until
 
 pytest.importorskip("mpi4py", reason="make test-mpi installs MPI")
@@ -130,9 +130,9 @@ def test_one_is_killed_or_all_are_interrupted(number: signal.Signals) -> None:
 
 
 def test_a_program_that_mpiexec_starts() -> None:
-    mpiexec = shutil.which("mpiexec")
-    assert mpiexec is not None
-    given = [mpiexec, *("-n", "2", sys.executable, str(PROGRAMS), "who")]
+    command = mpiexec()
+    assert command is not None
+    given = [command, *("-n", "2", sys.executable, str(PROGRAMS), "who")]
     done = subprocess.run(given, capture_output=True, text=True, timeout=LONG)
     said = ["0 2 2 1 0 True None", "1 2 2 1 1 True None"]
     assert sorted(done.stdout.splitlines()) == said, done.stderr
