@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from engine import ModelRunner, ModelRunnerConfig
 from popef_io import load_model
 from tests.app.cli.calls import Call
 
@@ -56,6 +58,50 @@ def test_the_ir_of_a_program(popgate: Call, program: Path, name: str) -> None:
     assert "batching: on" in done.out
     metadata = load_model(target).metadata
     assert (metadata.executable, metadata.option("user.by")) == ("n", "me")
+
+
+REPLICAS = """
+import popxl
+from popxl import ops
+from popxl.ops import collectives
+
+
+def made(in_branch):
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph, popxl.in_sequence():
+        x = ops.host_load(popxl.h2d_stream((3,), popxl.float32, "x"))
+        y = popxl.d2h_stream((3,), popxl.float32, "y")
+        if in_branch:
+            graph = ir.create_graph(collectives.replicated_all_reduce, x)
+            test = ops.host_load(popxl.h2d_stream((), popxl.bool, "test"))
+            (total,) = ops.conditional(test, graph, graph, [x], [x])
+        else:
+            total = collectives.replicated_all_reduce(x)
+        ops.host_store(y, total)
+    return ir
+
+
+def plain():
+    return made(False)
+
+
+def branch():
+    return made(True)
+"""
+
+
+def test_a_program_of_replicas(popgate: Call, tmp_path: Path) -> None:
+    path = tmp_path / "replicas.py"
+    path.write_text(REPLICAS)
+    done = popgate("compile", f"{path}:plain")
+    assert (done.code, done.err) == (0, "")
+    assert "takes x FP32[2,3]" in done.out
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with ModelRunner(path.with_suffix(".popef"), ModelRunnerConfig()) as runner:
+        assert runner.execute({"x": given})["y"].tolist() == [[3, 5, 7]] * 2
+    done = popgate("compile", f"{path}:branch")
+    assert done.code != 0
+    assert "in a branch that replicas take by themselves" in done.err
 
 
 def test_beside_the_program_by_default(popgate: Call, program: Path) -> None:

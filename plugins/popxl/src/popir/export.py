@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from popir.lowering.compile import Program
 
 
+#: The opaque blob of an executable that only sessions run.
+EXECUTABLE = "popir.executable"
+
+
 class HasIr(Protocol):
     """Interface of an object over an Ir, as `popxl.Ir`."""
 
@@ -136,16 +140,30 @@ def write_program(
 ) -> None:
     """Write a program that was compiled, with opaque `blobs` beside it.
 
+    What a device does not run by itself goes into an opaque blob, `EXECUTABLE`. The
+    file then serves the whole program with all replicas and rows. If no device can run
+    that, it serves nothing.
     name: of the executable. Raises IrError if it has variables that no file holds.
     """
     from engine.compiler import BatchDecision
 
-    rest = _rest(ir, compiled)
+    served: Program | None = compiled
+    ends = compiled.ends
+    if compiled.replicas > 1 or ends.sent or ends.received or compiled.remote:
+        blobs = {**blobs, EXECUTABLE: compiled.executable.encode()}
+        try:
+            served, _ = compile_whole(ir, check_order=False)
+        except NotYet:
+            served = None
+    if served is None:
+        _write(target, None, b"", {}, blobs)
+        return
+    rest = _rest(ir, served)
     decision = BatchDecision(False, 0, "a cached program is not checked for it")
     unstreamed = [_unstreamed(t) for t in rest]
-    metadata = _metadata(compiled.metadata, name, decision, unstreamed, {}, "")
-    data = {t.id: _data(t) for t in (*compiled.variables, *rest)}
-    content = compiled.executable.encode()
+    metadata = _metadata(served.metadata, name, decision, unstreamed, {}, "")
+    data = {t.id: _data(t) for t in (*served.variables, *rest)}
+    content = served.executable.encode()
     _write(target, metadata, content, data, {**_about(), **blobs})
 
 
@@ -223,7 +241,7 @@ def _metadata(
 
 def _write(
     target: Path,
-    metadata: Metadata,
+    metadata: Metadata | None,
     content: bytes,
     data: Mapping[str, Array],
     blobs: Mapping[str, bytes],
@@ -232,13 +250,15 @@ def _write(
     from popir.lowering.assembly import data_type_of
 
     with Writer(target) as writer:
-        writer.write(metadata)
-        with writer.create_executable(metadata.executable) as blob:
-            blob.write(content)
+        if metadata is not None:
+            writer.write(metadata)
+            with writer.create_executable(metadata.executable) as blob:
+                blob.write(content)
         for name, array in data.items():
             info = TensorInfo(array.shape, data_type_of(array.dtype))
             with writer.create_tensor_data(TensorDataInfo(name, info)) as blob:
                 blob.write(array.reshape(-1).view(np.uint8))
         for name, about in blobs.items():
-            with writer.create_opaque_blob(name, metadata.executable) as blob:
+            of = "" if metadata is None else metadata.executable
+            with writer.create_opaque_blob(name, of) as blob:
                 blob.write(about)

@@ -24,6 +24,7 @@ from popir.ir import Ir, Operator, Tensor
 from popir.remote import RemoteBuffer
 
 if TYPE_CHECKING:
+    from engine.programs import Executable
     from popef_io import Reader
     from popir.lowering.compile import Program
 
@@ -32,7 +33,7 @@ Tell: TypeAlias = Callable[[str, str], object]
 #: Bytes that a folder may hold, unless POPXL_CACHE_SIZE says it.
 DEFAULT_SIZE = 10 << 30
 #: Changes with what an executable of the same program is.
-VERSION = 1
+VERSION = 2
 BLOB = "popir.session"
 
 
@@ -111,6 +112,7 @@ class ProgramCache:
 
     def _program(self, reader: Reader, path: Path, key: str, ir: Ir) -> Program | None:
         from engine.programs import Executable
+        from popir.export import EXECUTABLE
 
         blobs = {blob.name: blob for blob in reader.opaque_blobs}
         if BLOB not in blobs:
@@ -125,11 +127,12 @@ class ProgramCache:
             "DEBUG",
             f"PopEF file inferred to have hash '{key}' has been found: {path}",
         )
-        (metadata,), (executable,) = reader.metadata, reader.executables
-        content = Executable.decode(bytes(executable.raw()))
-        anchors = tuple(a for a in metadata.anchors if a.handle)
-        plain = replace(metadata, anchors=anchors, engine_options=())
-        return _decoded(about, content, plain, ir)
+        if EXECUTABLE in blobs:
+            content = bytes(blobs[EXECUTABLE].blob.payload())
+        else:
+            (executable,) = reader.executables
+            content = bytes(executable.raw())
+        return _decoded(about, Executable.decode(content), ir)
 
     def _make_room(self, newest: Path) -> None:
         """Remove the files that were least recently used, if there are too many."""
@@ -169,6 +172,7 @@ def _encoded(program: Program) -> dict[str, Any]:
         "received": received,
         "exchanges": [_exchange_encoded(e) for e in exchanges],
         "replicas": program.replicas,
+        "transfers": program.metadata.device_iterations,
     }
 
 
@@ -209,8 +213,9 @@ def _exchange_decoded(
     return kind(buffers[given["buffer"]], given["offset"])
 
 
-def _decoded(about: Mapping[str, Any], content: Any, metadata: Any, ir: Ir) -> Program:
-    from popir.lowering.compile import Program
+def _decoded(about: Mapping[str, Any], executable: Executable, ir: Ir) -> Program:
+    from popef_io import Metadata
+    from popir.lowering.compile import Program, metadata_of
 
     tensors = ir.main.tensors
     buffers = {b.number: b for b in _buffers(ir)}
@@ -219,9 +224,9 @@ def _decoded(about: Mapping[str, Any], content: Any, metadata: Any, ir: Ir) -> P
     def named(ids: Mapping[str, str]) -> dict[str, Tensor]:
         return {handle: tensors[id_] for handle, id_ in ids.items()}
 
-    return Program(
-        executable=content,
-        metadata=metadata,
+    program = Program(
+        executable=executable,
+        metadata=Metadata(""),
         variables=tuple(tensors[id_] for id_ in about["variables"]),
         written=frozenset(tensors[id_] for id_ in about["written"]),
         inputs=named(about["inputs"]),
@@ -242,6 +247,9 @@ def _decoded(about: Mapping[str, Any], content: Any, metadata: Any, ir: Ir) -> P
         ),
         replicas=about["replicas"],
     )
+    transfers = int(about["transfers"])
+    metadata = metadata_of(ir, program, about["variables"], transfers)
+    return replace(program, metadata=metadata)
 
 
 def _buffers(ir: Ir) -> Iterator[RemoteBuffer]:

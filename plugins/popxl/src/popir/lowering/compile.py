@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.programs import Executable, Node, Steps, StreamIn, StreamOut
@@ -102,7 +102,7 @@ def compile_ir(
     )
     return Program(
         executable,
-        _metadata(ir, lowered, ids, transfers or ir.transfers),
+        metadata_of(ir, lowered, ids, transfers or ir.transfers),
         tuple(tensors[i] for i in ids),
         frozenset(tensors[i] for i in assembly.written) | _stored(lowered, remote),
         lowered.inputs,
@@ -148,7 +148,10 @@ def _check_groups(ir: Ir, replicas: int) -> None:
             )
 
 
-def _metadata(ir: Ir, lowered: Lowered, ids: list[str], transfers: int) -> Metadata:
+def metadata_of(
+    ir: Ir, lowered: Lowered | Program, ids: Sequence[str], transfers: int
+) -> Metadata:
+    """Return the metadata of a program. ids: of its variables."""
     tensors = ir.main.tensors
     anchors = [
         *(

@@ -18,7 +18,7 @@ import pytest
 
 import popart
 import popxl
-from engine import ModelRunner, ModelRunnerConfig
+from engine import InvalidModel, ModelRunner, ModelRunnerConfig
 from popxl import ops
 from popxl.custom import CustomOperator
 from popxl.ops import collectives
@@ -304,6 +304,52 @@ def test_a_cached_file_is_a_model(folder: Path) -> None:
     with ModelRunner(path, ModelRunnerConfig()) as runner:
         given = np.array([1, 2], np.float32)
         assert runner.execute({"x": given})["y"].tolist() == [3, 6]
+
+
+def reduced(is_in_branch: bool) -> tuple[popxl.Ir, Any, Any]:
+    """A program of two replicas with a row of their own, and a sum."""
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph, popxl.in_sequence():
+        stream = popxl.h2d_stream((2,), F32, "x")
+        out = popxl.d2h_stream((2,), F32, "y")
+        buffer = popxl.remote_buffer((2,), F32, 2)
+        popxl.remote_variable(np.full(2, 10, np.float32), buffer, 1, name="r")
+        x = ops.host_load(stream) + ops.remote_load(buffer, 1)
+        if is_in_branch:
+            graph = ir.create_graph(collectives.replicated_all_reduce, x)
+            always = popxl.constant(True, popxl.bool)
+            (total,) = ops.conditional(always, graph, graph, [x], [x])
+        else:
+            total = collectives.replicated_all_reduce(x)
+        ops.remote_store(buffer, 1, total)
+        ops.host_store(out, total)
+    return ir, stream, out
+
+
+GIVEN = np.array([[1, 2], [3, 4]], np.float32)
+#: Two runs of it.
+SUMS = [[[24, 26]] * 2, [[52, 58]] * 2]
+
+
+@pytest.mark.parametrize("is_in_branch", [False, True])
+def test_a_cached_file_of_replicas_and_rows(
+    is_in_branch: bool, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for is_loaded in (False, True):
+        ir, stream, out = reduced(is_in_branch)
+        with popxl.Session(ir, "ipu_model") as session:
+            found = [session.run({stream: GIVEN})[out].tolist() for _ in range(2)]
+        assert found == SUMS
+        assert said(capfd) == (not is_loaded, is_loaded)
+    (path,) = files(folder)
+    if is_in_branch:
+        # Replicas take branches by themselves: only a session runs that.
+        with pytest.raises(InvalidModel, match="no executable"):
+            ModelRunner(path, ModelRunnerConfig())
+        return
+    with ModelRunner(path, ModelRunnerConfig()) as runner:
+        served = [runner.execute({"x": GIVEN})["y"].tolist() for _ in range(2)]
+    assert served == SUMS
 
 
 def test_two_processes_fill_one_folder(folder: Path) -> None:
