@@ -74,7 +74,8 @@ def known(gateway: ServedGateway) -> dict[str, set[str]]:
 
 def test_documentation_has_every_name(known: dict[str, set[str]]) -> None:
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    tables = re.findall(r"^\| name \|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    cells = [row.split("|")[1] for table in tables for row in table.splitlines()]
     told: dict[str, set[str]] = {}
     for name, labels in re.findall(r"`(\w+)(?:\{([\w,]+)\})?`", "".join(cells)):
         told[name] = set(labels.split(",")) - {""}
