@@ -35,6 +35,13 @@ def test_text_in_and_score_out(served: ServedGateway) -> None:
     assert found["score"] == pytest.approx([np.tanh(3.0), np.tanh(0.5), 0.0])
 
 
+def test_reviews_in_and_the_best_one_out(served: ServedGateway) -> None:
+    body = {"reviews": ["not good", "great"]}
+    answer = served.client.post("/v1/reviews", json=body)
+    assert answer.json() == {"review": "great", "score": pytest.approx(np.tanh(1.5))}
+    assert served.client.post("/v1/reviews", json={"reviews": []}).status_code == 422
+
+
 def test_an_image_file_in_and_a_label_out(served: ServedGateway) -> None:
     png, label = _digit()
     found = _bytes(served, "read_digit", "file", [png, png])

@@ -1,13 +1,26 @@
-"""Text in, score out: a tokenizer with a vocabulary beside it, and a weight a word."""
+"""Text in, score out: a tokenizer with a vocabulary beside it, and a weight a word.
+
+The route /v1/reviews takes reviews as JSON, and answers with the best one.
+"""
 
 import json
 import re
 
 import numpy as np
+from pydantic import BaseModel, Field
 
-from popgate import Model
+from popgate import Model, route
 
 WORD = re.compile(r"[a-z']+")
+
+
+class Reviews(BaseModel):
+    reviews: list[str] = Field(min_length=1, max_length=100)
+
+
+class Best(BaseModel):
+    review: str
+    score: float
 
 
 class Sentiment(Model):
@@ -30,3 +43,9 @@ class Sentiment(Model):
             "score": [np.tanh(self.weights[row].sum()) for row in rows],
             "tokens": [len(row) for row in rows],
         }
+
+    @route.post("/v1/reviews", summary="Find the best review")
+    def best(self, body: Reviews) -> Best:
+        scores = self([each.encode() for each in body.reviews])["score"]
+        at = int(np.argmax(scores))
+        return Best(review=body.reviews[at], score=scores[at])
