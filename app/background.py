@@ -30,7 +30,7 @@ class DaemonPool:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Runs `call` in a thread of the pool. From any thread; never blocks.
 
-        Raises RuntimeError if there is no thread and none can be started.
+        Raises RuntimeError if no thread exists and none can be started.
         """
         job: Future[T] = Future()
         with self._lock:
@@ -56,7 +56,7 @@ class DaemonPool:
         return await asyncio.wrap_future(self.submit(call))
 
     def close(self) -> None:
-        """Lets the threads end after the work they have; does not wait for them."""
+        """End the threads after their present work, without waiting for them."""
         for _ in self._threads:
             self._work.put(None)
 

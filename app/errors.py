@@ -153,7 +153,7 @@ class RepeatedKey(InvalidRequest):
     """A key stands twice in one object of the document."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"key '{key:.80}' stands twice in one object")
+        super().__init__(f"key '{key:.80}' occurs twice in one object")
         self.key = key
 
 
@@ -282,7 +282,9 @@ class BodyStopped(RequestError):
     """A body has stopped coming before its end."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"no data of the request's body for {seconds:g} s")
+        super().__init__(
+            f"the client sent no data of the request body for {seconds:g} s"
+        )
 
 
 class TransferMemoryFull(RequestError):
@@ -290,8 +292,8 @@ class TransferMemoryFull(RequestError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"requests and responses in transit take all of their {limit} bytes "
-            "(--transfer-memory); try again"
+            f"requests and responses in transit fill the limit of {limit} bytes "
+            "(--transfer-memory); retry later"
         )
 
 
@@ -455,7 +457,7 @@ class ErrorResponse:
         row = row_of(error)
         message = str(error) or type(error).__name__
         if isinstance(error, MemoryError):
-            message = "the server has no memory for the request now; try again"
+            message = "the server has no memory for the request now; retry later"
         shown = (request_id or current_request.get()).decode()
         if row.code == "internal_error":
             extra_fields = {"request_id": shown} if shown else {}

@@ -305,7 +305,10 @@ class Gateway:
         ):
             why = "" if path is None else exposure_of(path)
             if why:
-                msg = "%s (%s): %s; give it to the server's user alone: chmod 600"
+                msg = (
+                    "%s (%s): %s; make it readable by the server's user alone: chmod "
+                    "600"
+                )
                 logger.warning(msg, path, option, why)
 
     async def wait_started(self) -> None:
@@ -335,7 +338,7 @@ class Gateway:
         try:
             config = read_log_config(path)
         except (OSError, KeyProblem) as e:
-            logger.error("%s is not taken over: %s", path, e)
+            logger.error("%s was not reloaded: %s", path, e)
             return
         level = config.log_level or self.settings.log_level
         self.logging.apply(
@@ -355,7 +358,9 @@ class Gateway:
         process be ended later.
         """
         if not self._drained:
-            logger.info("draining: not ready from now on; a signal ends the server")
+            logger.info(
+                "draining: the server is no longer ready; send a signal to end it"
+            )
         self._drained = True
         self.others.drain()
 
@@ -540,8 +545,8 @@ def _keys(settings: Settings) -> Keys:
     named = [k.config.name for k in keys.table.keys if k.config.certificate]
     if named and settings.tls_client_ca is None:
         msg = (
-            f"--keys: {path}: key {named[0]!r} needs a client certificate; "
-            f"set --tls-client-ca, or clients are not asked for one"
+            f"--keys: {path}: key {named[0]!r} requires a client certificate; set "
+            "--tls-client-ca so that the server requests one"
         )
         raise InvalidConfig(msg)
     return keys

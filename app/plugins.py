@@ -48,7 +48,7 @@ def plugins(group: str) -> Mapping[str, Any]:
             found[point.name] = point.load()
         except Exception as error:
             logger.warning(
-                "plugin %s (%s) cannot be imported and is left out: %s: %s",
+                "plugin %s (%s) cannot be imported and is ignored: %s: %s",
                 point.name,
                 point.value,
                 type(error).__name__,

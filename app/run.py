@@ -115,8 +115,8 @@ def _check_descriptors() -> None:
     there = raise_descriptor_limit()
     if there < _FEWEST:
         msg = (
-            f"this process may have {there} file descriptors, and a server needs "
-            f"{_FEWEST} at least: raise the limit (ulimit -n, LimitNOFILE)"
+            f"this process may open {there} files, but a server needs at least "
+            f"{_FEWEST}: raise the limit of file descriptors (ulimit -n, LimitNOFILE)"
         )
         raise ListenError(msg)
 
@@ -181,7 +181,7 @@ def _certificate(settings: Settings) -> Certificate | None:
     try:
         return certificate_of(settings)
     except TlsError as e:
-        msg = f"cannot speak TLS with {e}"
+        msg = f"cannot serve TLS with {e}"
         raise ListenError(msg) from None
 
 
@@ -196,7 +196,7 @@ def _warn_of_strangers(
     ):
         return
     logger.warning(
-        "every client that reaches %s, port %d, may run models without a key; "
-        "--keys FILE changes that",
+        "any client that can reach %s, port %d, may run models without a key; to "
+        "require keys, use --keys FILE",
         *listener.getsockname()[:2],
     )

@@ -66,13 +66,16 @@ def parse_device_wait(value: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds >= 0):
-        msg = f"{value!r} is neither no-wait, forever nor a number of seconds"
+        msg = f"{value!r} must be no-wait, forever or a number of seconds"
         raise ValueError(msg)
     return seconds
 
 
 def parse_names(value: object) -> object:
-    """Return names: a list of them, with commas between those that come in one text."""
+    """Return names as a tuple.
+
+    A single string may hold several, separated by commas.
+    """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(
         isinstance(text, str) for text in texts
@@ -92,8 +95,8 @@ def default_cache_dir() -> Path:
 class Shown:
     """Presentation of a setting's option, if its field does not say it all.
 
-    `metavar` stands for the value; `default` is what happens where none is set, and
-    `names` are the option's other names. The last one of a field counts.
+    `metavar` stands for the value, `default` describes the value if none is set, and
+    `names` are the option's other names. If a field has several, the last one counts.
     """
 
     metavar: str
@@ -115,9 +118,9 @@ class Settings(BaseSettings):
     Sizes are bytes (``64MiB`` is understood), times are seconds. A `profile` (one of
     `app.config.profiles`) changes the defaults.
 
-    This is the one place that states them: the options of `popgate serve` and the table
-    of `docs/reference/configuration.md` are made of the fields and of the texts below
-    them, in this order: what most users set comes first.
+    This class is the one place that states the settings. The options of `popgate serve`
+    and the table of `docs/reference/configuration.md` are made from the fields and the
+    strings below them. The settings that most users need come first.
     """
 
     model_config = SettingsConfigDict(
@@ -130,55 +133,74 @@ class Settings(BaseSettings):
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
     """Folder with the models: NAME.popef or .onnx, or NAME/VERSION/*.popef or .onnx."""
     model: Annotated[Names, Shown("[NAME=]PATH|URL")] = ()
-    """Serve this file, or folder of one model, too; without --model-repository, only
-    these. May be repeated. A URL loads a remote model: s3://, gs://, az://, hf://,
-    oci://, mlflow:/, https://."""
+    """Also serve this file, or folder of one model.
+
+    Without --model-repository, the server serves only these. May be repeated. A URL
+    loads a remote model: s3://, gs://, az://, hf://, oci://, mlflow:/, https://.
+    """
     host: Annotated[str, Shown("ADDRESS")] = "127.0.0.1"
-    """Address to listen on. 0.0.0.0 is every one of this machine."""
+    """Address to listen on. 0.0.0.0 listens on all addresses of this machine."""
     port: Port = 8000
-    """Port; 0 takes a free one, which is printed."""
+    """Port; 0 chooses a free port and prints it."""
     devices: Annotated[str | None, Shown("SPEC", "one free CPU device")] = None
-    """Devices to run on, all of them: cpu:2 (two), cpu:0-3, cuda:0."""
+    """Devices to run models on: cpu:2 (two devices), cpu:0-3, cuda:0."""
     threads: Annotated[
         int | None, Field(ge=1, le=1024), Shown("N", "the cores but one for HTTP")
     ] = None
-    """Threads for all devices together, where other programs compute on this machine
-    too."""
+    """Threads for all devices together.
+
+    Set it if other programs also compute on this machine.
+    """
     device_wait: Annotated[str, Shown("no-wait|forever|SECONDS")] = "no-wait"
-    """How long to wait for devices that another process has."""
+    """How long to wait for devices that another process holds."""
     device_wait_sleep: Seconds = 15.0
-    """Pause between two attempts."""
+    """Pause between two attempts to get a device."""
     device_timeout: Seconds = 10.0
     """Time for a device process, or a worker, to answer a ping before it is replaced;
     0: no limit."""
     uds: Annotated[Path | None, Shown("PATH")] = None
     """Listen on a Unix socket instead of a port."""
     workers: Annotated[int, Field(ge=1, le=64), Shown("N")] = 1
-    """HTTP processes, which share the devices, where one is too slow for the machine's
-    cores."""
+    """Number of HTTP processes, which share the devices.
+
+    Raise it if one process cannot keep up.
+    """
     base_path: Annotated[str, Shown("/PATH")] = ""
-    """Answer below this path as well, as in /some/base/v2, for clients and proxies that
-    prepend one."""
+    """Also answer below this path, as in /some/base/v2, for clients and proxies that
+    prepend one.
+    """
     # The second name is the one that Triton's messages, and so ours, tell users.
     max_body_size: Annotated[
         Bytes, Field(gt=0), Shown("SIZE", names=("--http-max-input-size",))
     ] = 256 * 1024 * 1024
-    """Largest request, as in 64MiB. JSON may have 64 MiB, or as much as this says."""
+    """Largest request body, as in 64MiB.
+
+    JSON bodies are limited to 64 MiB unless this option is set.
+    """
     max_strings: Annotated[int, Field(ge=1, le=1 << 31), Shown("N")] = 1 << 20
-    """Elements of a BYTES tensor in a request, and those that an answer writes one by
-    one, as JSON does: each takes far more memory and time than its bytes."""
+    """Most strings of a BYTES tensor in a request, or in a JSON answer.
+
+    A string takes far more memory and time than its bytes.
+    """
     request_timeout: Annotated[Positive, Field(le=1e6)] = 60.0
-    """A request that takes longer fails with 504. It may ask for less, and for more
-    only where its model says so (timeout, max_timeout)."""
+    """Time limit of a request, which then fails with 504.
+
+    A request may set a shorter limit, or a longer one if its model allows it (timeout,
+    max_timeout).
+    """
     header_timeout: Seconds = 30.0
-    """Time limit for receiving the head of a request, and for a TLS handshake; 0: none,
-    and 60 s for a handshake."""
+    """Time limit for receiving the head of a request, and for a TLS handshake.
+
+    0: no limit for heads, 60 s for handshakes.
+    """
     upload_timeout: Seconds = 30.0
-    """Time without any data of a request's body before it fails with 408; 0: no
-    limit."""
+    """Time without data after which a request whose body is incomplete fails with 408;
+    0: no limit.
+    """
     send_timeout: Seconds = 30.0
-    """Time that a client may read nothing of its response before its connection is
-    closed; 0: no limit."""
+    """Time after which a connection is closed if its client reads nothing of the
+    response; 0: no limit.
+    """
     transfer_memory: Bytes = 0
     """Memory for the bodies of all requests and responses in transit; 0: half of what
     the machine, or its control group, has. Beyond it, requests of more than 64 KiB get
@@ -188,57 +210,85 @@ class Settings(BaseSettings):
     closed for each new one; without such, new ones get 503, but for health checks and
     management. 0: three quarters of the file descriptors that the server may have."""
     max_connections_per_address: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
-    """Connections of one client address at a time, in each worker. A new one beyond
-    them is treated as one beyond the limit of all connections. 0: no limit."""
+    """Most connections of one client address at a time, in each worker.
+
+    Beyond it, a new connection replaces an idle one of that address or is refused. 0:
+    no limit.
+    """
     compress_responses: Literal["asked", "always", "never"] = "asked"
-    """When Accept-Encoding compresses inference responses; asked ignores the codings
-    that HTTP libraries list by themselves."""
+    """When to compress inference responses by Accept-Encoding. asked ignores the
+    default list that HTTP libraries send.
+    """
     allow_origin: Annotated[Names, Shown("ORIGIN")] = ()
     """Let web pages of this origin call the server (CORS), as in https://shop.example;
-    * is any origin. May be repeated."""
+    * allows any origin.
+
+    May be repeated.
+    """
     trusted_proxy: Annotated[Names, Shown("ADDRESS")] = ()
-    """Believe a proxy at this address, or in this network (10.0.0.0/8), or on a Unix
-    socket (unix), when it says whose requests it forwards: the log then names the
-    client of X-Forwarded-For, or else of Forwarded. May be repeated."""
+    """Trust a proxy at this address, in this network (10.0.0.0/8) or on a Unix socket
+    (unix).
+
+    The log then shows the client from X-Forwarded-For or Forwarded. May be repeated.
+    """
     api_key: Annotated[SecretStr | None, Shown("KEY")] = None
-    """Needed to load and unload models, and for other management. Better set as
-    POPGATE_API_KEY."""
+    """API key that management calls require, for example to load and unload models.
+
+    Prefer the environment variable POPGATE_API_KEY.
+    """
     management_socket: Annotated[Path | None, Shown("PATH")] = None
-    """Listen on this Unix socket as well, which only the server's own user can open
-    (mode 0600): without keys, management is allowed there."""
+    """Also listen on this Unix socket, which only the server's own user can open (mode
+    0600).
+
+    Without keys, management is allowed there.
+    """
     trust_loopback: bool = False
-    """Without keys, let every client with a loopback address load and unload models.
-    Not behind a proxy on this machine: there every client has one."""
+    """If no keys are set, let clients with a loopback address load and unload models.
+
+    Do not use it behind a proxy on this machine, which gives every client such an
+    address.
+    """
     keys: Annotated[Path | None, Shown("FILE")] = None
-    """A TOML file of keys, each with what it may do (popgate key makes one): every
-    request but health needs one then. Read again when it changes."""
+    """A TOML file of keys and what each key allows (popgate key makes one).
+
+    All requests but health checks then require a key. The server reloads the file when
+    it changes.
+    """
     restricted_api: Annotated[
         tuple[SecretStr, ...],
         Shown("GROUP[,GROUP]:HEADER=VALUE", names=("--http-restricted-api",)),
     ] = ()
-    """Groups of the API that need a header, as in
-    model-repository,logging:admin-key=secret. May be repeated (in the environment: a
-    JSON list)."""
+    """Groups of the API that require a header, as in
+    model-repository,logging:admin-key=secret.
+
+    May be repeated (in the environment: a JSON list).
+    """
     tls_cert: Annotated[Path | None, Shown("FILE")] = None
-    """Speak HTTPS, on the port for metrics too, with this certificate (PEM, with those
-    between it and its authority). Read again when it changes."""
+    """Serve HTTPS with this certificate (PEM, with intermediate certificates), on the
+    metrics port too.
+
+    The server reloads the file when it changes.
+    """
     tls_key: Annotated[Path | None, Shown("FILE", "in the file of --tls-cert")] = None
-    """The certificate's key, without a password."""
+    """Private key of the certificate, without a password."""
     tls_client_ca: Annotated[Path | None, Shown("FILE")] = None
     """Accept only clients with a certificate of one of these authorities (mutual
     TLS)."""
     shutdown_timeout: Seconds = 30.0
     """Time for requests in flight to finish at shutdown."""
     drain_grace: Seconds = 0.0
-    """Time to go on accepting connections at shutdown, for a slow load balancer."""
+    """Time to keep accepting connections at shutdown, for a slow load balancer."""
     load_threads: Annotated[int, Field(ge=1, le=64), Shown("N")] = 4
-    """Models loaded in parallel; the same number of ONNX files is compiled in
-    parallel."""
+    """Number of models loaded in parallel; as many ONNX files are compiled
+    in parallel.
+    """
     load_timeout: Positive = 300.0
     """Time limit for loading a model and warming it up."""
     run_timeout: Seconds = 30.0
-    """Time limit for one run of a model, after which its requests fail (500); longer
-    where the model's timeout or max_timeout is; 0: no limit."""
+    """Time limit for one run of a model, after which its requests fail with 500.
+
+    A longer timeout or max_timeout of the model raises it. 0: no limit.
+    """
     compile_timeout: Positive = 600.0
     """Time limit for compiling an ONNX file."""
     compile_memory: Bytes = 0
@@ -254,85 +304,109 @@ class Settings(BaseSettings):
     model_download_limit: Bytes = 16 * 1024**3
     """Size limit of one remote model; 0: no limit."""
     model_control_mode: ControlModeName = "managed"
-    """Which models are loaded. managed: all at the start, then load and unload requests
-    are obeyed; none: all at the start, no such requests; poll: whatever the folder
-    holds, as it changes; explicit: those named with load-model, then by request."""
+    """Which models are loaded. managed: all at the start, then by load and unload
+    requests. none: all at the start, and no such requests. poll: the server follows
+    changes of the folder. explicit: the models of --load-model, then by request.
+    """
     load_model: Annotated[Names, Shown("NAME")] = ()
-    """Load this model at the start, in the mode explicit. May be repeated, or name
-    several, with commas between; * is all."""
+    """Load this model at the start, with --model-control-mode explicit.
+
+    May be repeated, or name several, separated by commas; * loads all.
+    """
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
-    """Interval at which the mode poll looks for changes, of remote models too."""
+    """Interval between two scans for changes in the mode poll, for remote
+    models too.
+    """
     reload: bool = False
-    """For development: load changed models at once. If loading fails, the error is
-    logged and the version before goes on serving."""
+    """For development: load changed models immediately.
+
+    If loading fails, the server logs the error and keeps serving the former version.
+    """
     lazy: bool = False
-    """Load a model at the first request to it: for many models, few of them in use."""
+    """Load a model at its first request: for many models of which few are used."""
     model_memory: Bytes = 0
-    """Memory for all loaded models, beyond which the least recently used are unloaded;
-    0: no limit."""
+    """Memory for all loaded models.
+
+    Beyond it, the least recently used models are unloaded; 0: no limit.
+    """
     strict_readiness: bool = False
-    """Not ready if any model failed to load."""
+    """Report not ready if any model failed to load."""
     server_name: Annotated[Text, Shown("NAME")] = "popgate"
-    """The name that /v2 gives."""
+    """Server name in the answer of /v2."""
     server_version: Annotated[Text | None, Shown("TEXT", "that of PopGate")] = None
-    """The version that /v2 gives."""
+    """Server version in the answer of /v2."""
     server_extensions: Annotated[
         str, AfterValidator(check_extensions), Shown("NAMES", "all that work")
     ] = ""
-    """The extensions that /v2 lists, separated by commas."""
+    """Extensions in the answer of /v2, separated by commas."""
     allow_python: bool = False
-    """Run models that are Python code (NAME/VERSION/model.py), with the rights of the
-    server: anyone who can write into the model repository can then run anything."""
+    """Run models that are Python code (NAME/VERSION/model.py) with the rights of the
+    server.
+
+    Anyone who can write to the model repository can then run any code.
+    """
     allow_shared_memory: bool = False
     """Let clients of this machine register POSIX shared memory for tensors."""
     shared_memory_limit: Annotated[Bytes, Field(gt=0)] = 16 * 1024**3
-    """Total size of all registered regions."""
+    """Largest total size of all registered regions."""
     shared_memory_lease: Seconds = 3600.0
-    """Time after which a region that no request uses is unregistered; 0: never."""
+    """Time after which an unused region is unregistered; 0: never."""
     shared_memory_prefix: Annotated[
         str, Field(max_length=200), Shown("TEXT", "anything")
     ] = ""
     """Prefix that the keys of registered segments must have."""
     trace_file: Annotated[Path | None, Shown("PATH")] = None
-    """File for traces of requests, in Triton's JSON format; needed for tracing."""
+    """File to write request traces to, in Triton's JSON format. Tracing requires it."""
     trace_level: TraceLevel = "off"
-    """What is traced from the start; tensors includes the data."""
+    """What to trace from the start; tensors includes the data."""
     trace_rate: Annotated[int, Field(ge=1), Shown("N")] = 1000
     """Trace one request of N."""
     trace_count: Annotated[int, Field(ge=-1), Shown("N")] = -1
     """Number of traces to write; -1: no limit."""
     profile: Annotated[Literal["triton"] | None, Shown("NAME")] = None
-    """Defaults and models that belong together. triton: what Triton's example clients
-    expect to find."""
+    """A set of defaults and models. triton: those that Triton's example
+    clients expect.
+    """
     metrics_port: Annotated[Port | None, Shown("PORT")] = None
-    """A second port, with /metrics and health only, for a network that may see these
-    and run nothing (Triton: 8002); 0 takes a free one, which is printed."""
+    """A second port with /metrics and health checks only, for a network that may not
+    run models (Triton:
+
+    8002). 0 chooses a free port and prints it.
+    """
     error_statuses: Literal["http", "triton"] = "http"
     """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
     inference with an unknown model (404), 503 where a queue is full (429) or a deadline
     has passed (504), 500 for a shape that is none (400), 400 for codes of models (409,
     499)."""
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
-    """Which requests are logged. errors: those that fail; RATIO, as in 0.01: a share of
-    the others as well."""
+    """Which requests to log. errors: those that fail.
+
+    RATIO, as in 0.01: those and a share of the others.
+    """
     openai_root: bool = False
-    """Also answer requests of OpenAI's clients at /v1, beside /openai/v1."""
+    """Also answer OpenAI clients at /v1, in addition to /openai/v1."""
     tei: Annotated[str, Shown("MODEL")] = ""
     """The text model that answers at /embed, /rerank and the other routes of
-    text-embeddings-inference, whose requests name none."""
+    text-embeddings-inference, whose requests name no model.
+    """
     invocations: Annotated[str, Shown("MODEL")] = ""
-    """The model that answers at /invocations, MLflow's path, whose requests name none.
-    The default is the only model."""
+    """The model that answers at /invocations, MLflow's path, whose requests name no
+    model.
+
+    The default is the only model.
+    """
     no_pages: bool = False
     """Serve no web pages at /, and none of their data: /v1/requests, /v1/history and
     /v1/log."""
     log_level: LogLevel = "info"
     """Log messages of this level and above."""
     log_format: LogFormat = "text"
-    """Format of the log; json writes one object a line."""
+    """Format of the log; json writes one object per line."""
     log_config: Annotated[Path | None, Shown("FILE")] = None
-    """A TOML file with log_level and access_log, which win over the options; SIGHUP has
-    it read again."""
+    """A TOML file with log_level and access_log, which override the options.
+
+    SIGHUP reloads the file.
+    """
 
     @classmethod
     def settings_customise_sources(
@@ -343,7 +417,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources in their order: arguments, environment, profile."""
+        """Return the sources of settings in order of precedence: arguments,
+        environment, profile.
+        """
         name = init_settings().get("profile") or env_settings().get("profile")
         profile = PROFILES.get(str(name))
         defaults = dict(profile.settings) if profile is not None else {}
@@ -355,7 +431,7 @@ class Settings(BaseSettings):
     def _check_base_path(cls, value: str) -> str:
         path = value.rstrip("/")
         if path and not _BASE_PATH.fullmatch(path):
-            msg = f"{value!r} is no path; write it as in /some/base"
+            msg = f"{value!r} must be a path, as in /some/base"
             raise ValueError(msg)
         return path
 
@@ -373,8 +449,8 @@ class Settings(BaseSettings):
         for origin in value:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 msg = (
-                    f"{origin!r} is no origin; write * or one as browsers do: "
-                    f"https://shop.example or http://localhost:3000, without a path"
+                    f"{origin!r} must be * or an origin as browsers send it, without "
+                    "a path: https://shop.example or http://localhost:3000"
                 )
                 raise ValueError(msg)
         return value
@@ -433,7 +509,7 @@ class Settings(BaseSettings):
         cls, value: tuple[str, ...], info: ValidationInfo
     ) -> tuple[str, ...]:
         if value and info.data.get("model_control_mode", "explicit") != "explicit":
-            msg = "--load-model needs --model-control-mode explicit"
+            msg = "--load-model requires --model-control-mode explicit"
             raise ValueError(msg)
         return value
 
@@ -447,10 +523,10 @@ class Settings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """Return what a request may have at most.
+        """Return the limits of a request.
 
-        An operator who sets `max_body_size` means JSON as well, whose bound is lower
-        otherwise.
+        If an operator sets `max_body_size`, it applies to JSON as well, whose default
+        limit is lower.
         """
         most, most_json = self.max_body_size, DEFAULT_LIMITS.max_json_bytes
         if "max_body_size" in self.model_fields_set:
@@ -464,26 +540,26 @@ class Settings(BaseSettings):
 
     @property
     def restrictions(self) -> Restrictions:
-        """Return the parts of the API that need a header."""
+        """Return the parts of the API that require a header."""
         return Restrictions(rule.get_secret_value() for rule in self.restricted_api)
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:
         if self.tls_cert is None and (self.tls_key or self.tls_client_ca):
-            msg = "TLS needs a certificate too: --tls-cert (POPGATE_TLS_CERT)"
+            msg = "TLS needs a certificate: set --tls-cert (POPGATE_TLS_CERT)"
             raise ValueError(msg)
         return self
 
     @model_validator(mode="after")
     def _check_trace_file(self) -> Self:
         if self.trace_level != "off" and self.trace_file is None:
-            msg = "tracing needs a file that traces go to: set trace_file"
+            msg = "tracing needs a file to write: set trace_file"
             raise ValueError(msg)
         return self
 
     @property
     def trace_settings(self) -> TraceSettings:
-        """Return the trace settings of the start (Triton: trace settings)."""
+        """Return the trace settings at the start (Triton: trace settings)."""
         levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
         level = levels.get(self.trace_level, ("TIMESTAMPS", "TENSORS"))
         return TraceSettings(level, self.trace_rate, self.trace_count)

@@ -20,7 +20,10 @@ def parse_size(value: object) -> int:
         return value
     match = _SIZE.fullmatch(str(value))
     if match is None:
-        msg = f"{value!r} is not a size; write bytes or a number with KiB, MiB, GiB"
+        msg = (
+            f"{value!r} is not a size; write a number of bytes, or a number with KiB, "
+            "MiB or GiB"
+        )
         raise ValueError(msg)
     number, unit, binary = match.groups()
     decimal = bool(unit) and not binary and str(value).strip().lower().endswith("b")

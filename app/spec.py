@@ -76,7 +76,7 @@ def datatype_of(data_type: DataType) -> Datatype:
     if found is None:
         msg = (
             f"data type {data_type.name} has no name in the Open Inference Protocol, "
-            f"which knows {', '.join(DATATYPES)}"
+            f"whose types are {', '.join(DATATYPES)}"
         )
         raise ValueError(msg)
     return found
@@ -176,7 +176,7 @@ class ModelSpec:
         ):
             by_name = {tensor.name: tensor for tensor in tensors}
             if len(by_name) != len(tensors):
-                msg = f"model '{self.name}' has two tensors of one name"
+                msg = f"model '{self.name}' has two tensors of the same name"
                 raise ValueError(msg)
             object.__setattr__(self, attribute, by_name)
 
@@ -221,8 +221,8 @@ class ModelSpec:
         unknown = set(labels).difference(output.name for output in outputs)
         if unknown:
             msg = (
-                f"there are labels for {sorted(unknown)}, which are no outputs of the "
-                f"model; it has {[output.name for output in outputs]}"
+                f"labels name {sorted(unknown)}, which are not outputs of the model; "
+                f"it has {[output.name for output in outputs]}"
             )
             raise ValueError(msg)
         return cls(

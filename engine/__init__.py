@@ -5,10 +5,9 @@
     with ModelRunner("digits.popef") as runner:
         print(runner.execute({"image": image})["probabilities"])
 
-No web framework and no event loop in here; see docs/explanation/architecture.md. All
-names are of
-`engine.public`, which is imported with the first that is asked for: a device process
-asks for none, and starts sooner for it.
+The engine uses no web framework and no event loop; see
+docs/explanation/architecture.md. All names come from `engine.public`, which is imported
+when the first one is used. A device process uses none, and therefore starts faster.
 """
 
 import sys

@@ -68,7 +68,9 @@ class DeviceWaitConfig:
 
 
 class AttachedDevice(Protocol):
-    """A `Device`, as far as a configuration knows one: a runner takes nothing else."""
+    """The part of a `Device` that a configuration needs: a runner accepts
+    nothing else.
+    """
 
     @property
     def id(self) -> str: ...
@@ -90,8 +92,8 @@ class ModelRunnerConfig:
     device back; `execute` and `execute_async` wait while
     `ring_buffer_size_multiplier * batch` requests, 16 at least, are in flight.
 
-    `batching_dim` is the dimension in which requests may have any size; without it
-    requests are whole compiled batches (None: the first, if the model says that its
+    `batching_dim` is the dimension whose size requests may choose. Without it requests
+    are whole compiled batches (None: the first dimension if the model states that its
     rows may be mixed, else one compiled batch or whole device iterations).
 
     A request that does not fill a run waits `timeout_ns` for others (0: for ever), then
@@ -208,7 +210,7 @@ class ModelRunnerConfig:
 
     @property
     def default_level(self) -> int:
-        """Return the level of requests that name none; 0 if there are no levels."""
+        """Return the level of requests that state none; 0 if there are no levels."""
         middle = self.priority_levels // 2 + 1 if self.priority_levels else 0
         return self.default_priority or middle
 
@@ -253,17 +255,17 @@ class ModelRunnerConfig:
 def weighted(priority: int, weight: int, lane: int = 0) -> int:
     """Encode a request's `priority` (of `submit`) together with the weight of its user.
 
-    Requests of one level, weight and lane wait in one line, and a replica serves the
-    lines of a level by their weights; those without one weigh 1. So users of the same
-    weight have a share each if they have a lane each; every line is a channel, so there
-    should be few. It is negative, so that no level means it.
+    Requests with the same level, weight and lane share a line, and a replica serves the
+    lines of a level by their weights; the default weight is 1. So users of the same
+    weight get equal shares if each has a lane. Every line is a channel, so use few. The
+    result is negative, so it equals no level.
     """
     level = max(0, min(priority, MAX_PRIORITY_LEVELS + 1))
     return -((lane << _WEIGHT_BITS | weight) << _LEVEL_BITS | level)
 
 
 def weighted_with(stated: int) -> tuple[int, int, int]:
-    """Return the arguments with which `weighted` was called; unknown levels are one."""
+    """Return the arguments of the call of `weighted`; unknown levels are one."""
     share = -stated >> _LEVEL_BITS
     weight = share & (1 << _WEIGHT_BITS) - 1
     return -stated & (1 << _LEVEL_BITS) - 1, weight, share >> _WEIGHT_BITS

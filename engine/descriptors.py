@@ -10,7 +10,8 @@ WANTED = 65536
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit as far as it may be raised, at most to what we want.
+    """Raise the soft limit of file descriptors as far as allowed, up to the wanted
+    number.
 
     The usual 1024 is too little for hundreds of models. Returns the limit.
     """

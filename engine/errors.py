@@ -41,15 +41,15 @@ from engine import faults
 class EngineError(RuntimeError):
     """Root of everything the engine raises on purpose.
 
-    A RuntimeError, as what Python makes of the original's C++ errors is.
+    It is a RuntimeError, like the Python form of the original's C++ errors.
     """
 
     def again(self) -> EngineError:
         """Return a copy of the error to raise while this one is kept.
 
-        An error that is kept would keep the frames that it was raised through, and
-        with them a runner without other references and its device; and several threads
-        may raise it.
+        A stored error would keep the frames through which it was raised, and with them
+        a runner without other references and its device. Besides, several threads may
+        raise it.
         """
         error = type(self).__new__(type(self), *self.args)
         error.__dict__.update(self.__dict__)
@@ -68,9 +68,9 @@ class Refused(EngineError):
 
 
 class Overloaded(Refused):
-    """More work than can be taken at the moment.
+    """There is more work than the runner accepts at the moment.
 
-    `retry_after` estimates, in seconds, when the same request would be taken.
+    `retry_after` estimates, in seconds, when the same request would be accepted.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
@@ -134,14 +134,14 @@ class Cancelled(Closed):
 
 
 class Gone(EngineError):
-    """The other side of a channel has died."""
+    """The peer of a channel has died."""
 
 
 class DeviceLost(Gone):
     """The device process died; every request in it failed with this.
 
-    `culprit` is the model that was at work when it crashed, by name; empty if it did
-    not crash, or if that cannot be told.
+    `culprit` is the name of the model that ran when the process crashed; empty without
+    a crash, or if that is unknown.
     """
 
     culprit = ""
@@ -184,7 +184,7 @@ class InvalidConfig(Invalid):
 
 
 class CallbackFailed(Invalid):
-    """A callback of the caller's failed, or gave what cannot be used.
+    """A callback of the caller failed, or returned an unusable value.
 
     `__cause__` is what it raised, if it did.
     """
@@ -193,8 +193,7 @@ class CallbackFailed(Invalid):
 class WrongProcess(Invalid):
     """A forked child used something that was made before the fork.
 
-    It belongs to the parent; the message says in which process it was made. The child
-    makes its own.
+    It belongs to the parent process, which the message names. The child makes its own.
     """
 
 
@@ -214,7 +213,8 @@ class ExecutionFailed(EngineError):
 class OutOfMemory(ExecutionFailed):
     """Memory for a request was missing, on the device or in this process.
 
-    It may fit when others need less; one that takes more than there is never does.
+    It may succeed when other requests need less; a request that exceeds the total never
+    does.
     """
 
     def __init__(self, message: str) -> None:
@@ -222,19 +222,19 @@ class OutOfMemory(ExecutionFailed):
 
 
 class NotFound(ExecutionFailed):
-    """The code of a model says that there is no such thing as the request asks for."""
+    """The code of a model reports that the requested object does not exist."""
 
 
 class Unsupported(ExecutionFailed):
-    """The code of a model says that it cannot do what the request asks for."""
+    """The code of a model reports that it does not support the request."""
 
 
 class AlreadyExists(ExecutionFailed):
-    """The code of a model says that what the request would make is there already."""
+    """The code of a model reports that the object to be made exists already."""
 
 
 class CancelledByModel(ExecutionFailed):
-    """The code of a model has given the request up."""
+    """The code of a model has cancelled the request."""
 
 
 class EngineBug(EngineError):

@@ -1,7 +1,7 @@
 """Faults that a device reports before it gives up, and ways to recover.
 
-The kinds are those that Model Runtime tells apart (User Guide, "Error handling"). A
-process that dies without a word is no fault in this sense but plainly lost.
+The kinds are those of Model Runtime (User Guide, "Error handling"). A process that dies
+without a report has no fault in this sense; it is lost.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import Any
 
 
 class FaultKind(Enum):
-    """APPLICATION: the program it ran went wrong. RECOVERABLE: the device did, and says
-    by which action it can be recovered. UNRECOVERABLE: it cannot. UNKNOWN."""
+    """APPLICATION: the program failed.
+
+    RECOVERABLE: the device failed, and names the action that recovers it.
+    UNRECOVERABLE: no action does. UNKNOWN.
+    """
 
     APPLICATION = "application_runtime_error"
     RECOVERABLE = "recoverable_runtime_error"
@@ -54,7 +57,7 @@ class DeviceFault:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> DeviceFault:
-        """Raises ValueError if it is none."""
+        """Raise ValueError if it is not a fault report."""
         action = str(message.get("action", ""))
         return cls(
             FaultKind(message.get("fault")),
@@ -70,7 +73,7 @@ class DeviceFault:
 class DeviceFaulted(BaseException):
     """Ends the thread that runs programs, and its process after the fault is reported.
 
-    No `Exception`: what handles the failures of requests must not handle this.
+    It is no `Exception`, because handlers of failed requests must not catch it.
     """
 
     def __init__(self, fault: DeviceFault) -> None:

@@ -36,8 +36,9 @@ def label_process(label: str) -> None:
 
 
 def standard_output_is_wanted() -> bool:
-    """Returns whether a device process logs to standard output, which it is not given
-    else."""
+    """Return whether a device process logs to standard output, which it does not
+    receive otherwise.
+    """
     return any(
         os.environ.get(f"{prefix}_LOG_LEVEL")
         and os.environ.get(f"{prefix}_LOG_DEST", "").strip().lower() == "stdout"

@@ -1,21 +1,21 @@
-"""`Origin`: the process that something was made in, which alone may use it.
+"""`Origin`: the process that made an object, which alone may use it.
 
-A child made by `fork` has a copy of every object of its parent, and with the copy the
-very same shared memory, sockets and claims on devices. Two processes would write the
-same rings, each would take the other's results, and a device would stay attached for as
-long as any child lives. So nothing that was made before a fork can be used in the
-child, and the child keeps nothing that holds a device.
+A child made by `fork` has a copy of every object of its parent, and with it the same
+shared memory, sockets and claims on devices. Two processes would write the same rings,
+each would take the other's results, and a device would stay attached as long as any
+child lives. So objects made before a fork cannot be used in the child, and the child
+keeps no object that holds a device.
 
-Every object that reaches a device, or waits for another thread, keeps the `Origin` it
-was made in; in a child of that process `left` is True. It is looked at before any lock
-is taken: in the child, what a thread of the parent had locked stays locked for ever.
-Requests pay for one attribute: that it changes is the fork's work, not theirs.
+Every object that reaches a device, or waits for another thread, keeps its `Origin`; in
+a child `left` is True. It is checked before any lock is taken: in the child, a lock
+that another thread of the parent held stays locked for ever. Requests only read one
+attribute; the fork changes it.
 
-Descriptors that hold a device are told to `hold`. In a child each leads nowhere from
-the first moment on, so that the kernel sees them gone when the parent goes. They keep
-their numbers, which their copied owners may close as ever, without hitting a file that
-has got the number since. They are made and closed within `no_fork`: a thread
-that forks waits, and no child is born with a descriptor that is not registered.
+Descriptors that hold a device are registered by `hold`. In a child each is redirected
+from the first moment on, so the kernel sees them closed when the parent ends. They keep
+their numbers, so their copied owners may close them without closing another file. They
+are made and closed within `no_fork`: a thread that forks waits, so no child has an
+unregistered descriptor.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def here() -> Origin:
 
 
 def no_fork() -> threading.RLock:
-    """Return the lock in which no other thread forks by `os.fork` and the like."""
+    """Return the lock in which no other thread forks by `os.fork` and similar calls."""
     return _fork_lock
 
 

@@ -1,7 +1,7 @@
-"""Ties of a started process to its owner: it ends with the owner and finds its modules.
+"""Tie a started process to its owner: it ends with the owner and finds its modules.
 
-The owner holds the write end of a pipe open and hands the read end over; when it dies,
-however it does, the pipe closes.
+The owner holds the write end of a pipe open and passes the read end. When the owner
+dies in any way, the pipe closes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def die_with(owner_fd: int, *, group: bool = False) -> None:
     """Ask the kernel to end this process when the other end of the pipe closes.
 
-    `group`: and all others of its process group, which it leads.
+    `group` also ends all other processes of its process group, which it leads.
 
-    A pipe whose last writer goes raises a signal, here SIGKILL, which ends a process
-    that is stopped, too. Unlike a parent-death signal this does not depend on which
-    thread of the owner started us, and unlike a thread that reads the pipe it needs no
+    A pipe whose last writer ends raises a signal, here SIGKILL, which also ends a
+    stopped process. Unlike a parent-death signal it does not depend on the thread that
+    started the process, and unlike a thread that reads the pipe it needs no
     interpreter.
     """
     fcntl.fcntl(owner_fd, fcntl.F_SETOWN, -os.getpgrp() if group else os.getpid())
@@ -50,8 +50,11 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Start a process in which what ends a program waits for `leave_ending_to_owner`,
-    so that nothing of it falls into the imports. For the thread that starts it."""
+    """Start a process in which signals wait for `leave_ending_to_owner`, so that none
+    arrives during the imports.
+
+    For the thread that starts it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -60,8 +63,9 @@ def starting() -> Iterator[None]:
 
 
 def leave_ending_to_owner() -> None:
-    """Ignore what ends a program, and let all other signals in, which the owner may
-    have been started without."""
+    """Ignore the signals that end a program, and unblock all others, which the owner
+    may have blocked.
+    """
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     unblock_signals()

@@ -1,4 +1,6 @@
-"""All that `engine` offers; it imports this once one of its names is asked for."""
+"""All public names of `engine`; the package imports this module when one of them is
+used.
+"""
 
 from engine.config import (
     MAX_PRIORITY_LEVELS,

@@ -2,11 +2,11 @@
 
 `RUN_FAILURES` decides what the engine does. The owner of a device looks a failure up
 before it counts it (engine/devices/device.py), the device process before it runs a
-failed batch again (engine/worker/replica.py). The table in
-docs/explanation/failures.md is made of it.
+failed batch again (engine/worker/replica.py). The table in docs/explanation/failures.md
+is generated from it.
 
-A model that fails again and again is out of service only after `MOST` counted failures
-in a row: one run that succeeds in between, for any client, starts the count anew.
+A model goes out of service only after `MOST` counted failures in a row: one successful
+run in between, for any client, restarts the count.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ RUN_FAILURES: dict[RunFailure, Price] = {
 
 
 class ResultsNotTaken(ExecutionFailed):
-    """A client has not taken the results of earlier runs, so there is no room."""
+    """A client has not taken the results of earlier runs, so its ring is full."""
 
 
 def failure_of_error(error: Exception) -> RunFailure:
@@ -146,8 +146,8 @@ class FailureCounts:
         """Return the death of a process that has ended by a signal of this name, or
         otherwise.
 
-        `running` is the model that ran, if any did; `succeeded` says that a run of it
-        has succeeded since its last failure. No model is named if several were at work.
+        `running` is the model that ran, if any; `succeeded` means that a run of it has
+        succeeded since its last failure. No model is named if several ran.
         """
         suspects = {*self._loading, running} - {""}
         text = f"its process died of {how}"
@@ -159,7 +159,7 @@ class FailureCounts:
         return Death(text, culprit, times, MOST if running else MOST_LOADS)
 
     def count(self, failure: RunFailure, name: str, *, succeeded: bool) -> int:
-        """Count a failure of a model; return how many in a row there are now."""
+        """Count a failure of a model; return the number of failures in a row."""
         if not RUN_FAILURES[failure].counts:
             return 0
         now = time.monotonic()
@@ -172,11 +172,13 @@ class FailureCounts:
         return len(self._times.get(name, ()))
 
     def forget(self, name: str) -> None:
-        """Count anew: the model was given up, and may be loaded again."""
+        """Restart the count: the model was taken out of service, and may be loaded
+        again.
+        """
         self._times.pop(name, None)
 
     def pause(self, name: str) -> float:
-        """Return the seconds until a model that has failed may be loaded again."""
+        """Return the seconds until a failed model may be loaded again."""
         times = self._times.get(name, ())
         if len(times) < 2:
             return 0.0

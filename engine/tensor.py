@@ -1,4 +1,4 @@
-"""Tensors as they travel: a data type, a shape and bytes in one or several parts.
+"""Tensors in transit: a data type, a shape and bytes in one or several parts.
 
 A `Tensor` never converts or joins its bytes unless asked: a request body arrives in
 chunks and is copied chunk by chunk into shared memory. Strings travel as the Open
@@ -24,8 +24,8 @@ Array: TypeAlias = npt.NDArray[Any]
 class Tensor:
     """One tensor: row-major little-endian bytes, in one or several parts.
 
-    Not a dataclass: one is made for every input of every request, and a frozen
-    dataclass costs ten times as much to construct.
+    It is not a dataclass: one is made for every input of every request, and a frozen
+    dataclass takes ten times as long to construct.
     """
 
     __slots__ = ("data_type", "nbytes", "parts", "shape")
@@ -46,8 +46,8 @@ class Tensor:
     def from_numpy(cls, array: Array, data_type: DataType | None = None) -> Tensor:
         """Return the tensor of `array`; no copy if it is contiguous and native.
 
-        `data_type` tells apart what numpy cannot: BF16 and FP8 travel as unsigned
-        integers that hold their bits.
+        `data_type` distinguishes types that numpy lacks: BF16 and FP8 travel as
+        unsigned integers that hold their bits.
         """
         if data_type is None:
             data_type = DataType.from_numpy(array.dtype)
@@ -65,7 +65,7 @@ class Tensor:
 
     @property
     def buffer(self) -> memoryview:
-        """Return all bytes as one view; copies only if there are several parts."""
+        """Return all bytes as one view; copy only if there are several parts."""
         if len(self.parts) == 1:
             return memoryview(self.parts[0]).cast("B")
         return memoryview(b"".join(self.parts))
@@ -94,9 +94,9 @@ class Tensor:
 class DataDesc:
     """A named tensor that a runner expects or delivers (Model Runtime: `DataDesc`).
 
-    `shape` holds -1 if the size is known only at run time and is None where
-    not even the rank is known. In what a request may bring, the size of the batch
-    dimension is -1 and has to be a multiple of `multiple`.
+    `shape` holds -1 if a size is known only at run time and is None if the rank is
+    unknown. In the description of requests, the size of the batch dimension is -1 and
+    must be a multiple of `multiple`.
     """
 
     name: str
@@ -117,7 +117,7 @@ class DataDesc:
         return self.data_type.numpy_dtype
 
     def accepts_shape(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether a tensor of this shape may be given under this name."""
+        """Return whether a tensor of this shape is allowed under this name."""
         mine = self.shape
         if mine is None or mine == shape:
             return True

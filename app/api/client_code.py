@@ -37,7 +37,7 @@ inputs = {{
             print(name, outputs.datatypes[name], list(array.shape))
             print(array)
 '''
-_KEY = "\nThe server asks for a key: set POPGATE_KEY."
+_KEY = "\nThe server requires an API key: set POPGATE_KEY."
 _TLS = """
 For a certificate of your own authority set SSL_CERT_FILE; a client certificate is
 Client(…, cert=("me.pem", "me.key"))."""
@@ -63,13 +63,12 @@ def client_code(
     sequence: int | str | None = None,
     streams: bool = False,
 ) -> str:
-    """Return the program; what it sends is what the model was run with when it was
-    loaded.
+    """Return the program, which sends the values that the model ran with at its load.
 
-    `url` is the server as the reader has reached it. `asks_key`: the server has keys.
+    `url` is the server's URL as the reader reached it. `asks_key`: the server has keys.
     `sequence`: the id of a sequence, if requests belong to one. `streams`: a request
-    may have any number of responses. `example`, `fill`: as for the other examples
-    (`app/api/examples.py`).
+    may have any number of responses. `example` and `fill` are the same as for the other
+    examples (`app/api/examples.py`).
     """
     given = example or {}
     shapes = example_shapes(spec, fill)

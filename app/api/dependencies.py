@@ -36,7 +36,7 @@ def get_gateway(request: Request) -> Gateway:
 
 
 class Viewer:
-    """The client of a request, as far as its key bounds what the client may read.
+    """The client of a request, as far as its key limits what it may read.
 
     `owner` is the name of the key: empty without a key, None if the server has no keys.
     """
@@ -61,8 +61,11 @@ class Viewer:
         return gateway.repository.places.public(reason)
 
     def reads(self, owner: str) -> bool:
-        """Return whether the client may read the error texts of a request that came
-        with the key `owner`. A key that manages the server reads them all."""
+        """Return whether the client may read the error texts of a request with the key
+        `owner`.
+
+        A key that manages the server may read them all.
+        """
         if self._key is not None and self._key.allows("manage"):
             return True
         return self.owner is None or (self.owner == owner and owner != "")
@@ -91,8 +94,9 @@ MANAGEMENT = [Security(_KEY)]
 
 
 def find_model(gateway: Gateway, name: str) -> ModelRecord:
-    """Return the model of that name. Raises `UnknownModel`, and `HTTPException` for a
-    path that takes POST only.
+    """Return the model with that name.
+
+    Raises `UnknownModel`, and `HTTPException` for a path that takes POST only.
     """
     record = gateway.repository.get(name)
     if record is None:
@@ -120,8 +124,8 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
 
 
 def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:
-    """Return the answer to a load or unload that did not succeed; `unknown` is the code
-    for a missing model, if that is another one.
+    """Return the answer to a failed load or unload; `unknown` is the code for a missing
+    model, if it differs.
     """
     if error.passing:
         after = (b"retry-after", b"%d" % RETRY_AFTER_DEVICE_LOST)
@@ -146,8 +150,9 @@ async def read_object(request: Request) -> dict[str, Any]:
 async def read_load_request(
     gateway: Gateway, request: Request, name: str
 ) -> LoadOverrides:
-    """Read the options of a load of model `name`. The body may bring files, so it may
-    be large.
+    """Read the options of a load of model `name`.
+
+    The body may contain files, so it may be large.
 
     Raises what `read_object` raises.
     """

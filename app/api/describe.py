@@ -27,8 +27,8 @@ from app.serving.steps import StepScheduler
 from app.spec import TensorSpec
 from engine import DeviceState, DeviceWaitTimeout, ModelRunner, NoDeviceAvailable
 
-LOST = "its device is lost and being restarted"
-NOT_BACK = "its device was restarted and has not loaded it again (yet)"
+LOST = "its device was lost and is being restarted"
+NOT_BACK = "its device was restarted and has not loaded the model yet"
 
 # What runs a platform.
 _BACKENDS = {
@@ -52,8 +52,9 @@ Told: TypeAlias = Callable[[str], str]
 
 
 def is_serving(loaded: LoadedModel | None) -> bool:
-    """Returns whether a version answers now: loaded, also on one of its devices at
-    least."""
+    """Return whether a version answers now: it is loaded on at least one of its
+    devices.
+    """
     return loaded is not None and loaded.runner.serving
 
 
@@ -69,9 +70,7 @@ def why_not_serving(loaded: LoadedModel | None) -> str:
 
 
 def platform_of(loaded: LoadedModel) -> str:
-    """Return the kind of a version in Triton's words: its kind of file, or
-    an ensemble.
-    """
+    """Return the kind of a version by Triton's name: a kind of file, or ensemble."""
     if loaded.config.ensemble is not None:
         return "ensemble"
     if loaded.source.is_python:
@@ -92,14 +91,14 @@ def version_status(record: VersionRecord, told: Told = str) -> VersionStatus:
 
 
 def model_summary(record: ModelRecord, told: Told = str) -> ModelSummary:
-    """Return the line of a model in the list, with reasons as `told` has them."""
+    """Return the list entry of a model, with reasons from `told`."""
     return ModelSummary(**_summary(record, told))
 
 
 def model_details(
     record: ModelRecord, loaded: LoadedModel | None, told: Told = str
 ) -> ModelDetails:
-    """Return all about one model; `loaded` is the version that was asked for."""
+    """Return the full description of a model; `loaded` is the requested version."""
     values = _summary(record, told)
     if loaded is None:
         return ModelDetails(**values)
@@ -123,16 +122,16 @@ def model_details(
 def _batching_reason(loaded: LoadedModel) -> str:
     """Return why rows of different requests may be mixed, or not."""
     if loaded.config.batching is not None:
-        return "the model's config.toml says so"
+        return "the model's config.toml sets it"
     if isinstance(loaded.runner, ModelRunner):
         metadata = loaded.runner.model.metadata
         reason = metadata.option("popgate.batching_reason", "") or ""
         lengths = loaded.runner.ragged_reason
         if lengths:
             how = "together" if loaded.runner.ragged else "alone"
-            reason = f"{reason}; rows of different length run {how}: {lengths}"
+            reason = f"{reason}; rows of different lengths run {how}: {lengths}"
         return reason
-    return "it is an ensemble: each of its models decides"
+    return "it is an ensemble: each member model decides"
 
 
 def _properties(loaded: LoadedModel) -> dict[str, str]:
@@ -380,8 +379,8 @@ def explain_start_failure(error: Exception) -> str:
     """Return advice for an operator whose gateway could not start."""
     if isinstance(error, NoDeviceAvailable | DeviceWaitTimeout):
         return (
-            f"{error}; `popgate devices` shows who has them, "
-            f"--device-wait waits for one, --devices names others"
+            f"{error}; `popgate devices` shows which processes hold the devices, "
+            "--device-wait waits for a free one, --devices selects others"
         )
     if isinstance(error, OSError):
         return f"the model repository cannot be read: {error}"

@@ -1,8 +1,8 @@
 """`/docs` without the internet: Swagger UI, its files served from here.
 
-The files come out of the package `fastapi-offline`, which ships Swagger UI's
-distribution; nothing is fetched from anywhere else, and the page says so to the browser
-(its content security policy allows this server only).
+The files come from the package `fastapi-offline`, which contains Swagger UI. Nothing is
+loaded from another host, and the page's content security policy allows this server
+only.
 """
 
 from __future__ import annotations

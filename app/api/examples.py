@@ -1,9 +1,10 @@
-"""Requests that a model answers, made from what it says it takes.
+"""Requests that a model answers, made from the description of its inputs.
 
-They fill the documentation page. They are what the model was run with when it was
-loaded (app/repository/warmup.py): ones, in free dimensions that it takes. A model that
-needs others says so in its config.toml (`[example]`) or in its file (the metadata
-property `popgate.example`, JSON of values by input), which are taken as they stand.
+They fill the documentation page. They are the values of the warm-up
+(app/repository/warmup.py): ones, with free dimensions that the model accepts. A model
+that needs other values sets them in its config.toml (`[example]`) or in its file (the
+metadata property `popgate.example`, JSON of values by input), and these are used
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ _NAMED_SEQUENCE = SEQUENCE | {"sequence_id": "example"}
 
 
 def example_parameters(loaded: LoadedModel) -> Mapping[str, Any]:
-    """Return the parameters without which a model answers no request: those of a
-    sequence.
-    """
+    """Return the parameters that a model requires: those of a sequence."""
     config = loaded.config.sequence
     if config is None:
         return {}
@@ -46,7 +45,7 @@ def example_request(
     fill: int = 1,
     parameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Return a body in the short form (`inputs` as a mapping); None where it gets too
+    """Return a body in the short form (`inputs` as a mapping); None if it gets too
     long.
 
     `given` are values by input; `fill` is the size of free dimensions; `parameters`
@@ -95,7 +94,7 @@ def _with(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
 def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
     """Return the shape as metadata shows it: -1 is free, and so is the batch dimension.
 
-    A tensor of any rank is shown as ``[-1]``: the protocol has no word for it.
+    A tensor of any rank is shown as ``[-1]``, because the protocol cannot express it.
     """
     if tensor.shape is None:
         return [-1]
@@ -106,8 +105,9 @@ def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
 
 
 def is_large(spec: ModelSpec, tensors: Iterable[TensorSpec]) -> bool:
-    """Returns whether even one row of these is more than a page can show, or a person
-    type."""
+    """Return whether even one row is more than a page can show, or a person
+    can type.
+    """
     sizes = (math.prod(_shape(spec, tensor, 1)) for tensor in tensors)
     return sum(sizes) > MAX_EXAMPLE_ELEMENTS
 

@@ -1,8 +1,8 @@
 """The generate extension: a flat JSON object in, a flat JSON object out.
 
-Fields that are named like inputs of the model become tensors; all others are parameters
-of the request. Shapes are not said, so the model's are filled up: fixed dimensions
-first, and what is left goes to the free ones, the innermost first.
+Fields with the names of inputs of the model become tensors; all others are parameters
+of the request. Shapes are not stated, so the model's are filled: fixed dimensions
+first, then the free ones, the innermost first.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
 def encode_generate(
     codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
 ) -> bytes:
-    """Return the flat JSON object of one response: one element as itself, more as a
+    """Return the flat JSON object of one response: one element as itself, several as a
     list.
 
-    Raises `NotRepresentable` for what JSON cannot say.
+    Raises `NotRepresentable` for values that JSON cannot express.
     """
     spec = codec.spec
     fields: dict[str, bytes] = {}
@@ -177,8 +177,8 @@ def _value(output: Output, tensor: Tensor, nan: NanPolicy) -> bytes:
             text = write_strings(texts_of(output.strings(tensor)))
         except UnicodeDecodeError:
             msg = (
-                f"output '{output.name}' is not UTF-8, which a flat JSON object cannot "
-                f"say; use infer"
+                f"output '{output.name}' is not valid UTF-8, which a flat JSON object "
+                "cannot hold; call the route infer instead"
             )
             raise NotRepresentable(msg) from None
     else:

@@ -47,10 +47,10 @@ Values = tuple[Mapping[str, Any], int | None]
 class InvocationsForm:
     """One request of this protocol (`app.serving.forms.NamingForm`).
 
-    `model` is the one that answers requests whose path names none; empty: the only one.
+    `model` answers requests whose path names no model; empty: the only model.
     """
 
-    not_one = "the model does not give exactly 1 response"
+    not_one = "the model must return exactly 1 response"
 
     def __init__(self, model: str = "") -> None:
         self.model = model
@@ -61,13 +61,13 @@ class InvocationsForm:
             return infer_path(self.model)
         names = models.names()
         if len(names) != 1:
-            msg = f"/invocations names no model, and {len(names)} are served: "
+            msg = f"/invocations names no model, and this server serves {len(names)}: "
             msg += "call /v1/models/NAME/invocations, or start the server with "
             raise InvalidRequest(msg + "--invocations NAME")
         return infer_path(names[0])
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        self.not_one = f"model '{codec.spec.name}' does not give exactly 1 response"
+        self.not_one = f"model '{codec.spec.name}' must return exactly 1 response"
         text = bytes(join(body))
         check_json_size(len(text), codec.limits)
         parameters: object = None
@@ -158,19 +158,22 @@ def _from_csv(spec: ModelSpec, text: bytes) -> Values:
         names = next(lines, [])
         rows = [row for row in lines if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidRequest(f"the body is neither JSON nor CSV: {error}") from None
+        raise InvalidRequest(
+            f"the body must be JSON or CSV, got neither: {error}"
+        ) from None
     for number, row in enumerate(rows):
         if len(row) != len(names):
             msg = f"row {number} of the CSV has {len(row)} cells, expected "
-            raise InvalidRequest(f"{msg}{len(names)}, one for each name: {_HELP}")
+            raise InvalidRequest(f"{msg}{len(names)}, one for each column: {_HELP}")
     if not rows:
-        raise InvalidRequest(f"the body has no rows below its line of names: {_HELP}")
+        raise InvalidRequest(f"the body has no rows below its header line: {_HELP}")
     return _of_table(spec, names, rows, _cell)
 
 
 Reads = Callable[[TensorSpec, Any, int, str], Any]
-"""Makes an element of an input of what a table has; the row and column are for the
-message of an `InvalidTensor`."""
+"""Convert a cell of a table to an element of an input; the row and column are for the
+message of an `InvalidTensor`.
+"""
 
 
 def _of_table(
@@ -223,7 +226,7 @@ def _cell(tensor: TensorSpec, text: str, row: int, column: str) -> Any:
             return float(cell)
         return _whole(cell)
     except (KeyError, ValueError):
-        msg = f"'{text:.80}' in row {row} of column '{column:.80}' is no "
+        msg = f"'{text:.80}' in row {row} of column '{column:.80}' is not a "
         raise InvalidTensor(msg + tensor.datatype) from None
 
 

@@ -1,9 +1,9 @@
 """KServe's first protocol, which is TensorFlow Serving's: instances to predictions.
 
 In rows: ``{"instances": [a, b]}`` gives ``{"predictions": [x, y]}``; each instance is a
-value, or an object of values by name where the model takes several. In columns:
-``{"inputs": …}`` gives ``{"outputs": …}``, whole batches by name. Bytes that are no
-text are ``{"b64": "…"}`` in both directions.
+value, or an object of values by name if the model has several inputs. In columns:
+``{"inputs": …}`` gives ``{"outputs": …}``, whole batches by name. Bytes that are not
+UTF-8 are ``{"b64": "…"}`` in both directions.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _SIGNATURE = "serving_default"
 class PredictForm:
     """One request of this protocol (`app.serving.forms.Form`).
 
-    `instances` is their number where they came in rows, None for columns: the answer
-    goes in the form in which the request came.
+    `instances` is the number of instances, or None for columns: the answer has the form
+    of the request.
     """
 
-    not_one = "the model does not give exactly 1 response"
+    not_one = "the model must return exactly 1 response"
 
     def __init__(self) -> None:
         self.instances: int | None = None
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        self.not_one = f"model '{codec.spec.name}' does not give exactly 1 response"
+        self.not_one = f"model '{codec.spec.name}' must return exactly 1 response"
         request, self.instances = decode_predict(codec, body)
         return request
 
@@ -83,7 +83,7 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
         msg = f"unexpected key '{unknown[0]:.80}'; expected one of {', '.join(_KEYS)}"
         raise InvalidRequest(msg)
     if document.get("signature_name") not in (None, "", _SIGNATURE):
-        msg = f"'signature_name' can only be '{_SIGNATURE}'"
+        msg = f"'signature_name' must be '{_SIGNATURE}'"
         raise InvalidRequest(msg)
     rows: int | None = None
     if "instances" in document:
@@ -105,9 +105,9 @@ def request_of(
 ) -> InferRequest:
     """Return the request of values by input. Raises `RequestError`.
 
-    `rows` is the number of rows that each value must have, None if any will do.
-    `extra_columns` says what becomes of values that the model has no input for if
-    `parameters` do not.
+    `rows` is the number of rows that each value must have, None if any number is
+    allowed. `extra_columns` says what to do with values that the model has no input
+    for, if `parameters` do not.
     """
     spec = codec.spec
     ignores_extra = _ignores_extra(parameters, extra_columns)
@@ -136,10 +136,10 @@ def encode_predict(
     *,
     of_columns: str = "outputs",
 ) -> bytes:
-    """Return the answer, in the form in which the request came.
+    """Return the answer, in the form of the request.
 
     `of_columns` is the key of an answer in columns. Raises `NotRepresentable` for
-    outputs that cannot be told apart by instance.
+    outputs that cannot be split into instances.
     """
     # A fused model gives the outputs of the model that the request chose.
     written = {name: o for name, o in codec.outputs.items() if name in outputs}
@@ -153,8 +153,8 @@ def encode_predict(
         if not tensor.shape or tensor.shape[0] != instances:
             msg = (
                 f"output '{name}' of model '{codec.spec.name}' has shape "
-                f"{list(tensor.shape)} for {counted(instances, 'instance')}; ask with "
-                f"'inputs' for whole tensors"
+                f"{list(tensor.shape)} for {counted(instances, 'instance')}; send "
+                "'inputs' instead of 'instances' to get whole tensors"
             )
             raise NotRepresentable(msg)
         rows[name] = _rows(output, tensor, nan)
@@ -193,7 +193,10 @@ def by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {name: [] for name in instances[0]}
     for index, instance in enumerate(instances):
         if not _is_named(instance) or instance.keys() != values.keys():
-            msg = f"instance {index} has not the same keys as the first: {list(values)}"
+            msg = (
+                f"instance {index} has other keys than the first instance: "
+                f"{list(values)}"
+            )
             raise InvalidRequest(msg)
         for name, value in instance.items():
             values[name].append(value)
@@ -212,7 +215,10 @@ def only_input(spec: ModelSpec) -> str:
     needed = [t.name for t in spec.inputs if t.name not in spec.defaults]
     if len(needed) != 1:
         names = [tensor.name for tensor in spec.inputs]
-        msg = f"model '{spec.name}' has {len(names)} inputs; give values by name: "
+        msg = (
+            f"model '{spec.name}' has {len(names)} inputs; each instance must be an "
+            "object with a value for each: "
+        )
         raise InvalidRequest(f"{msg}{names}")
     return needed[0]
 
@@ -225,7 +231,7 @@ def _input(
     if rows is not None and shape[:1] != (rows,):
         msg = (
             f"unexpected shape for input '{tensor.name}': {counted(rows, 'instance')} "
-            f"make {list(shape)}, expected {list(tensor.shape or ())}"
+            f"have shape {list(shape)}, expected {list(tensor.shape or ())}"
         )
         raise InvalidTensor(msg)
     if any(isinstance(item, dict) for item in data):

@@ -1,8 +1,8 @@
 """The OpenAPI document: of the application alone, and with the models that are loaded.
 
-The first is the file `openapi.yaml` of the repository. The second is what a running
-gateway serves: every loaded model has an operation of its own there, with the real
-schema of its tensors and an example that works as it stands.
+The first is the file `openapi.yaml` of the repository. The second is the document of a
+running gateway: every loaded model has its own operation in it, with the real schema of
+its tensors and a working example.
 """
 
 from __future__ import annotations
@@ -56,14 +56,17 @@ MAX_MODELS_SHOWN = 100
 
 _TAGS = (
     ("inference", "Run a model by its name."),
-    ("models", "What is served, how it is doing, load and unload."),
-    ("devices", "What the models run on."),
-    ("requests", "What became of the last requests."),
-    ("health", "For load balancers and supervisors."),
+    ("models", "List, describe, load and unload models."),
+    ("devices", "The devices that run the models."),
+    ("requests", "How the server answered recent requests."),
+    ("health", "Checks for load balancers and supervisors."),
     ("metrics", "For Prometheus."),
-    ("kserve v1", "The protocol before that, of KServe and TensorFlow Serving."),
-    ("mlflow", "Tables, as MLflow's servers take them."),
-    ("open inference protocol", "The same over the standard's paths, `/v2`."),
+    ("kserve v1", "The older protocol of KServe and TensorFlow Serving."),
+    ("mlflow", "Tables in the forms that MLflow's servers accept."),
+    (
+        "open inference protocol",
+        "The same operations under the standard's paths, `/v2`.",
+    ),
 )
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -75,8 +78,9 @@ _LOADING = re.compile(r"/(load|unload)$")
 def documented_methods(
     routers: Iterable[APIRouter], *, also_pages: bool = False
 ) -> dict[str, set[str]]:
-    """Return the paths of the document with their methods, without making all of it;
-    `also_pages`: those too that are for people and not in it.
+    """Return the paths of the document with their methods, without making all of it.
+
+    `also_pages` includes the paths of pages for people, which the document omits.
     """
     methods: dict[str, set[str]] = {}
     for router in routers:
@@ -115,7 +119,7 @@ def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, A
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if group_of(path) in restricted:
-                refusal = error_response("The header that this needs is missing.")
+                refusal = error_response("A required header is missing.")
                 operation["responses"]["403"] = refusal
             _finish_operation(path, operation)
     return document
@@ -131,21 +135,21 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         del responses["422"]
     errors = {}
     if "{name}" in path:
-        errors["404"] = "There is no such model or version."
+        errors["404"] = "The model or version does not exist."
     if path.startswith("/v2/models/{name}"):
-        errors["503"] = "It is not served now."
+        errors["503"] = "The model is not being served now."
     if "{request_id}" in path:
-        errors["404"] = "The last requests do not include it."
+        errors["404"] = "The request is not among the last requests."
     if any(each["in"] == "query" for each in operation.get("parameters", ())):
-        errors["400"] = "A parameter of the query is invalid."
+        errors["400"] = "A query parameter is invalid."
     if "requestBody" in operation or _LOADING.search(path):
-        errors["400"] = "The request is malformed, or it could not be done."
+        errors["400"] = "The request is malformed, or the operation failed."
         errors["413"] = "The body is larger than allowed."
     if _LOADING.search(path):
-        errors["503"] = "The server does not let clients load and unload."
+        errors["503"] = "This server does not let clients load and unload models."
     if "security" in operation:  # the dependency of management calls
         errors["401"] = "The API key is missing or wrong."
-        errors["403"] = "Management is closed to this caller."
+        errors["403"] = "This client may not manage the server."
         operation["security"] = [{KEY_SCHEME: []}, {}]
     for status, text in errors.items():
         responses.setdefault(status, error_response(text))
@@ -272,19 +276,20 @@ def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
         lines.append(f"- {title} {', '.join(names)}")
     if spec.is_batched:
         lines.append(
-            f"- rows of different requests run together, up to {spec.max_batch_size}"
+            "- the device runs rows of different requests together, up to "
+            f"{spec.max_batch_size}"
         )
     if example_request(spec, loaded.example, loaded.fill) is None:
         first = spec.inputs[0].name
         lines.append(
             f"- its inputs have more than {MAX_EXAMPLE_ELEMENTS} elements: send them "
-            f"in a binary encoding, a `.npy` file here, or with "
-            f"`popgate infer {spec.name} --input {first}=file.npy`"
+            "in a binary encoding, as a `.npy` file here, or with `popgate infer "
+            f"{spec.name} --input {first}=file.npy`"
         )
     elif not (loaded.warmed or loaded.example):
         lines.append(
-            "- the values of the example have not been tried; `[example]` in its "
-            "config.toml gives others"
+            "- the example values were not tried on the model; set others in "
+            "`[example]` of its config.toml"
         )
     url = f"v1/models/{quote(spec.name)}/client.py"
     lines.append(f"- [client.py]({url}): a Python program that calls it")
@@ -350,8 +355,8 @@ def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
 
 
 def to_yaml(value: Any, indent: int = 0) -> str:
-    """Return a JSON document as YAML in block style; scalars stay JSON, which YAML
-    takes.
+    """Return a JSON document as YAML in block style; scalars stay JSON, which is valid
+    YAML.
     """
     pad = "  " * indent
     if isinstance(value, dict) and value:

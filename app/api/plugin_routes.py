@@ -44,7 +44,7 @@ class MakesRoutes(Protocol):
 def access_groups(added: Iterable[PluginRoutes]) -> dict[str, Group]:
     """Return the groups of the paths that plugins add: inference, or metadata.
 
-    Operations on a model's path have the group of its inference.
+    Operations on a model's path belong to the group of its inference.
     """
     groups: dict[str, Group] = {}
     for one in added:

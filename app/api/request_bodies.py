@@ -17,7 +17,7 @@ _REF = "#/components/schemas/{model}"
 
 
 class IndexRequest(TypedDict, total=False):
-    ready: Annotated[bool, Field(description="Only what takes requests.")]
+    ready: Annotated[bool, Field(description="Only models that accept requests.")]
 
 
 class LoadParameters(TypedDict, total=False):
@@ -89,7 +89,7 @@ REQUEST_BODIES: tuple[type, ...] = (
 
 
 def whole_number(value: object) -> int | None:
-    """Return the integer that a JSON number is, for which 3.0 is one too; None for
+    """Return the integer of a JSON number, for which 3.0 counts as one too; None for
     others.
     """
     if type(value) is float and value.is_integer():

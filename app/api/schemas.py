@@ -1,7 +1,7 @@
 """Bodies of the API, for documentation and for the answers that are not tensors.
 
-Names are the Open Inference Protocol's, letter for letter. Tensors never pass through
-these classes: the infer path has codecs of its own, these only describe it.
+Names are exactly those of the Open Inference Protocol. Tensors never pass through these
+classes, which only describe them: the infer path has its own codecs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ class Body(BaseModel):
 class ErrorBody(Body):
     """The error of every operation."""
 
-    error: str = Field(description="For people: what was expected and what came.")
-    code: str = Field(description="A short constant word, for a program.")
+    error: str = Field(
+        description="A message for people: what was expected and what came."
+    )
+    code: str = Field(description="A short, constant word for programs.")
     help: str = Field(
         default="", description="The address of the code's entry in the documentation."
     )
     request_id: str = Field(
-        default="", description="That of the header x-request-id, for the log."
+        default="",
+        description="The value of the header x-request-id, which the log shows too.",
     )
 
 
@@ -43,8 +46,10 @@ REFERENCE = "#/components/schemas/{model}"
 
 
 def error_response(text: str) -> dict[str, Any]:
-    """Return an answer of `ErrorBody`, for the document alone: FastAPI would make a
-    validator of each that is given as a model, a fifth of the start.
+    """Return an answer with `ErrorBody`, for the document alone.
+
+    If it were given as a model, FastAPI would make a validator for each, which takes a
+    fifth of the start.
     """
     schema = {"$ref": REFERENCE.format(model=ErrorBody.__name__)}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
@@ -52,10 +57,10 @@ def error_response(text: str) -> dict[str, Any]:
 
 class RequestInput(Body):
     name: str
-    shape: list[int] = Field(description="Row-major; every dimension 0 or more.")
+    shape: list[int] = Field(description="Row-major; each dimension is 0 or more.")
     datatype: Datatype
     data: Any = Field(
-        default=None, description="The elements, nested as the shape says or flat."
+        default=None, description="The elements, flat or nested as the shape says."
     )
     parameters: dict[str, Any] | None = None
 
@@ -71,12 +76,12 @@ class InferenceRequest(Body):
     id: str | None = None
     inputs: list[RequestInput] | dict[str, Any]
     outputs: list[RequestOutput] | None = Field(
-        default=None, description="The outputs wanted; all of them if left out."
+        default=None, description="The requested outputs; all outputs if absent."
     )
     parameters: dict[str, Any] | None = Field(
         default=None,
-        description="Of the request: `timeout` in microseconds, `priority` (a level of "
-        "the model, 1 goes first), `binary_data_output`, and the model's own.",
+        description="Parameters: `timeout` in microseconds, `priority` (a "
+        "level, 1 is the highest), `binary_data_output`, and the model's own.",
     )
 
 
@@ -103,7 +108,8 @@ class GenerateRequest(Body):
 
     id: str | None = None
     parameters: dict[str, Any] | None = Field(
-        default=None, description="More parameters, for names that inputs have too."
+        default=None,
+        description="More parameters, for names that are also names of inputs.",
     )
 
 
@@ -183,20 +189,24 @@ class VersionStatus(Body):
     state: State
     reason: str = ""
     in_memory: bool = Field(
-        default=False, description="READY and not in memory: loaded on demand."
+        default=False, description="READY but not in memory: the next request loads it."
     )
 
 
 class ModelSummary(Body):
-    """One model of the repository. `version` answers where none is named."""
+    """One model of the repository. `version` answers requests that name no version."""
 
     name: str
     state: State
-    ready: bool = Field(description="Whether it answers requests now.")
-    reason: str = Field(default="", description="Why it is not ready; else empty.")
+    ready: bool = Field(description="Whether the model answers requests now.")
+    reason: str = Field(
+        default="", description="Why the model is not ready; empty if it is."
+    )
     version: str | None = None
     versions: list[VersionStatus]
-    instances: int = Field(default=0, description="Replicas; 0 if none is loaded.")
+    instances: int = Field(
+        default=0, description="Number of replicas; 0 if none is loaded."
+    )
     url: str
 
 
@@ -209,19 +219,25 @@ class ModelDetails(ModelSummary):
     inputs: list[FileTensor | MetadataTensor] = []
     outputs: list[MetadataTensor] = []
     batching: bool = Field(
-        default=False, description="Whether rows of different requests run together."
+        default=False,
+        description="Whether the device runs rows of different requests together.",
     )
-    max_batch_size: int = Field(default=0, description="Rows; 0 without batching.")
+    max_batch_size: int = Field(
+        default=0, description="Most rows in a batch; 0 without batching."
+    )
     example: dict[str, Any] | None = Field(
-        default=None, description="A request body that this model answers."
+        default=None, description="A request body that this model accepts."
     )
     batching_reason: str = Field(
-        default="", description="Why rows of different requests may be mixed, or not."
+        default="",
+        description="Why rows of different requests may or may not be mixed.",
     )
     properties: dict[str, str] = Field(
-        default={}, description="Description from its file."
+        default={}, description="The description in the model file."
     )
-    memory: int = Field(default=0, description="Bytes, as --model-memory counts it.")
+    memory: int = Field(
+        default=0, description="Memory in bytes, as --model-memory counts it."
+    )
 
 
 class RequestRecord(Body):
@@ -230,11 +246,11 @@ class RequestRecord(Body):
     id: str = Field(description="Its `x-request-id`.")
     model: str | None = None
     version: str | None = None
-    path: str = Field(default="", description="The path that it asked for.")
-    status: int = Field(description="499: its client had gone.")
+    path: str = Field(default="", description="The path of the request's URL.")
+    status: int = Field(description="The status; 499 if the client disconnected first.")
     code: str = ""
     error: str = ""
-    at: float = Field(description="When it ended, in seconds since 1970.")
+    at: float = Field(description="The time of the answer, in seconds since 1970.")
     total_ms: float
     phases: dict[str, float] = Field(
         default={},
@@ -242,11 +258,12 @@ class RequestRecord(Body):
     )
     device: str = ""
     rows: int = 0
-    batch_rows: int = Field(default=0, description="Of the batch that it was run in.")
+    batch_rows: int = Field(
+        default=0, description="Rows of the batch that contained the request."
+    )
     mates: list[str] | None = Field(
         default=None,
-        description="The requests in the same batch, as far as they are kept; null in "
-        "lists.",
+        description="Other requests of the batch, if still remembered; null in lists.",
     )
 
 
@@ -305,14 +322,16 @@ class DeviceStatus(Body):
 
     id: str
     state: str = Field(description="ready, lost (being restarted) or closed.")
-    pid: int | None = Field(description="Process id; null if there is no process.")
+    pid: int | None = Field(description="Process id; null without a process.")
     threads: int
     models: int
     in_flight: int
     restarts: int
-    lost_by: str | None = Field(description="Why it was lost last; null: it never was.")
+    lost_by: str | None = Field(
+        description="Why the device was last lost; null if it never was."
+    )
     back_off: float = Field(
-        description="Seconds between two tries to start it; 0: the last succeeded."
+        description="Seconds between two attempts to start it; 0 if the last succeeded."
     )
 
 
@@ -333,7 +352,7 @@ class Drained(Body):
 
     draining: bool
     in_flight: int = Field(
-        description="Requests of any kind that are not answered yet, but this one."
+        description="Unanswered requests of any kind, without this one."
     )
 
 
@@ -344,9 +363,11 @@ class Ready(Body):
 
     ready: bool
     reasons: list[str] = []
-    loading: list[str] = Field(default=[], description="Models still being loaded.")
+    loading: list[str] = Field(
+        default=[], description="Models that are still being loaded."
+    )
     failed: dict[str, str] = Field(
-        default={}, description="Models that could not be loaded, with the reason."
+        default={}, description="Models that failed to load, with the reason."
     )
 
 
@@ -400,11 +421,13 @@ class CudaRegion(Body):
 class LogDocument(Body):
     """Triton's log settings."""
 
-    log_file: str = Field(description="Always empty: the log is standard error.")
+    log_file: str = Field(description="Always empty: the log goes to standard error.")
     log_info: bool
     log_warning: bool
     log_error: bool
-    log_verbose_level: int = Field(description="Above 0: debugging records too.")
+    log_verbose_level: int = Field(
+        description="Above 0, the log includes debugging records."
+    )
     log_format: Literal["default", "ISO8601"]
 
 
@@ -412,8 +435,10 @@ class TraceDocument(Body):
     """Triton's trace settings; numbers are texts."""
 
     trace_level: list[str] = Field(description="OFF, TIMESTAMPS, TENSORS.")
-    trace_rate: str = Field(description="One of so many requests is traced.")
-    trace_count: str = Field(description="Traces still to be made; -1: no end.")
-    log_frequency: str = Field(description="Traces a file; 0: all in one.")
+    trace_rate: str = Field(description="The server traces one of this many requests.")
+    trace_count: str = Field(
+        description="Number of traces still to be written; -1 for no limit."
+    )
+    log_frequency: str = Field(description="Traces per file; 0 puts all into one file.")
     trace_file: str
     trace_mode: Literal["triton"]

@@ -1,6 +1,6 @@
 """Metrics of limits, processes and model sources for `/metrics`.
 
-Each limit stands beside what is used of it, so that an alert can compare the two.
+Each limit stands beside the amount in use, so that an alert can compare the two.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ def _bounds(gateway: Gateway) -> Iterator[Family]:
     limit = gateway.settings.max_connections or most * max(1, workers)
     for name, kind, text, value in (
         ("popgate_connections", "gauge",
-         "Connections of clients that are open", own.connections),
+         "Open connections of clients", own.connections),
         ("popgate_connections_limit", "gauge",
-         "Connections that there may be (--max-connections)", limit),
+         "Most connections allowed (--max-connections)", limit),
         ("popgate_transfer_memory_bytes", "gauge",
-         "What bodies and answers in transit take", gateway.transfers.used),
+         "Memory of bodies and answers in transit", gateway.transfers.used),
         ("popgate_transfer_memory_limit_bytes", "gauge",
-         "What they may take (--transfer-memory)", gateway.transfers.most),
+         "Memory limit for bodies and answers in transit (--transfer-memory)",
+         gateway.transfers.most),
         ("popgate_log_lines_dropped_total", "counter",
-         "Lines of the log that could not be written in time", own.lines_dropped),
+         "Log lines dropped because writing was too slow", own.lines_dropped),
         ("popgate_spans_dropped_total", "counter",
          "Requests whose spans were dropped", own.spans_dropped),
     ):  # fmt: skip
@@ -64,11 +65,14 @@ def _queues(gateway: Gateway) -> Iterator[Family]:
     yield Family(
         "popgate_model_queue_limit",
         "gauge",
-        "Requests that may wait for the model (max_queue_size)",
+        "Most requests that may be queued for the model (max_queue_size)",
         limits,
     )
     yield Family(
-        "popgate_model_replica", "gauge", "1 for each device that runs it", replicas
+        "popgate_model_replica",
+        "gauge",
+        "1 for each device that runs the model",
+        replicas,
     )
 
 
@@ -84,7 +88,7 @@ def _versions(gateway: Gateway) -> Iterator[Family]:
     yield Family(
         "popgate_model_last_load_success",
         "gauge",
-        "0 if something of the model could not be loaded, though it may serve",
+        "0 if a version of the model failed to load, even if another serves",
         [({"model": record.name}, not record.problem) for record in records],
     )
 
@@ -95,13 +99,13 @@ def _sources(gateway: Gateway) -> Iterator[Family]:
         yield _single(
             "popgate_repository_poll_failures_total",
             "counter",
-            "Looks at the folder of models that failed",
+            "Failed scans of the model repository",
             control.failed_polls,
         )
         yield _single(
             "popgate_repository_last_poll_timestamp_seconds",
             "gauge",
-            "When the folder of models was last read; 0 if it never was",
+            "Time of the last scan of the model repository; 0 if there was none",
             control.polled_at,
         )
     looks = sorted(control.remote_looks().items())
@@ -109,13 +113,14 @@ def _sources(gateway: Gateway) -> Iterator[Family]:
         yield Family(
             "popgate_remote_failures_total",
             "counter",
-            "Looks for a model from elsewhere that failed",
+            "Failed checks for a new version of a remote model",
             [({"model": name}, look.failures) for name, look in looks],
         )
         yield Family(
             "popgate_remote_last_success_timestamp_seconds",
             "gauge",
-            "When a look for a model from elsewhere last succeeded; 0 if none has",
+            "Time of the last successful check for a new version of a remote model; 0 "
+            "if there was none",
             [({"model": name}, look.succeeded_at) for name, look in looks],
         )
 
@@ -139,12 +144,12 @@ def _processes(gateway: Gateway) -> Iterator[Family]:
     yield Family(
         "popgate_process_resident_memory_bytes",
         "gauge",
-        "Resident memory of a process of the server, shared memory included",
+        "Resident memory of a server process, including shared memory",
         [(labels, use.resident) for labels, use in found],
     )
     yield Family(
         "popgate_process_cpu_seconds_total",
         "counter",
-        "Processor time of a process of the server since it was started",
+        "Processor time of a server process since its start",
         [(labels, use.cpu_seconds) for labels, use in found],
     )

@@ -1,6 +1,6 @@
 """The command `popgate`: one file for each of its commands; plugins add others.
 
-What a command needs is imported when it runs, so that `popgate --help` answers at once.
+The modules of a command are imported when it runs, so `popgate --help` answers quickly.
 Runs in the process of the command. May import all of `app`.
 """
 

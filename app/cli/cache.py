@@ -1,4 +1,4 @@
-"""`popgate cache`: what compiled and downloaded models take on the disk."""
+"""`popgate cache`: the disk space of compiled and downloaded models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _AGE = re.compile(r"(\d{1,9})([smhdw])")
 
 def cache(
     empty: Annotated[
-        bool, typer.Option("--empty", help="Remove what is listed and not in use.")
+        bool,
+        typer.Option("--empty", help="Remove the listed entries that are not in use."),
     ] = False,
     older_than: Annotated[
         str,
         typer.Option(
             metavar="AGE",
-            help="Only what was not used for so long: 12h, 30d, 8w.",
+            help="Only entries unused for at least this long: 12h, 30d, 8w.",
         ),
     ] = "",
     cache_dir: Annotated[
@@ -35,7 +36,7 @@ def cache(
             metavar="DIR",
             envvar="POPGATE_CACHE_DIR",
             show_envvar=False,
-            help="As for popgate serve [default: ~/.cache/popgate].",
+            help="The --cache-dir of popgate serve [default: ~/.cache/popgate].",
         ),
     ] = None,
     model_cache: Annotated[
@@ -44,15 +45,15 @@ def cache(
             metavar="DIR",
             envvar="POPGATE_MODEL_CACHE",
             show_envvar=False,
-            help="As for popgate serve [default: the folder models of --cache-dir].",
+            help="The --model-cache of popgate serve [default: the folder models of "
+            "--cache-dir].",
         ),
     ] = None,
 ) -> None:
     """List the files that the cache keeps, or remove them.
 
-    Emptying it is safe while servers run: they go on with the files that they have
-    open, and what they have downloaded stays. A model that is loaded later is compiled
-    or downloaded again.
+    Emptying it is safe while servers run: they keep their open files and their
+    downloads. A model that is loaded later is compiled or downloaded again.
 
     popgate cache --empty --older-than 30d
     """
@@ -84,7 +85,7 @@ def _columns(each: Cached, now: float) -> tuple[str, ...]:
 
 
 def _age(seconds: float) -> str:
-    """Return an age in its largest unit of which it has one: ``3d``."""
+    """Return an age in the largest unit that fits: ``3d``."""
     unit = max((u for u in "smhd" if seconds >= _UNITS[u]), key=_UNITS.__getitem__,
                default="s")  # fmt: skip
     return f"{int(seconds // _UNITS[unit])}{unit}"

@@ -33,32 +33,42 @@ Compiler: TypeAlias = "Callable[[Path, Path, CompileOptions, Progress], CompileR
 
 _Models = Annotated[
     list[Path],
-    typer.Argument(metavar="MODEL", help="What to compile: ONNX models, or "
-                   "PROGRAM.py[:NAME], which is run: a program of popxl and its Ir."),
+    typer.Argument(metavar="MODEL", help=
+        "ONNX models to compile, or PROGRAM.py[:NAME]: a Python file, which is run, "
+        "and the popxl Ir in it."
+    ),
 ]  # fmt: skip
 _Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE",
-                 help="The PopEF file. [default: beside the model, as MODEL.popef]"),
+                 help=
+                     "The PopEF file to write. [default: MODEL.popef beside the model]"
+                 ),
 ]  # fmt: skip
 _OutDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="A folder for the PopEF files of several models. "
-                 "One that fails does not keep the others."),
+    typer.Option(metavar="DIR", help=
+        "A folder for the PopEF files of several models. If one model fails, the "
+        "others are still compiled."
+    ),
 ]  # fmt: skip
 _Batch = Annotated[
     str,
-    typer.Option(metavar="auto|off|N", help="May rows of different requests run "
-                 "together? auto: if a check shows that this changes no result. off: "
-                 "never. N: as auto, with a fixed batch of N rows."),
+    typer.Option(metavar="auto|off|N", help=
+        "Whether to run rows of different requests together. auto: if a check proves "
+        "that results stay the same. off: never. N: as auto, with a fixed batch of N "
+        "rows."
+    ),
 ]  # fmt: skip
 _Weights = Annotated[
     str,
-    typer.Option(metavar="data|inside", help="Large weights: as tensor data (mapped, "
-                 "shared, replaceable) or inside the executable."),
+    typer.Option(metavar="data|inside", help=
+        "Store large weights as tensor data (mapped, shared, replaceable) or inside "
+        "the executable."
+    ),
 ]  # fmt: skip
 _WeightsFrom = Annotated[
-    str, typer.Option(metavar="SIZE", help="Size from which a weight is large.")
+    str, typer.Option(metavar="SIZE", help="Size above which a weight is large.")
 ]
 _Name = Annotated[
     str,
@@ -69,30 +79,38 @@ _Name = Annotated[
 ]
 _Input = Annotated[
     list[str] | None,
-    typer.Option("--rename-input", metavar="OLD=NEW", help="Another name of an input."),
+    typer.Option(
+        "--rename-input", metavar="OLD=NEW", help="New name of an input, as OLD=NEW."
+    ),
 ]
 _Outputs = Annotated[
     list[str] | None,
     typer.Option(
-        "--rename-output", metavar="OLD=NEW", help="Another name of an output."
+        "--rename-output", metavar="OLD=NEW", help="New name of an output, as OLD=NEW."
     ),
 ]
 _Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=DIMS", help="Another shape of an input or "
-                 "output: image=-1,1,28,28, where -1 or a name is free."),
+    typer.Option("--shape", metavar="NAME=DIMS", help=
+        "New shape of an input or output: image=-1,1,28,28; -1 or a name is a free "
+        "dimension."
+    ),
 ]  # fmt: skip
 _Metadata = Annotated[
     list[str] | None,
-    typer.Option("--metadata", metavar="KEY=VALUE", help="Kept in the file."),
+    typer.Option(
+        "--metadata", metavar="KEY=VALUE", help="Version to write into the file."
+    ),
 ]
 _Description = Annotated[
     str, typer.Option(metavar="TEXT", help="Kept in the file, for people.")
 ]
 _Fuse = Annotated[
     str | None,
-    typer.Option(metavar="INPUT", help="Put all models into one file. This input says "
-                 "which of them a request runs: 0 is the first."),
+    typer.Option(metavar="INPUT", help=
+        "Put all models into one file. This input selects the model that a request "
+        "runs: 0 is the first."
+    ),
 ]  # fmt: skip
 _Quantize = Annotated[
     str,
@@ -102,15 +120,16 @@ _Quantize = Annotated[
 ]  # fmt: skip
 _Timeout = Annotated[
     float,
-    typer.Option(metavar="SECONDS", min=0.1, help="A model that takes longer fails."),
+    typer.Option(metavar="SECONDS", min=0.1, help="Time limit for compiling a model."),
 ]
 _Memory = Annotated[
     str,
-    typer.Option(metavar="SIZE", help="A model that takes more memory to compile "
-                 "fails; 0: three quarters of the machine's."),
+    typer.Option(metavar="SIZE", help=
+        "Memory limit for compiling a model; 0: three quarters of the machine's."
+    ),
 ]  # fmt: skip
 _Threads = Annotated[
-    int, typer.Option(metavar="N", help="Threads of the check of --batch.")
+    int, typer.Option(metavar="N", help="Threads for the check of --batch.")
 ]
 
 
@@ -259,7 +278,10 @@ def _jobs(
     compilations: Compilations,
 ) -> list[_Job]:
     if output is not None and not output.parent.is_dir():
-        msg = f"there is no folder {output.parent} to write {output.name} into"
+        msg = (
+            f"the folder {output.parent} for {output.name} does not exist; create it "
+            "first"
+        )
         raise CommandError(msg, EXIT_USAGE)
     if fuse is None:
         return [
@@ -267,9 +289,11 @@ def _jobs(
             for source, target in _targets(models, output, out_dir).items()
         ]
     if any(_program(model) for model in models):
-        raise CommandError("--fuse puts ONNX models together, no programs", EXIT_USAGE)
+        raise CommandError(
+            "--fuse joins ONNX models only; leave out the programs", EXIT_USAGE
+        )
     if output is None:
-        raise CommandError("--fuse needs --output for the one file", EXIT_USAGE)
+        raise CommandError("--fuse writes one file; name it with --output", EXIT_USAGE)
     return [_Job(models[0], output, _fuser(models, fuse, compilations))]
 
 
@@ -285,10 +309,15 @@ def _targets(
 ) -> dict[Path, Path]:
     """Return the target of each model. No model of this call overwrites another."""
     if output is not None and out_dir is not None:
-        raise CommandError("give --output or --out-dir, not both", EXIT_USAGE)
+        raise CommandError(
+            "--output and --out-dir exclude each other; remove one", EXIT_USAGE
+        )
     if output is not None:
         if len(models) > 1:
-            msg = f"--output is one file, for {len(models)} models; use --out-dir"
+            msg = (
+                f"--output names one file, but there are {len(models)} models; use "
+                "--out-dir"
+            )
             raise CommandError(msg, EXIT_USAGE)
         return {models[0]: output}
     targets: dict[Path, Path] = {}
@@ -297,8 +326,8 @@ def _targets(
         target = (out_dir or model.parent) / f"{model.stem}.popef"
         if target in taken:
             msg = (
-                f"{taken[target]} and {model} would both become {target}; "
-                f"compile them one by one with --output"
+                f"{taken[target]} and {model} would both be written to {target}; "
+                "compile them separately with --output"
             )
             raise CommandError(msg, EXIT_USAGE)
         taken[target] = model
@@ -349,8 +378,9 @@ def _compiler(source: Path, compilations: Compilations) -> Compiler:
 
 
 def _program(source: Path) -> tuple[Any, Path, str] | None:
-    """Return the plugin for a file of another kind than ONNX, its path, and the name
-    of what is meant in it."""
+    """Return the plugin for a file of another kind than ONNX, its path, and the name of
+    the object in it.
+    """
     if source.suffix == ".onnx":
         return None
     for plugin in plugins(EXECUTABLES).values():
@@ -392,7 +422,9 @@ def _fuser(models: list[Path], selector: str, compilations: Compilations) -> Com
 def _check_kept(models: list[Path], target: Path) -> None:
     """Refuse to replace a model by its own result."""
     if target.exists() and any(target.samefile(model) for model in models):
-        raise CommandError(f"{target} would be overwritten; name another --output")
+        raise CommandError(
+            f"the model itself would be overwritten: {target}; choose another --output"
+        )
 
 
 def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:

@@ -1,4 +1,4 @@
-"""`popgate devices`: the pool, and who has what."""
+"""`popgate devices`: the pool, and the processes that hold its devices."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def devices(
         typer.Option(
             "--devices",
             metavar="SPEC",
-            help="The pool to show, as for serve. [default: the CPU devices]",
+            help="The device pool to show, as in serve. [default: the CPU devices]",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the devices of this machine and who has attached them.
+    """Show the devices of this machine and the processes that have attached them.
 
-    A device runs models in a process of its own; one process of yours at a time can
+    A device runs models in its own process. Only one of your processes at a time can
     attach it.
     """
     from engine import DeviceManager, InvalidConfig

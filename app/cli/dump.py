@@ -13,7 +13,7 @@ from app.cli.errors import CommandError
 def dump(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="One file, or the files of one model."),
+        typer.Argument(metavar="FILE", help="One file, or all files of one model."),
     ],
     metadata_only: Annotated[
         bool, typer.Option("-m", "--metadata", help="Metadata only, no blobs.")
@@ -28,7 +28,7 @@ checksums.",
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check the payloads' checksums too.")
+        bool, typer.Option("--verify", help="Also verify the payloads' checksums.")
     ] = False,
 ) -> None:
     """Show what is in a PopEF file: blobs, anchors, programs, options."""

@@ -10,7 +10,9 @@ EXIT_INTERRUPTED = 130  # by Control-C, as a shell says it
 
 
 class CommandError(Exception):
-    """Ends a command: the message goes to standard error, the code to the shell."""
+    """Ends a command: the message goes to standard error, the exit code to
+    the shell.
+    """
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)

@@ -12,12 +12,21 @@ from app.cli.errors import EXIT_USAGE, CommandError
 
 
 def key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the key's owner.")
+    ],
     groups: Annotated[
-        str, typer.Option(metavar="GROUPS", help="What it allows, with commas between.")
+        str,
+        typer.Option(
+            metavar="GROUPS",
+            help="Groups of calls that the key allows, separated by commas.",
+        ),
     ] = "infer,metadata",
     models: Annotated[
-        str, typer.Option(metavar="MODELS", help="For which models, as in digits,r-*.")
+        str,
+        typer.Option(
+            metavar="MODELS", help="Models that the key allows, as in digits,r-*."
+        ),
     ] = "*",
 ) -> None:
     """Make a key for a client of the server.
@@ -45,4 +54,4 @@ def key(
     for item, value in entry.items():
         # What JSON writes of texts and lists is TOML as well.
         typer.echo(f"{item} = {json.dumps(value)}")
-    typer.echo(f"the key of {name}, which is shown this once: {secret}", err=True)
+    typer.echo(f"the key of {name}, which is shown only once: {secret}", err=True)

@@ -22,9 +22,7 @@ def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, str]:
 
 
 def parse_shapes(items: Sequence[str] | None) -> dict[str, tuple[int | str, ...]]:
-    """Parse ``image=-1,1,28,28`` and the like. An empty value is the shape of
-    a scalar.
-    """
+    """Parse pairs like ``image=-1,1,28,28``. An empty value is a scalar's shape."""
     return {
         name: tuple(map(_dimension, filter(None, value.split(","))))
         for name, value in parse_pairs(items, "--shape").items()

@@ -23,8 +23,8 @@ from app.plugins import COMMANDS, plugins
 class PluginCommand:
     """A command, as `popgate --help` shows it.
 
-    `help` is the first line of its help, `target` the function or the `typer.Typer`
-    that it is, as ``module:name``.
+    `help` is the first line of its help. `target` names its function or `typer.Typer`,
+    as ``module:name``.
     """
 
     name: str
@@ -64,7 +64,7 @@ class LazyCommand(TyperCommand):
 class Commands(TyperGroup):
     """The commands of the server itself, and those of plugins.
 
-    Plugins are looked for if a command is not one of the server's, and for the help.
+    Plugins are only searched for an unknown command, and for the help.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

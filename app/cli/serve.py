@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class ServeCommand(Command):
-    """Command whose options are made of the settings when they are needed."""
+    """Command whose options are made from the settings when they are needed."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         # Modules make no garbage while they are imported: looking for some would take
@@ -62,9 +62,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]PATH",
-            help="Files and folders of models, or a folder with many; a .py file "
-            "with --allow-python. "
-            "[default: models]",
+            help="Model files and folders to serve, or one folder of many models; a "
+            ".py file requires --allow-python. [default: models]",
             show_default=False,
         ),
     ] = None,
@@ -72,8 +71,8 @@ def serve(
     """Serve models over HTTP: files, or a folder of them.
 
     Every option can also be set in the environment: --max-body-size is
-    POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C ends it in an orderly way: requests in
-    flight are answered. A second Ctrl-C ends it at once.
+    POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C shuts the server down after requests in
+    flight are answered. A second Ctrl-C exits immediately.
     """
     # Of what may be given several times, Click has an empty list where none is.
     given = {k: v for k, v in ctx.obj.items() if v not in (None, (), [])}
@@ -100,9 +99,9 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 
 def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """Return the options, as if what stands without one had been given with one.
+    """Return the options, with arguments without an option treated as models.
 
-    A folder is one of many models unless it shows itself to be that of one.
+    A folder holds many models unless its content shows that it is one model.
     """
     from app.repository.places import is_one_model, is_weights
 
@@ -118,7 +117,7 @@ def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
         else:
             models.append(path)
     if len(folders) > 1:
-        msg = f"one folder of models can be served, not {' and '.join(folders)}"
+        msg = f"serve can serve one folder of models, got {' and '.join(folders)}"
         raise CommandError(msg, EXIT_USAGE)
     given |= {"model_repository": folders[0]} if folders else {}
     return given | ({"model": models} if models else {})
@@ -137,8 +136,8 @@ def _serve(given: dict[str, Any]) -> int:
         places = places_of(settings)
         if places.folder is not None and not places.folder.is_dir():
             msg = (
-                f"there is no folder {places.folder}; make it and put models into it, "
-                f"or name what is to be served: popgate serve model.onnx"
+                f"the folder {places.folder} does not exist; create it and put models "
+                "into it, or name a model: popgate serve model.onnx"
             )
             raise CommandError(msg, EXIT_USAGE)
         return run_gateway(
@@ -167,18 +166,21 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 
 def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
-    """Yield the variables that look like settings and are none."""
+    """Yield the variables that look like settings but are unknown."""
     known = {f"POPGATE_{name.upper()}" for name in settings} | OTHER_VARIABLES
     for name in sorted(set(os.environ) - known):
         # Kubernetes describes a service that is called popgate in such variables.
         if name.startswith("POPGATE_") and not _OF_A_SERVICE.match(name):
             close = difflib.get_close_matches(name, known, 1, cutoff=0.8)
             meant = f"; did you mean {close[0]}?" if close else ""
-            yield f"{name} is no setting and has no effect{meant}"
+            yield f"{name} is not a setting and has no effect{meant}"
 
 
 def _with_profile_models(settings: Settings) -> Settings:
-    """Return the profile's own models are served where no other folder is named."""
+    """Return the settings.
+
+    A profile's own models are served if no other folder is named.
+    """
     from app.config.profiles import PROFILES
 
     if settings.profile is None or "model_repository" in settings.model_fields_set:
@@ -186,14 +188,14 @@ def _with_profile_models(settings: Settings) -> Settings:
     try:
         folder = PROFILES[settings.profile].repository(settings.cache_dir)
     except OSError as e:
-        msg = f"the models of profile {settings.profile} cannot be written: {e}"
+        msg = f"cannot write the models of profile {settings.profile}: {e}"
         raise CommandError(msg, EXIT_USAGE) from None
     return settings.model_copy(update={"model_repository": folder})
 
 
 def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
-    """Return the option, or the variable, that a value came from, and a colon; empty
-    where it is about several.
+    """Return the option, or the variable, of a value, and a colon; empty if several are
+    concerned.
     """
     if not location:
         return ""

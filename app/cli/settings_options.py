@@ -48,9 +48,12 @@ _HEADINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SettingsOption:
-    """One option: `kind` is what typer is to make of what is given, mostly text, which
-    `Settings` reads as it reads the environment. `default` is empty where it goes
-    without saying; `heading` is where the help shows it, if not with the rest."""
+    """One option:
+
+    `kind` is its type for typer, mostly text, which `Settings` parses as it parses the
+    environment. `default` is empty if it is obvious. `heading` is its section in the
+    help.
+    """
 
     name: str
     names: tuple[str, ...]
@@ -95,7 +98,9 @@ def _texts() -> dict[str, str]:
 
 @cache
 def settings_options() -> list[Any]:
-    """Return the options for Click, which gets None for an option that is not given."""
+    """Return the options for Click, which receives None for an option that is not
+    given.
+    """
 
     def options() -> None: ...
 

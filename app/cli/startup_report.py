@@ -100,14 +100,14 @@ def how_to_manage(url: str, gateway: Gateway) -> str:
     settings = gateway.settings
     keys = gateway.keys.table.keys
     if settings.keys is not None and not any(k.allows("manage") for k in keys):
-        return 'closed; no key has it among its groups ("manage")'
+        return 'closed: no key has the group "manage"'
     if settings.api_key is not None or settings.keys is not None:
         return f"with a key: curl -X POST -H 'X-API-Key: KEY' {url}{load}"
     if path := settings.management_socket:
         return f"curl --unix-socket {path} -X POST http://localhost{load}"
     if settings.trust_loopback:
         return f"from this machine: curl -X POST {url}{load}"
-    return "closed; --management-socket PATH, --trust-loopback or a key opens it"
+    return "closed; to open it, use --management-socket PATH, --trust-loopback or a key"
 
 
 def print_failed(error: Exception, log_format: str = "text") -> None:

@@ -1,4 +1,4 @@
-"""`popgate validate`: what a folder of models would serve, and what is wrong."""
+"""`popgate validate`: the models that a folder would serve, and its problems."""
 
 from __future__ import annotations
 
@@ -22,40 +22,45 @@ def validate(
         str,
         typer.Argument(
             metavar="DIR|[NAME=]URL",
-            help="The folder, as for serve, or a model that is elsewhere.",
+            help="The folder, as in serve, or a remote model's URL.",
         ),
     ],
     devices: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="The devices that serve will have. None are "
-                     "needed here. [default: one]"),
+        typer.Option(metavar="SPEC", help=
+            "The devices that serve will have; this command needs none. [default: one]"
+        ),
     ] = None,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where compiled ONNX files are kept, as for "
-                     "serve. [default: ~/.cache/popgate]"),
+        typer.Option(metavar="DIR", help=
+            "Folder for compiled ONNX files, as in serve. [default: ~/.cache/popgate]"
+        ),
     ] = None,
     allow_python: Annotated[
         bool,
-        typer.Option("--allow-python", help="As for serve: run models that are Python "
-                     "code, to see what they take and give."),
+        typer.Option("--allow-python", help=
+            "As in serve: run Python models, to see their inputs and outputs."
+        ),
     ] = False,
     model_cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where models that are elsewhere are kept, as "
-                     "for serve. [default: the folder models of --cache-dir]"),
+        typer.Option(metavar="DIR", help=
+            "Folder for downloaded remote models, as in serve. [default: the folder "
+            "models of --cache-dir]"
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Explain what a folder of models would serve, and what is wrong.
+    """Show the models that a folder would serve, and its problems.
 
     Names, versions, tensors, batching, instances and memory of every model; ONNX files
     are compiled, which the server then need not do. No device of the pool is used;
     what a warm-up says is run in a process of its own. Ends with 1 if anything is
     wrong, and names the file and the key to change.
 
-    Of a model that is elsewhere (s3://bucket/digits, or `source` in config.toml) it
-    lists what would come, and what of it is in the cache; nothing is downloaded.
+    For a remote model (s3://bucket/digits, or `source` in config.toml) it lists the
+    files to download and those in the cache; nothing is downloaded.
     """
     from app.repository.compile_cache import CompileCache
     from app.repository.model_sources import FetchOptions, RemoteCaches
@@ -70,7 +75,7 @@ def validate(
         _elsewhere(place, remote, json)
         return
     if not root.is_dir():
-        raise CommandError(f"there is no folder {root}", EXIT_USAGE)
+        raise CommandError(f"the folder {root} does not exist", EXIT_USAGE)
     count = _count(devices)
     cache = CompileCache(cache_dir)
     try:

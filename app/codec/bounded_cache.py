@@ -11,10 +11,10 @@ REMEMBERED: Final = 128
 
 
 def remember(known: dict[K, V], key: K, value: V) -> V:
-    """Keep `value` for `key` in `known`, which the caller has looked it up in before.
+    """Keep `value` for `key` in `known`, after the caller has looked `key` up there.
 
-    A client can send any number of keys. Where `REMEMBERED` are kept, all are let go
-    of: what is in use comes back at once, and what is found costs no bookkeeping.
+    A client can send any number of keys. When `REMEMBERED` keys are kept, all are
+    dropped. Keys in use return immediately, and a look-up needs no bookkeeping.
     """
     if len(known) >= REMEMBERED:
         known.clear()

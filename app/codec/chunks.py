@@ -20,9 +20,9 @@ _COPIED: Final = 1 << 20
 
 
 class Chunks:
-    """Reads forward through the chunks of a body. What it gives are views.
+    """Reads forward through the chunks of a body and returns views.
 
-    The caller has checked that as much is left as it takes.
+    The caller has checked that enough bytes are left.
     """
 
     __slots__ = ("_chunks", "_index", "_offset", "left")
@@ -64,10 +64,10 @@ class Chunks:
         return parts[0].tobytes() if len(parts) == 1 else b"".join(parts)
 
     def take_array(self, count: int) -> npt.NDArray[np.uint8]:
-        """Return the next `count` bytes as an array, a view if they came in one chunk.
+        """Return the next `count` bytes as an array, a view if they are in one chunk.
 
-        Where they must be copied, numpy lets go of the interpreter's lock meanwhile,
-        which joining does not.
+        If they must be copied, numpy releases the interpreter's lock meanwhile, which
+        joining does not.
         """
         parts = self.take(count)
         if len(parts) == 1:
@@ -97,7 +97,7 @@ def _copied(parts: Sequence[Buffer], count: int) -> npt.NDArray[np.uint8]:
 
 
 def join(chunks: Body) -> bytes:
-    """Return the whole body in one; the chunk itself if it is the only one."""
+    """Return the whole body as one object; the chunk itself if it is the only one."""
     if len(chunks) == 1:
         chunk = chunks[0]
         if isinstance(chunk, bytes):
@@ -126,8 +126,7 @@ def beginning(chunks: Body, size: int) -> bytes:
 
 
 def in_parts(pieces: Sequence[Buffer], total: int) -> Sequence[Buffer]:
-    """Return a response body of `total` bytes in few parts, none of the large ones
-    copied.
+    """Return a response body of `total` bytes in few parts, without copying large ones.
 
     A small one stays in pieces: the sender joins them with its head.
     """

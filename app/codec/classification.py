@@ -1,8 +1,8 @@
 """Classification: the highest values of an output, as ``value:index:label`` strings.
 
-Values are written in the fewest digits that read back as the same value, the highest
-first; equal ones stay in the order of their indices, NaN comes last. A label is there
-where the model has one for the index.
+Values have the fewest digits that read back as the same value, with the highest first.
+Equal ones stay in the order of their indices, and NaN comes last. A label follows if
+the model has one for the index.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _AT_A_TIME = 1 << 18
 def classify(
     output: Output, tensor: Tensor, count: int, labels: Sequence[str], *, batched: bool
 ) -> Tensor:
-    """Return the BYTES tensor of the `count` highest values: of each row, where
-    `batched`.
+    """Return the BYTES tensor of the `count` highest values: of each row if `batched`.
 
     Its shape is ``[rows, n]`` or ``[n]``, with n at most the number of values.
     Raises NotRepresentable for more strings than can be of use.
@@ -45,8 +44,9 @@ def classify(
     strings = rows * min(count, table.shape[1])
     if strings > MAX_CLASSES:
         msg = (
-            f"the {count} highest of output '{output.name}' would be {strings} "
-            f"strings; at most {MAX_CLASSES} are allowed: ask for its values"
+            f"the {count} highest classes of output '{output.name}' would be "
+            f"{strings} strings, and at most {MAX_CLASSES} are allowed: request its "
+            "values instead"
         )
         raise NotRepresentable(msg)
     best = _highest(output, table, count)
@@ -137,9 +137,7 @@ def _odd(value: Any) -> str:
 
 
 def classified(spec: ModelSpec, names: frozenset[str]) -> ModelSpec:
-    """Return `spec` with the outputs `names` as the strings that `classify` makes of
-    them.
-    """
+    """Return `spec` with the outputs `names` as strings of `classify`."""
     return replace(
         spec,
         outputs=tuple(

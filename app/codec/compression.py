@@ -1,7 +1,7 @@
 """Compressed bodies: gzip and deflate, inflated within the body limit; and back.
 
-Only inference is compressed. Its stock clients inflate those answers themselves and
-expect every other one, errors included, to come as it is.
+Only inference answers are compressed. Stock clients decompress these, but expect every
+other answer, errors included, uncompressed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Coding(enum.Enum):
 class CompressResponses(enum.Enum):
     """Policies for following Accept-Encoding.
 
-    HTTP libraries list all that they can inflate in every request, whether that pays or
-    not. ASKED takes such a list for no wish; a wish is a single coding, or one that
+    HTTP libraries list every supported coding in every request, even if compression
+    does not pay. ASKED ignores such a list; it follows a single coding, or one that
     quality values prefer. ALWAYS follows every header, NEVER none.
     """
 
@@ -61,7 +61,7 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
     if name not in _INFLATED:
         msg = (
             f"content encoding '{name[:80].decode('ascii', 'backslashreplace')}' is "
-            "not read here; expected gzip, deflate or identity"
+            "not supported; expected gzip, deflate or identity"
         )
         raise UnsupportedMediaType(msg)
     if name != _INFLATED[-1]:
@@ -79,8 +79,8 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
 
 
 def _stated_size(chunks: Body) -> int:
-    """Return the size that the end of a gzip file states for its last member, modulo
-    2**32; 0 for none.
+    """Return the size in the trailer of a gzip file's last member, modulo 2**32; 0
+    without one.
     """
     return int.from_bytes(b"".join(bytes(c[-4:]) for c in chunks[-4:])[-4:], "little")
 
@@ -120,7 +120,9 @@ class ResponseCodings:
         self._known: dict[bytes, Coding | None] = {}
 
     def choose(self, accept: bytes) -> Coding | None:
-        """Return the coding for a header's value; None to leave the answer as it is."""
+        """Return the coding for a header's value; None to leave the answer
+        unchanged.
+        """
         try:
             return self._known[accept]
         except KeyError:
@@ -152,7 +154,7 @@ class ResponseCodings:
 
 
 def _quality(parameter: bytes) -> float:
-    """Return the value of ``q=0.5``: 1 without one, 0 where it is none."""
+    """Return the value of ``q=0.5``: 1 if it is missing, 0 if it is invalid."""
     if not parameter:
         return 1.0
     name, _, value = parameter.partition(b"=")

@@ -1,8 +1,8 @@
 """The inference document, of any encoding, to a validated request.
 
-JSON, msgpack and the header of a binary request all parse to the same dictionary; here
-are its rules. The long form is the protocol's, the shorthand ours: `inputs` as a
-mapping of name to value, with shape and datatype taken from the model.
+JSON, msgpack and the header of a binary request all parse to the same dictionary, whose
+rules are here. The long form is the protocol's. The shorthand is PopGate's: `inputs`
+maps names to values, with shape and datatype from the model.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class DocumentReader:
         return request
 
     def complete(self, request: InferRequest) -> None:
-        """Check that a request made without a document has the inputs that it needs.
+        """Check that a request without a document has all required inputs.
 
         Raises InvalidTensor.
         """
@@ -125,7 +125,7 @@ class DocumentReader:
             count_rows(request, self.spec)
 
     def _are_enough(self, request: InferRequest) -> bool:
-        """Returns whether what is missing may be; it gets what it is by default."""
+        """Return whether the missing inputs may be omitted; fill in their defaults."""
         given, spec = request.inputs, self.spec
         if spec.optional_inputs:
             return len(given) > 0
@@ -209,8 +209,10 @@ class DocumentReader:
                 )
 
     def _encoded_input(self, model_input: Input, datatype: object) -> Input:
-        """Return the input that takes files in place of numbers. Raises
-        InvalidTensor if the input takes none, or `datatype` is not BYTES."""
+        """Return the input that takes files instead of numbers.
+
+        Raises InvalidTensor if the input takes none, or `datatype` is not BYTES.
+        """
         name = model_input.name
         found = self._encoded.get(name)
         if found is not None and datatype == found.datatype:
@@ -266,8 +268,8 @@ class DocumentReader:
         parameters: Document,
         accepted: Any,
     ) -> Tensor:
-        """Return the tensor of an input in shared memory: a copy of what is
-        there now.
+        """Return the tensor of an input in shared memory: a copy of its present
+        content.
         """
         if self._regions is None:
             raise not_allowed()
@@ -293,7 +295,7 @@ class DocumentReader:
             # Until then no message may say what is in it.
             msg = (
                 f"input '{model_input.name}': the bytes in shared memory region "
-                f"'{place.region}' are no tensor of this datatype and shape"
+                f"'{place.region}' are not a tensor of this datatype and shape"
             )
             raise InvalidRequest(msg) from None
 
@@ -314,7 +316,7 @@ class DocumentReader:
                 f"additional bytes for model '{self.spec.name}'"
             )
             if tail is None:
-                msg += "; there is no Inference-Header-Content-Length header"
+                msg += "; the header Inference-Header-Content-Length is missing"
             raise InvalidTensor(msg)
         parts = () if tail is None else tail.take(size)
         return model_input.from_bytes(parts, size, accepted)
@@ -334,7 +336,7 @@ class DocumentReader:
 
 
 def read_parameters(request: InferRequest, parameters: object, limits: Limits) -> None:
-    """Takes over what the parameters of a document say. Raises InvalidRequest."""
+    """Apply the parameters of a document. Raises InvalidRequest."""
     if type(parameters) is not dict:
         msg = f"'parameters' must be an object, got {type(parameters).__name__}"
         raise InvalidRequest(msg)
@@ -349,13 +351,13 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
     timeout = parameters.get("timeout")
     if timeout:
         if type(timeout) is not int or timeout < 0:
-            msg = f"'timeout' must be microseconds, an integer, got {timeout!r:.80}"
+            msg = f"'timeout' must be an integer, in microseconds, got {timeout!r:.80}"
             raise InvalidRequest(msg)
         request.timeout = min(timeout, 1 << 62) / _US_PER_S
     priority = parameters.get("priority")
     if priority:
         if type(priority) is not int or priority < 0:
-            msg = f"'priority' must be a level, 1 or more, got {priority!r:.80}"
+            msg = f"'priority' must be an integer, 1 or more, got {priority!r:.80}"
             raise InvalidRequest(msg)
         request.priority = priority
     if "nan" in parameters:
@@ -369,7 +371,7 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
 
 
 def new_request(reply: Reply) -> InferRequest:
-    """Return an empty request that will be answered as `reply` says."""
+    """Return an empty request whose answer has the encoding `reply`."""
     encoding = reply.encoding
     if encoding is Encoding.BINARY:
         request = InferRequest({}, Encoding.JSON)
@@ -402,7 +404,7 @@ def count_rows(request: InferRequest, spec: ModelSpec) -> None:
 
 
 def check_parameter(key: object, value: object) -> None:
-    """Refuses what the protocol does not have as a request parameter."""
+    """Refuse request parameters that the protocol does not allow."""
     if type(key) is not str:
         msg = f"the name of a parameter must be a string, got {key!r:.80}"
         raise InvalidRequest(msg)

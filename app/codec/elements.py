@@ -1,11 +1,12 @@
-"""Lists of JSON or msgpack values to the bytes of a tensor: strict and exact.
+"""Convert lists of JSON or msgpack values to the bytes of a tensor, strictly and
+exactly.
 
-`struct` packs a list of numbers 2.5 times faster than numpy makes an array of it, and
-is strict where numpy is not: numbers out of range, fractions for integers, strings and
-null are refused, never wrapped or truncated. The one thing it lets pass is a boolean,
-because Python's are integers; those are looked for where the text may hold some.
+`struct` packs a list of numbers 2.5 times faster than numpy converts it, and is
+stricter. It refuses numbers out of range, fractions for integers, strings and null, and
+never wraps or truncates. It accepts booleans, because Python's are integers; so the
+module searches for them if the text may contain some.
 
-What goes wrong on the fast way is looked at again slowly, to say which element it was.
+After a failure a slow path searches for the element that caused it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ _LENGTH = struct.Struct("<I")
 
 
 def packer(datatype: Datatype, count: int) -> Pack | None:
-    """Packs exactly `count` numbers given as arguments; None if `struct` cannot."""
+    """Pack exactly `count` numbers given as arguments; None if `struct` cannot."""
     if datatype.struct_code is None:
         return None
     return struct.Struct(f"<{count}{datatype.struct_code}").pack
 
 
 class Elements:
-    """Reader of the elements of one input: its datatype, and words for errors."""
+    """Reader of the elements of one input, which knows its datatype and name for
+    errors.
+    """
 
     __slots__ = ("datatype", "max_string_bytes", "name")
 
@@ -63,8 +66,9 @@ class Elements:
         null_is_nan: bool = False,
         first: int = 0,
     ) -> bytes:
-        """Return the bytes of `values`, a flat list that must hold `count` elements, of
-        which the first has the index `first`.
+        """Return the bytes of `values`, a flat list of `count` elements.
+
+        `first` is the index of its first element.
 
         Raises InvalidTensor, naming the first element that does not fit.
         """
@@ -131,7 +135,7 @@ class Elements:
                     f"the model expects {self.datatype.name}"
                 )
                 if value is None and self.datatype.kind == "f":
-                    msg += "; null is NaN with 'missing' of the parameters 'nan'"
+                    msg += "; to read null as NaN, set the parameter 'missing' to 'nan'"
                 return InvalidTensor(msg)
         return InvalidTensor(f"input '{self.name}' is not {self.datatype.name} data")
 
@@ -169,7 +173,7 @@ class Elements:
         is_base64: bool = False,
         first: int = 0,
     ) -> bytes:
-        """Return the bytes of a BYTES tensor: each element behind its 4-byte length.
+        """Return the bytes of a BYTES tensor: each element after its 4-byte length.
 
         Text becomes UTF-8; with `is_base64`, text is decoded from base64 instead.
         """
@@ -217,8 +221,9 @@ class Elements:
             (length,) = unpack(data, offset)
             if length > limit or length > end - offset - 4:
                 msg = (
-                    f"element {found} of input '{self.name}' says that it has {length} "
-                    f"bytes; {end - offset - 4} are left, and {limit} are allowed"
+                    f"element {found} of input '{self.name}' has a stated length of "
+                    f"{length} bytes, but {end - offset - 4} are left and {limit} are "
+                    "allowed"
                 )
                 raise InvalidTensor(msg)
             offset += 4 + length
@@ -250,7 +255,7 @@ def encode_text(value: str, where: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        msg = f"{where} is not text that UTF-8 can write: {error.reason}"
+        msg = f"{where} cannot be written as UTF-8: {error.reason}"
         raise InvalidTensor(msg) from None
 
 
@@ -259,7 +264,7 @@ def from_base64(value: str, where: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        msg = f"{where} is not base64: {error}"
+        msg = f"{where} is not valid base64: {error}"
         raise InvalidTensor(msg) from None
 
 

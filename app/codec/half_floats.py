@@ -1,8 +1,8 @@
 """FP16 and BF16 as numbers: shortest decimals out, round to nearest even in.
 
-The shortest decimal is the one with the fewest digits that reads back as the same
-value, which is what FP32 and FP64 get from the JSON writer. Both types have 65536
-values, so a decimal is computed once, when the value is first met.
+The shortest decimal has the fewest digits that read back as the same value; the JSON
+writer does the same for FP32 and FP64. Both types have 65536 values, so each decimal is
+computed once, at its first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EXPONENT_BF16 = 0x7F80
 
 
 class Shortest(dict[int, bytes]):
-    """Decimals by bit pattern, filled as they are asked for (65536 at most)."""
+    """Decimals by bit pattern, filled on first use (65536 at most)."""
 
     def __init__(self, decimal: Callable[[int], str]) -> None:
         super().__init__()
@@ -71,12 +71,12 @@ BF16 = Shortest(_decimal_bf16)
 
 
 def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
-    """Return the BF16 bits nearest to `values`, ties to even; too large becomes
-    infinity.
+    """Return the BF16 bits nearest to `values`, ties to even; values that are too large
+    become infinity.
 
-    Going by way of float32 would round twice and so may be off by one. Rounding to
-    float32 is therefore done towards an odd last bit, which keeps the information on
-    which side of a tie the value was.
+    Converting by way of float32 would round twice and could be off by one. Therefore
+    the rounding to float32 goes to an odd last bit, which keeps the side of a tie on
+    which the value was.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)

@@ -1,4 +1,4 @@
-"""One input of a model as requests fill it: shape checks and the making of tensors."""
+"""One input of a model as requests fill it: shape checks and tensors."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
 class Input:
     """Facts about an input that are known before a request comes.
 
-    Shapes that have passed once are remembered with what follows from them, so the
-    usual request pays one look-up for all checks of its shape.
+    Shapes that passed once are remembered with their results, so the usual request
+    needs one look-up for all checks of its shape.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class Input:
         count = count_elements(self.name, shape, self._limits)
         if not self.item_size and count > self._limits.max_strings:
             msg = (
-                f"input '{self.name}' of {counted(count, 'string')} has more than the "
-                f"{self._limits.max_strings} that are allowed"
+                f"input '{self.name}' has {counted(count, 'string')}, and at most "
+                f"{self._limits.max_strings} are allowed"
             )
             raise InvalidTensor(msg)
         nbytes = count * self.item_size if self.item_size else -1
@@ -132,7 +132,7 @@ class Input:
     ) -> Tensor:
         """Return the tensor of a document's `data`: a flat or nested list, or bytes.
 
-        Raises Unusual where a `NumberList` is none after all.
+        Raises Unusual if a `NumberList` turns out not to be a list of numbers.
         """
         shape, count, _, pack = accepted
         if type(data) is NumberList:
@@ -233,9 +233,9 @@ class Input:
     def from_bytes(
         self, parts: Sequence[Buffer], nbytes: int, accepted: Accepted
     ) -> Tensor:
-        """Return the tensor of bytes as they came, which are checked and not copied.
+        """Return the tensor of bytes as received, which are checked but not copied.
 
-        Only the bytes of BYTES tensors are joined, if they came in several parts.
+        Only the bytes of BYTES tensors are joined, if they are in several parts.
         """
         shape, count, expected, _ = accepted
         if expected < 0:
@@ -259,15 +259,15 @@ class Input:
             raise InvalidTensor(msg)
 
     def _check_bools(self, parts: Sequence[Buffer]) -> None:
-        """Refuse bytes other than 0 and 1, which are no booleans to the compiled
-        kernels.
+        """Refuse bytes other than 0 and 1, which compiled kernels do not accept as
+        booleans.
         """
         for part in parts:
             array = np.frombuffer(part, np.uint8)
             if array.size and int(array.max()) > 1:
                 msg = (
                     f"input '{self.name}' has a byte with value {int(array.max())}; "
-                    "the model expects BOOL, of which each byte is 0 or 1"
+                    "the model expects BOOL, which is one byte 0 or 1 per element"
                 )
                 raise InvalidTensor(msg)
 
@@ -295,7 +295,7 @@ class Input:
         )
 
     def from_raw(self, parts: Sequence[Buffer], nbytes: int) -> Tensor:
-        """Return the tensor of bytes that say nothing of their shape."""
+        """Return the tensor of bytes without a stated shape."""
         if not self.item_size:
             return self._from_raw_string(parts)
         shape = deduce(
@@ -319,16 +319,14 @@ class Input:
         return self.from_file(parts)
 
     def from_file(self, parts: Sequence[Buffer]) -> Tensor:
-        """Return the tensor of a BYTES input with the bytes of one file as
-        its element.
-        """
+        """Return the tensor of a BYTES input whose element is one file."""
         rank = 1 if self.shape is None else len(self.shape)
         accepted = self.accept_parsed((1,) * rank)
         packed = self.elements.pack_strings([b"".join(parts)], 1)
         return Tensor(self.data_type, accepted[0], (packed,), len(packed))
 
     def from_texts(self, values: list[Any], accepted: Accepted) -> Tensor:
-        """Return the tensor of strings that came as an .npy array of text or bytes."""
+        """Return the tensor of strings from a .npy array of text or bytes."""
         where = f"an element of input '{self.name}'"
         reserve(_STRING * len(values))
         raws = [v if isinstance(v, bytes) else encode_text(v, where) for v in values]

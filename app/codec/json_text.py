@@ -1,14 +1,13 @@
-"""JSON text to Python objects: orjson, and what orjson alone does not do.
+"""Parse JSON text to Python objects: orjson, and checks that orjson lacks.
 
-- ``NaN`` and ``Infinity`` literals, which stock clients send, are read by the standard
-  library's parser; orjson refuses them.
-- A key that stands twice in one object is refused. A parser keeps the last one
-  silently, and the client wonders where an input went. Counting colons tells at
-  once that there is none in all but odd documents. In odd ones the keys of the text are
-  compared with those of what was read, and there may not be very many.
-- Half of a surrogate pair is refused, as orjson does: nothing could write it again.
-- Whether a list of numbers may hold booleans is answered from the text, because asking
-  every element costs as much as packing them.
+- ``NaN`` and ``Infinity`` literals, which stock clients send, go to the standard
+library's parser, because orjson refuses them. - A key that occurs twice in one object
+is refused. A parser would silently keep the last one, and the client would miss an
+input. Counting colons shows at once that most documents have no such key. In other
+documents the keys of the text are compared with the parsed ones, whose number is
+limited. - Half of a surrogate pair is refused, as orjson does: nothing could write it
+again. - Whether a list of numbers may contain booleans is decided from the text,
+because checking every element costs as much as packing them.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ _PAUSE_AFTER = 1 << 14
 
 
 def parse_json(text: bytes, limits: Limits) -> Any:
-    """Return the value of a JSON text. MalformedBody or InvalidRequest where it is
-    none.
-    """
+    """Return the value of a JSON text. Raises MalformedBody or InvalidRequest."""
     if len(text) > UNBOUNDED:
         size = check_values(text, limits)
         if len(text) > _LARGE:  # what is smaller is a part of a document, as a rule
@@ -91,10 +88,12 @@ def parse_json(text: bytes, limits: Limits) -> Any:
 
 
 def check_values(text: bytes, limits: Limits) -> int:
-    """Bounds what a large text becomes: an empty list takes 24 times its text, a short
-    string 14 times, and many keys take the parser long, which holds up all others.
+    """Limit the memory that a large text becomes: an empty list takes 24 times its
+    text, a short string 14 times.
 
-    Returns the bytes that it takes at most.
+    Many keys also occupy the parser, which delays all other requests.
+
+    Returns the most bytes that the document may take.
     """
     if len(text) <= _LARGE:
         return _WEIGHT_UNCOUNTED * len(text)
@@ -152,7 +151,7 @@ def _finite(text: str) -> float:
 
 
 class _Numbers:
-    """Reads the numbers of a large text and lets other threads work between them.
+    """Read the numbers of a large text, and let other threads work between them.
 
     The parser itself is C and does not, for seconds; nor do compiled functions.
     """
@@ -190,7 +189,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _count_usual_keys(document: dict[str, Any]) -> int:
-    """Return the keys where a request has some."""
+    """Return the keys of an ordinary request."""
     keys = len(document)
     inputs = document.get("inputs")
     if type(inputs) is list:
@@ -225,10 +224,10 @@ def _count_keys_of(items: object) -> int:
 def _refuse_repeated_keys(
     text: bytes, document: object, keys: int, limits: Limits
 ) -> None:
-    """Counts the keys of the text exactly; says which one if there are too many.
+    """Count the keys of the text exactly; name one of them if there are too many.
 
-    `keys` are those of the document where it usually has some. Takes a time in
-    proportion to the text, and about its memory.
+    `keys` are the usual keys of a document. Takes time in proportion to the text, and
+    about as much memory.
     """
     written = _keys_in(text)
     if written <= keys:
@@ -276,8 +275,9 @@ def _keys_in(text: bytes) -> int:
 def may_hold_booleans(text: bytes, inputs: list[Any] | dict[str, Any]) -> bool:
     """Returns whether a boolean may stand in the values of the inputs.
 
-    Between a key and the next quotation mark a list of numbers has neither a ``u`` nor
-    an ``s``, which ``true`` and ``false`` have. Says True where it cannot tell.
+    Between a key and the next quotation mark a list of numbers contains neither a ``u``
+    nor an ``s``, which ``true`` and ``false`` do. Returns True if the text does not
+    decide.
     """
     if len(text) < _SMALL:
         return True

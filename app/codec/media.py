@@ -1,16 +1,16 @@
-"""Choice of the encoding of a body and of its answer.
+"""Choose the encoding of a body and of its answer.
 
 Content-Type cannot be trusted: the synchronous stock client sends none, the asyncio one
-says ``application/octet-stream`` of JSON, curl says that everything is a form. Types
-that are sent wrongly are taken as "not known" and the first bytes decide, which no two
-of our encodings share: ``{`` or white space is JSON, ``\\x93NUMPY`` an array (as
-msgpack it would be a list), a map's first byte msgpack (it is not valid in JSON).
+sends ``application/octet-stream`` for JSON, and curl calls everything a form. Types
+that are often wrong are ignored, and the first bytes decide. No two encodings share
+them: ``{`` or white space is JSON, ``\\x93NUMPY`` an array (as msgpack it would be a
+list), a map's first byte msgpack (it is not valid in JSON).
 
 Headers repeat from request to request, so the decisions are remembered by the bytes of
 the headers; the memory is bounded.
 
-Every other type is that of a file. A PNG picture begins as a msgpack map would, but the
-first key of a map of ours is a string or bytes.
+Every other type is the type of a file. A PNG picture begins like a msgpack map, but the
+first key of a request's map is a string or bytes.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def way_of(
 def encoding_of(content_type: bytes | None, body: Body) -> Encoding:
     """Return the encoding of a body without a binary header.
 
-    It is FILE for a content type that is none of ours, and where the content type
-    leaves it open and the bytes do not tell. Raises MalformedBody for an empty body.
+    The result is FILE for any other content type, and if neither the content type nor
+    the first bytes decide. Raises MalformedBody for an empty body.
     """
     if content_type:
         try:
@@ -88,7 +88,7 @@ def encoding_of(content_type: bytes | None, body: Body) -> Encoding:
 
 
 def is_json_only(headers: Mapping[bytes, bytes]) -> bool:
-    """Returns whether a body is JSON from end to end, as far as its headers tell."""
+    """Return whether a body is JSON from end to end, as far as its headers tell."""
     if b"inference-header-content-length" in headers or b"content-encoding" in headers:
         return False
     content_type = headers.get(b"content-type", b"")
@@ -128,20 +128,20 @@ def _recognise(first: bytes) -> Encoding:
 
 
 def unrecognised(first: bytes, how_to_send: str) -> MalformedBody:
-    """Return the error of a body that begins as none of the encodings does."""
+    """Return the error for a body that begins like none of the encodings."""
     return MalformedBody(
         # The words before the colons are those that Triton's scripts look for.
-        "failed to parse the request JSON buffer: Invalid value. at 0: "
-        "the body is no inference request: expected a JSON object, a msgpack map or "
-        f"an .npy array, or a content type out of: {_READABLE}; "
-        f"got bytes that begin with {bytes(first[:16])!r}; {how_to_send}"
+        "failed to parse the request JSON buffer: Invalid value. at 0: the body is "
+        "not an inference request: expected a JSON object, a msgpack map or an .npy "
+        f"array, or one of the content types {_READABLE}; got bytes that begin with "
+        f"{bytes(first[:16])!r}; {how_to_send}"
     )
 
 
 def reply_to(accept: bytes | None, came: Encoding) -> Reply:
     """Return the reply to a request in the encoding `came`.
 
-    Raises NotAcceptable where Accept allows nothing that is written here.
+    Raises NotAcceptable if Accept allows no supported encoding.
     """
     if not accept or accept == b"*/*":
         return _AS_IT_CAME[came]
@@ -172,8 +172,8 @@ def _choose(accept: bytes, came: Encoding) -> Reply:
             chosen = Reply(named or came, nan, named is not None)
     if best is None:
         msg = (
-            f"none of the types in Accept '{_shown(accept)}' is supported; "
-            f"expected one of: {_READABLE}, or */*"
+            f"no type in Accept '{_shown(accept)}' is supported; expected one of: "
+            f"{_READABLE}, or */*"
         )
         raise NotAcceptable(msg)
     return chosen

@@ -3,10 +3,9 @@
 Work in a thread runs within `reserving`, so that the memory for transfers has what it
 is about to take (`app/serving/transfer_memory.py`).
 
-The parser and writer of JSON (orjson) is not made for a process whose memory is
-limited (RLIMIT_AS, no overcommit): for want of some it calls a good document wrong, or
-ends the process. So it is asked first whether that much could be had, without touching
-it, which takes two system calls.
+orjson is not made for a process with limited memory (RLIMIT_AS, no overcommit): if
+memory is short, it reports a valid document as wrong, or ends the process. So this
+module first reserves as much memory without touching it, which takes two system calls.
 """
 
 from __future__ import annotations
@@ -51,5 +50,5 @@ def ensure_room(size: int) -> None:
     try:
         mmap.mmap(-1, size, _FLAGS).close()
     except OSError:
-        msg = f"there are no {size} bytes of memory for a document"
+        msg = f"the server lacks {size} bytes of memory for the document"
         raise MemoryError(msg) from None

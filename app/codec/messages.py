@@ -1,7 +1,7 @@
 """A request after decoding and a response before sending.
 
-Plain classes: one of each is made for every request, and a frozen dataclass costs ten
-times as much to construct.
+These are plain classes: one of each is made for every request, and a frozen dataclass
+takes ten times as long to construct.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Encoding(enum.Enum):
     BINARY = b"application/octet-stream"
     """A JSON header and binary tensors behind it (the protocol's binary extension)."""
     FILE = b"*/*"
-    """Any other content type, incoming only: the element of a BYTES input."""
+    """Any other content type, in requests only: the element of a BYTES input."""
     FORM = b"multipart/form-data"
     """A form with one part for each input, incoming only."""
 
@@ -37,7 +37,7 @@ class Encoding(enum.Enum):
 
 
 class NanPolicy(enum.Enum):
-    """Policies for writing NaN and infinities in JSON, which has no words for them."""
+    """Policies for writing NaN and infinities in JSON, which has no values for them."""
 
     LITERAL = "literal"
     NULL = "null"
@@ -114,7 +114,7 @@ class InferRequest:
         self.rows = 1
 
     def over(self, inputs: dict[str, Tensor]) -> InferRequest:
-        """Return a request for the same with other inputs."""
+        """Return a copy of the request with other inputs."""
         twin = InferRequest(inputs, self.encoding)
         twin.id = self.id
         twin.outputs = self.outputs
@@ -142,8 +142,8 @@ class InferRequest:
 class Response:
     """A response in parts, which are sent one after the other.
 
-    The sender joins those of a small one. `nbytes` is the sum of all parts, `lines` the
-    headers as they are sent: each with its line end.
+    The sender joins the parts of a small one. `nbytes` is the sum of all parts, `lines`
+    the headers as they are sent, each with its line end.
     """
 
     __slots__ = ("lines", "nbytes", "parts", "status")
@@ -179,7 +179,7 @@ class Response:
 
 
 class Refusal(Response):
-    """A response that says with `code` why there is no other."""
+    """An error response with its `code`."""
 
     __slots__ = ("code",)
 

@@ -33,10 +33,9 @@ _PEEKED = 4096
 class ModelCodec:
     """Decodes the requests and encodes the responses of one version of a model.
 
-    Made once when a model is loaded; holds what can be computed before a request comes.
-    `regions` is the shared memory that requests may name, None if they may not.
-    Belongs to the event loop; but `decode` may also be called in one other thread: what
-    it remembers is a hint.
+    Made once when a model is loaded; computes in advance what it can. `regions` is the
+    shared memory that requests may name, None if they may not. Belongs to the event
+    loop, but one other thread may also call `decode`: its memory is only a hint.
     """
 
     __slots__ = (
@@ -81,8 +80,8 @@ class ModelCodec:
         return self._outputs
 
     def read(self, document: object) -> InferRequest:
-        """Return the validated request of a document that was made elsewhere; JSON goes
-        back.
+        """Return the validated request of a document from elsewhere; the answer is
+        JSON.
 
         Raises `app.errors.RequestError`.
         """
@@ -119,8 +118,8 @@ class ModelCodec:
     def takes_long(self, headers: Mapping[bytes, bytes], body: Body) -> bool:
         """Return whether decoding a large body takes too long for the event loop.
 
-        Tensors that are binary stay as they are, however large they are; but strings
-        and booleans are looked at one by one, and arrays may have another order.
+        Binary tensors need no conversion, however large they are. Strings and booleans
+        are checked one by one, and arrays may have another order.
         """
         size = sum(map(len, body))
         if size <= DECODED_AT_ONCE:
@@ -148,8 +147,10 @@ class ModelCodec:
         return encoding is Encoding.JSON and size > DECODED_AT_ONCE_AT_MOST
 
     def is_text(self, request: InferRequest) -> bool:
-        """Return whether the response has output that is written element by element,
-        which takes long for large outputs. Binary output is sent as it is.
+        """Return whether the response has output that is encoded element by element,
+        which takes long for large outputs.
+
+        Binary output is sent unchanged.
         """
         if request.classes is not None:
             return True
@@ -178,8 +179,9 @@ class ModelCodec:
             encoding = encoding_of(content_type, [b"{"])
             if encoding is not Encoding.JSON:
                 msg = (
-                    "Inference-Header-Content-Length belongs to a JSON header with "
-                    f"binary tensors, not to {encoding.value.decode()}"
+                    "the header Inference-Header-Content-Length requires a JSON "
+                    "header with binary tensors as body, got "
+                    f"{encoding.value.decode()}"
                 )
                 raise InvalidRequest(msg)
         reply = reply_to(accept, Encoding.JSON)
@@ -189,12 +191,12 @@ class ModelCodec:
         return request
 
     def _check_npy(self, request: InferRequest, reply: Reply) -> None:
-        """Check the number of outputs: one goes back as .npy, more as JSON unless
+        """Check the number of outputs: one is sent as .npy, several as JSON unless
         Accept insists.
         """
         names = request.outputs or tuple(self._outputs)
         if request.places is not None:
-            msg = ".npy cannot say that an output is in shared memory; ask for JSON"
+            msg = "a .npy answer cannot refer to shared memory; request JSON"
             raise NotAcceptable(msg)
         if len(names) == 1:
             return
@@ -214,8 +216,8 @@ class ModelCodec:
         for name in wanted:
             if name not in outputs:
                 msg = (
-                    f"output '{name}' was asked for, but with these inputs model "
-                    f"'{self.spec.name}' gives {list(outputs)}"
+                    f"output '{name}' was requested, but with these inputs model "
+                    f"'{self.spec.name}' returns {list(outputs)}"
                 )
                 raise InvalidRequest(msg)
         return wanted
@@ -223,8 +225,8 @@ class ModelCodec:
     def encode(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Response:
         """Return the response to `request`; `outputs` is what the model gave.
 
-        Raises InvalidRequest where that is not what the request wants,
-        NotRepresentable where the encoding asked for cannot hold the result.
+        Raises InvalidRequest if the outputs differ from the requested ones, and
+        NotRepresentable if the requested encoding cannot hold the result.
         """
         if len(outputs) != len(self._outputs):
             request.outputs = self._written(request, outputs)
@@ -270,6 +272,6 @@ class ModelCodec:
 
 def _several_outputs(names: tuple[str, ...]) -> str:
     return (
-        f".npy holds one array, and the answer has {len(names)} outputs: "
+        f"a .npy answer holds one array, and this one has {len(names)} outputs: "
         f"{list(names)}; name one of them in 'outputs'"
     )

@@ -40,5 +40,5 @@ def too_many_values(limits: Limits) -> BodyTooLarge:
 
 def too_many_strings(limits: Limits) -> BodyTooLarge:
     return BodyTooLarge(
-        f"the document has more strings than the {limits.max_strings} that are allowed"
+        f"the document has more than {limits.max_strings} strings, which is the limit"
     )

@@ -63,11 +63,11 @@ _headers: dict[bytes, NpyHeader] = {}
 
 
 def _malformed(why: str) -> MalformedBody:
-    return MalformedBody(f"the body is no valid .npy array: {why}")
+    return MalformedBody(f"the body is not a valid .npy array: {why}")
 
 
 def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
-    """Return the header at the start of a body; the data is what `chunks` has left."""
+    """Return the header at the start of a body; `chunks` then holds the data."""
     if chunks.left < 10:
         raise _malformed(f"it ends within the header, at byte {chunks.left}")
     start = chunks.take_bytes(8)
@@ -88,7 +88,7 @@ def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
         )
     if length > chunks.left:
         raise _malformed(
-            f"its header has {counted(length, 'byte')}, {chunks.left} follow it"
+            f"its header states {counted(length, 'byte')}, but {chunks.left} follow"
         )
     text = chunks.take_bytes(length)
     found = _headers.get(text)
@@ -147,7 +147,7 @@ def decode_npy(
     """
     if len(inputs) != 1:
         msg = (
-            f"an .npy body is the input of a model with one input; '{spec.name}' has "
+            f"an .npy body needs a model with one input; '{spec.name}' has "
             f"{len(inputs)}: {list(inputs)}"
         )
         raise InvalidTensor(msg)
@@ -183,7 +183,7 @@ def _tensor(
     if left != expected:
         raise _malformed(
             f"shape {header.shape} of {header.descr} takes "
-            f"{counted(expected, 'byte')}, {left} follow the header"
+            f"{counted(expected, 'byte')}, but {left} follow the header"
         )
     accepted = model_input.accept_parsed(header.shape)
     is_text = dtype.kind in "SU"
@@ -206,7 +206,7 @@ def _dtype(descr: str) -> np.dtype[np.generic]:
     try:
         return np.dtype(descr)
     except TypeError:
-        raise _malformed(f"element type '{descr}' is not known") from None
+        raise _malformed(f"element type '{descr}' is not supported") from None
 
 
 def _check_dtype(
@@ -241,7 +241,7 @@ def _name(dtype: np.dtype[np.generic], descr: str) -> str:
 
 
 def encode_npy(output: Output, tensor: Tensor) -> Response:
-    """Return the response that is one output as an array, its data not copied.
+    """Return a response with one output as an array, without copying its data.
 
     Raises NotRepresentable for strings that numpy's fixed-width type would change.
     """
@@ -283,13 +283,13 @@ def _string_array(output: Output, tensor: Tensor) -> npt.NDArray[np.bytes_]:
     if is_cut:
         msg = (
             f"output '{output.name}' has strings that end in a zero byte, which .npy "
-            "cannot hold; ask for JSON, msgpack or binary"
+            "cannot hold; request JSON, msgpack or binary"
         )
         raise NotRepresentable(msg)
     if width * len(elements) > 4 * tensor.nbytes + 65536:
         msg = (
-            f"output '{output.name}' has strings of very different lengths, which .npy "
-            "pads to the longest; ask for JSON, msgpack or binary"
+            f"output '{output.name}' has strings of very different lengths, which "
+            ".npy pads to the longest; request JSON, msgpack or binary"
         )
         raise NotRepresentable(msg)
     array = np.empty(len(elements), dtype=f"S{width}")

@@ -1,18 +1,16 @@
 """Lists of numbers in a JSON body, read without making an object of each number.
 
-Where the hot path is compiled (docs/how-to/tune.md), `_numbers.c` turns the text of a
-list
-into the bytes of its tensor. For that the body is parsed without the lists that stand
-behind ``"data":``, each replaced by an empty one, and they are read when the shape and
-the datatype of their inputs are known and have been checked.
+If the hot path is compiled (docs/how-to/tune.md), `_numbers.c` turns the text of a list
+into the bytes of its tensor. The body is parsed with an empty list in place of each
+list after ``"data":``. The lists are read once the shape and datatype of their inputs
+are known and checked.
 
-Everything unusual is left to the way of plain Python, from the start of the body
-(`Unusual`): the answers are the same either way, errors too. It is usual that
+Anything unusual is left to plain Python, from the start of the body (`Unusual`);
+answers and errors are the same. A body is usual if
 
-- there is no backslash outside the lists, so that every quotation mark is one,
-- ``"data"`` stands nowhere but in front of the lists,
-- exactly the inputs have empty lists where those were cut out,
-- the lists hold as many numbers, nested or not, as the shape says.
+- there is no backslash outside the lists, so every quotation mark counts, - ``"data"``
+occurs only before the lists, - exactly the inputs have empty lists in the places that
+were cut out, - the lists hold as many numbers, nested or not, as the shape says.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ _MISPLACED = re.compile(rb"[^\[,]\[|\][^\],]")
 
 
 class Unusual(Exception):
-    """The body has to be read again, as plain Python does."""
+    """The body must be read again, by plain Python."""
 
 
 class NumberList:
@@ -80,7 +78,7 @@ class NumberList:
     def pack(self, shape: Shape, code: str | None) -> bytes:
         """Return the little-endian bytes of the tensor; `code` is that of `struct`.
 
-        Raises Unusual where the list does not hold just that.
+        Raises Unusual if the list holds anything else.
         """
         if code is None:
             raise Unusual
@@ -101,7 +99,7 @@ def may_have_lists(text: bytes) -> bool:
 def parse_with_lists(text: bytes, limits: Limits) -> dict[str, Any]:
     """Return the document of a body, with a `NumberList` as `data` of its inputs.
 
-    Raises Unusual where it has to be parsed as a whole, and what `parse_json` does.
+    Raises Unusual if it must be parsed as a whole, and the errors of `parse_json`.
     """
     found = _find_lists(text)
     rest = _without(text, found)
@@ -168,8 +166,9 @@ def _put_back(document: object, lists: list[NumberList]) -> None:
 class LongList:
     """The text of a long JSON list of scalars, nested or not, read in blocks.
 
-    `count` are its elements, `depth` its brackets at the first of them, and `dims` its
-    shape: None if it is nested unevenly. Raises MalformedBody where it is no list.
+    `count` is the number of its elements, `depth` its brackets at the first of them,
+    and `dims` its shape: None if it is nested unevenly. Raises MalformedBody if it is
+    not a list.
     """
 
     __slots__ = ("_end", "_limits", "_start", "_text", "count", "depth", "dims")
@@ -221,8 +220,8 @@ class LongList:
         return flat
 
     def _pieces(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the text between the outer brackets, cut at commas; and the same
-        without what stands in strings.
+        """Yield the text between the outer brackets, cut at commas, and the same text
+        without the content of strings.
         """
         text, at, stop, step = self._text, self._start + 1, self._end - 1, _STEP
         while True:
@@ -243,8 +242,8 @@ class LongList:
 
 
 def _skeleton(piece: bytes) -> bytes:
-    """Return a piece of JSON that begins in no string, with what stands in strings as
-    ``x``.
+    """Return a piece of JSON that begins outside strings, with the content of strings
+    as ``x``.
 
     It may end within one.
     """
@@ -259,8 +258,8 @@ def _misplaced() -> MalformedBody:
 
 
 def _dims(inner: bytes, count: int, depth: int) -> Shape | None:
-    """Return the shape of a list whose brackets and commas these are, without the outer
-    ones; None if there is none.
+    """Return the shape of a list from its brackets and commas without the outer ones;
+    None if it has none.
     """
     dims: list[int] = []
     product = 1
@@ -302,7 +301,7 @@ def _check_balance(parts: list[bytes]) -> None:
 def parse_large(text: bytes, limits: Limits) -> Any:
     """Parse a large text like `parse_json`, with a `LongList` for each long list.
 
-    For the thread of large documents: it lets others go on.
+    For the thread of large documents: it lets other threads run.
     """
     check_values(text, limits)
     found = _find_long_lists(text)
@@ -341,7 +340,7 @@ def _put_in(value: Any, lists: dict[str, LongList], left: list[int], depth: int)
 
 
 def listed(document: Any) -> Any:
-    """Return a document of `parse_large` as a parser gives it, made in blocks."""
+    """Return a document of `parse_large` as a parser would, made in blocks."""
     if type(document) is LongList:
         return document.values()
     if type(document) is dict:

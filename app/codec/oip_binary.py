@@ -4,8 +4,8 @@ The header Inference-Header-Content-Length says how many bytes of the body are J
 tensors follow it, back to back, in the order of the inputs that state a size. The value
 0 makes the whole body the data of the model's only input. Tensors are not copied.
 
-Clients that send one request after the other send the same JSON every time. What it
-was found to say is remembered by its bytes, so that it is read once.
+Clients that send one request after the other send the same JSON every time. The result
+is remembered by its bytes, so each header is read once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _REMEMBERED_BYTES = 4096  # of a JSON header that is remembered for a model
 
 
 def parse_header_length(value: bytes, total: int) -> int:
-    """Return the value of Inference-Header-Content-Length; InvalidRequest if it is
-    absurd.
+    """Return the value of Inference-Header-Content-Length.
+
+    Raises InvalidRequest if it is absurd.
     """
     if not value.removeprefix(b"-").isdigit() or len(value) > 20:
         shown = value[:40].decode("ascii", "backslashreplace")
@@ -83,7 +84,7 @@ class BinaryReader:
         self.inputs = inputs
 
     def decode(self, header_length: bytes, body: Body, reply: Reply) -> InferRequest:
-        """Return the request of a body that came with Inference-Header-Content-Length.
+        """Return the request of a body with the header Inference-Header-Content-Length.
 
         Raises `app.errors.RequestError`.
         """

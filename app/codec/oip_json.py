@@ -1,7 +1,7 @@
 """The Open Inference Protocol in JSON: requests, and responses to all of its requests.
 
-A response has tensors behind the JSON where the request asks for binary outputs;
-requests of that form are read by `oip_binary`.
+A response has tensors behind the JSON if the request asks for binary outputs;
+`oip_binary` reads requests of that form.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def decode_json(
 def _decode_usual(
     reader: DocumentReader, limits: Limits, text: bytes, reply: Reply
 ) -> InferRequest | None:
-    """Return the request, if it is a usual one. What is wrong with it is not said here,
-    but by the way that every request can go.
+    """Return the request if it is a usual one.
+
+    The slower path, which handles every request, reports errors.
     """
     try:
         return reader.read(parse_with_lists(text, limits), reply)
@@ -142,7 +143,7 @@ class JsonWriter:
     def _encode_binary(self, request: InferRequest, tensors: Outputs) -> Response:
         """Return the response with all outputs binary.
 
-        Where their shapes have been before, nothing else of it is new.
+        If their shapes are known, all other parts are known too.
         """
         names = self._all
         if len(names) == 1:

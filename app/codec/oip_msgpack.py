@@ -52,8 +52,8 @@ _pack: Callable[[Any], bytes] = msgpack.packb
 
 
 def _steps() -> tuple[bytes, bytes]:
-    """Return the bytes that each first byte of a value is the head of (those of a list
-    or a map without its elements), and of the length that it ends with, if it does.
+    """Return how many bytes each first byte of a value introduces (without the elements
+    of a list or map), and how many of them state a length, if any.
     """
     steps, widths = bytearray([1] * 256), bytearray(256)
     for length in range(32):
@@ -74,7 +74,7 @@ _STRINGS = frozenset([*range(0xA0, 0xC0), *range(0xC4, 0xC7), *range(0xD9, 0xDC)
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    msg = f"extension type {code} ({len(data)} bytes) is not part of a request"
+    msg = f"extension type {code} ({len(data)} bytes) is not allowed in a request"
     raise InvalidRequest(msg)
 
 
@@ -84,7 +84,7 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key, _ in pairs:
             if key in seen:
-                msg = f"key {key!r:.80} stands twice in one map"
+                msg = f"key {key!r:.80} occurs twice in one map"
                 raise InvalidRequest(msg)
             seen.add(key)
     return found
@@ -121,8 +121,8 @@ def _parse_long(data: Buffer, limits: Limits) -> Any:
     """Parse a document with long lists like `parse_msgpack`, block by block.
 
     The first walk builds nothing, so a list that claims more elements than there are
-    bytes ends it before anything is allocated. The second counts what it builds. A
-    list that alone may have too many strings is looked at before it is built.
+    bytes fails before any allocation. The second walk counts what it builds. A list
+    that alone could have too many strings is checked before it is built.
     """
     reserve(len(data))  # that unpackers have of it, one after the other
     walker = msgpack.Unpacker(max_buffer_size=len(data), read_size=len(data))
@@ -193,8 +193,8 @@ def _build(data: Buffer, limits: Limits, longest: int) -> Any:
 def _feed(unpacker: Any, read: Callable[[], Any], data: Buffer) -> Any:
     """Return what `read` gives for a document that the unpacker gets in blocks.
 
-    A block in which no element ends belongs to a long string, so that the next one is
-    larger. Raises msgpack.OutOfData where the document ends too early.
+    A block in which no element ends belongs to a long string, so the next block is
+    larger. Raises msgpack.OutOfData if the document ends too early.
     """
     view, size = memoryview(data), len(data)
     step, start, reached, since = _FED, 0, 0, 0
@@ -218,8 +218,8 @@ def _feed(unpacker: Any, read: Callable[[], Any], data: Buffer) -> Any:
 def _check_strings(data: Buffer, limits: Limits) -> None:
     """Refuses a document with too many strings without building any.
 
-    The document has been walked, so it is whole. What follows an extension type may be
-    miscounted; no document with one is built.
+    The document has been walked, so it is complete. Bytes after an extension type may
+    be miscounted, but no document with one is built.
     """
     at, end = 0, len(data)
     left = limits.max_strings + limits.max_document_keys
@@ -324,8 +324,9 @@ class MsgpackWriter:
         return Response(200, lines, in_parts(pieces, total), total)
 
     def _head(self, name: str, shape: tuple[int, ...]) -> bytes:
-        """Return the map of an output up to its data. Packing costs 3 us, so it is
-        kept.
+        """Return the map of an output up to its data.
+
+        It is kept, because packing costs 3 us.
         """
         key = (name, shape)
         found = self._heads.get(key)
@@ -344,7 +345,7 @@ class MsgpackWriter:
 
 
 def _long_list(output: Output, tensor: Tensor) -> list[bytes]:
-    """Return the list of a large output, for the threads of what is large."""
+    """Return the list of a large output, for the threads of large bodies."""
     if output.kind == "s":
         strings = output.strings(tensor, as_text=False)
         starts = range(0, len(strings), BLOCK)
@@ -380,5 +381,5 @@ def _bin_header(size: int) -> bytes:
         return struct.pack(">BH", 0xC5, size)
     if size < 1 << 32:
         return struct.pack(">BI", 0xC6, size)
-    msg = f"msgpack cannot hold an output of {size} bytes; ask for binary"
+    msg = f"msgpack cannot hold an output of {size} bytes; request binary data"
     raise NotRepresentable(msg)

@@ -108,7 +108,7 @@ def place_of(what: str, parameters: dict[str, Any]) -> Extent:
     ):
         if type(value) is not int or value < 0:
             msg = (
-                f"'{key}' of {what} must be a number of bytes, which goes with "
+                f"'{key}' of {what} must be a number of bytes beside "
                 f"'shared_memory_region', got {value!r:.80}"
             )
             raise InvalidRequest(msg)

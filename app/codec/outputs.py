@@ -1,4 +1,4 @@
-"""One output of a model as responses write it: constant pieces and JSON values."""
+"""One output of a model in responses: constant pieces and JSON values."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Output:
         return found
 
     def array(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """Return the elements, flat, as numpy carries them: a view, if in one part."""
+        """Return the elements, flat, in numpy's form: a view, if in one part."""
         parts = tensor.parts
         data = parts[0] if len(parts) == 1 else tensor.buffer
         return np.frombuffer(data, self.dtype)
@@ -152,18 +152,21 @@ class Output:
         yield text.split(b",") if text else []
 
     def check_text(self, size: int) -> None:
-        """Refuses to write so many bytes of text, or more. Raises NotRepresentable."""
+        """Refuse to write `size` bytes of text if they reach the limit.
+
+        Raises NotRepresentable.
+        """
         most = self.limits.max_json_bytes
         if size > most:
             msg = (
-                f"output '{self.name}' would be more than {most} bytes of text; ask "
-                "for binary data"
+                f"output '{self.name}' would be more than {most} bytes as JSON; "
+                "request binary data"
             )
             raise NotRepresentable(msg)
 
     def strings(self, tensor: Tensor, *, as_text: bool = True) -> list[bytes]:
-        """Return the elements of a BYTES tensor, flat, to be written as text or as they
-        are.
+        """Return the elements of a BYTES tensor, flat, to be written as text or
+        unchanged.
 
         Raises NotRepresentable for more than are written so.
         """
@@ -174,8 +177,8 @@ class Output:
             self.check_text(tensor.nbytes - _LENGTH.size * count)
         if count > most:
             msg = (
-                f"output '{self.name}' has {count} strings; at most {most} are written "
-                "one by one: ask for binary data"
+                f"output '{self.name}' has {count} strings, and at most {most} are "
+                "written one by one: request binary data"
             )
             raise NotRepresentable(msg)
         return _long_strings(tensor, count)
@@ -193,7 +196,7 @@ class Output:
         if nan is NanPolicy.REFUSE:
             msg = (
                 f"element {odd[0]} of output '{self.name}' is {values[odd[0]]}, which "
-                f"JSON cannot write and the request refuses ({len(odd)} such elements)"
+                f"JSON cannot hold and the request refuses ({len(odd)} such elements)"
             )
             raise NotRepresentable(msg)
         not_a_number, positive, negative = _WORDS[nan]
@@ -211,10 +214,9 @@ class Output:
 
 
 def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
-    """Return the JSON list of BYTES elements, and whether they had to be written as
-    base64.
+    """Return the JSON list of BYTES elements, and whether they are base64.
 
-    All of them are base64 as soon as one is not UTF-8: the flag is for the tensor.
+    All of them are base64 if one is not UTF-8, because the flag applies to the tensor.
     """
     try:
         return write_strings(texts_of(elements)), False
@@ -228,7 +230,7 @@ def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
 
 
 def texts_of(elements: list[bytes]) -> list[str]:
-    """Return the elements as text; UnicodeDecodeError where one is none."""
+    """Return the elements as text. Raises UnicodeDecodeError if one is not UTF-8."""
     if len(elements) <= _MANY:
         return [element.decode() for element in elements]
     texts: list[str] = []

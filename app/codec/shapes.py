@@ -17,7 +17,9 @@ from app.limits import Limits
 
 Shape = tuple[int, ...]
 Accepted = tuple[Shape, int, int, Pack | None]
-"""A shape that has passed: itself, elements, bytes (-1 for BYTES), how to pack them."""
+"""A shape that passed its checks: itself, elements, bytes (-1 for BYTES), how to pack
+them.
+"""
 
 # Elements from here on are more than others can count.
 _COUNTABLE = 1 << 63
@@ -31,7 +33,10 @@ def written(shape: Shape | list[int] | None) -> str:
 
 
 def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
-    """Return a shape from a document; InvalidRequest where it is none, or is absurd."""
+    """Return a shape from a document.
+
+    Raises InvalidRequest if it is not a shape, or absurd.
+    """
     if type(shape) is not list:
         what = "is missing" if shape is None else f"is {shape!r:.80}"
         msg = f"'shape' of input '{name}' {what}; expected a list of integers"
@@ -54,7 +59,10 @@ def parse_shape(name: str, shape: object, limits: Limits) -> Shape:
 
 
 def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
-    """Return the product of the dimensions; InvalidTensor where it passes the limit."""
+    """Return the product of the dimensions.
+
+    Raises InvalidTensor if it exceeds the limit.
+    """
     count = 1
     largest = limits.max_elements
     for dim in shape:
@@ -80,11 +88,10 @@ def fits(expected: Shape | None, shape: Shape) -> bool:
 
 
 def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[Any]:
-    """Return a nested list as a flat one; its nesting must be exactly `shape`, or
-    deeper.
+    """Return a nested list as a flat one; its nesting must match `shape`, or be deeper.
 
-    `data` is a list that has a list as its first element. How brackets beyond those
-    of the shape are set says nothing: elements are taken in the order they stand in.
+    `data` is a list whose first element is a list. Brackets beyond those of the shape
+    are ignored: the elements are taken in the order of the text.
     """
     rows = data
     wrong = len(rows) != shape[0] if shape else True
@@ -148,11 +155,10 @@ def discover(
 ) -> tuple[Shape, list[Any]]:
     """Return shape and flat elements of the shorthand's (nested) value.
 
-    Leading dimensions that the value lacks are 1 where the model leaves them free or
-    says 1, so that one row needs no brackets around it and a number none at all.
-    Where that does not fit, last ones that are always 1 are: numbers in a list are so
-    many rows of a column. An empty list takes the dimensions that it cannot show from
-    the model.
+    Missing leading dimensions are 1 if the model leaves them free or fixes them at 1.
+    So one row needs no brackets around it, and a single number none at all. If that
+    does not fit, missing last dimensions of 1 are added: numbers in a list are the rows
+    of a column. An empty list takes its invisible dimensions from the model.
     """
     nested: list[int] = []
     row = value
@@ -174,7 +180,7 @@ def discover(
 
 
 def completed(shape: Shape, expected: Shape | None) -> Shape:
-    """Return a shape with the dimensions that it lacks, as `discover` says."""
+    """Return a shape with its missing dimensions added, as `discover` says."""
     if expected is None or len(shape) >= len(expected):
         return shape
     missing = len(expected) - len(shape)
@@ -192,10 +198,10 @@ def completed(shape: Shape, expected: Shape | None) -> Shape:
 def deduce(
     name: str, nbytes: int, item_size: int, expected: Shape | None, *, batched: bool
 ) -> Shape:
-    """Return the shape of bytes that came without one (raw requests).
+    """Return the shape of bytes without a stated one (raw requests).
 
-    One dimension may be free; of a batched model the batch may be free as well, and is
-    1 then. Raises InvalidTensor where more are free, or the bytes do not fit.
+    One dimension may be free. In a batched model the batch may be free as well, and is
+    then 1. Raises InvalidTensor if more are free, or the bytes do not fit.
     """
     dims = [] if expected is None else list(expected)
     if dims and batched and dims.count(-1) > 1 and dims[0] == -1:

@@ -1,10 +1,11 @@
 """System shared memory: segments of clients on this machine, by registered names.
 
-A client makes a POSIX segment, registers a part of it here under a name, and lets
-requests name places in it in place of their data. Nothing of it is believed: a segment
-is never mapped but read and written by system calls, so that one that its owner cuts
-short gives an error and no SIGBUS; offsets and sizes are checked at registration and at
-every use. Input is copied before it is validated, so it cannot change in between.
+A client makes a POSIX segment and registers a part of it here under a name. Requests
+then name places in it instead of sending data. The gateway trusts none of it. It never
+maps a segment but reads and writes it by system calls, so a segment that its owner
+shortens causes an error and no SIGBUS. Offsets and sizes are checked at registration
+and at every use. Input is copied before it is validated, so it cannot change in
+between.
 
 Everything belongs to the event loop's thread.
 """
@@ -55,9 +56,9 @@ class RegionStatus:
 class Region:
     """One registered part of a segment.
 
-    It stays as it is until it is unregistered and the last request that uses it has
-    ended; then `on_end` is called. `owner` is the key that registered it, empty if none
-    did, None on a server without keys: other keys cannot use it.
+    It stays until it is unregistered and the last request that uses it has ended; then
+    `on_end` is called. `owner` is the key that registered it: empty without a key, None
+    on a server without keys. Other keys cannot use it.
     """
 
     def __init__(
@@ -132,7 +133,10 @@ class Region:
         except OSError as e:
             raise self._failed("read", e) from None
         if len(data) != size:
-            msg = f"shared memory region '{self.status.name}' has become shorter"
+            msg = (
+                f"shared memory region '{self.status.name}' was made shorter after it "
+                "was registered"
+            )
             raise InvalidRequest(f"{msg}: {len(data)} of {size} bytes are there")
         return data
 
@@ -150,13 +154,18 @@ class Region:
         """Copies a tensor there. Raises `InvalidRequest`."""
         self.check(offset, tensor.nbytes)
         if not self._writable:
-            msg = f"shared memory region '{self.status.name}' is read-only for us"
+            msg = (
+                f"shared memory region '{self.status.name}' is read-only for the server"
+            )
             raise InvalidRequest(msg)
         start = self.status.offset + offset
         try:
             # Beyond its end, writing would make the segment longer.
             if os.fstat(self._file).st_size < start + tensor.nbytes:
-                msg = f"shared memory region '{self.status.name}' has become shorter"
+                msg = (
+                    f"shared memory region '{self.status.name}' was made shorter "
+                    "after it was registered"
+                )
                 raise InvalidRequest(msg)
             for part in tensor.parts:
                 left = memoryview(part).cast("B")
@@ -254,7 +263,7 @@ class RegionTable:
         if name in self._regions:
             raise InvalidRequest(f"shared memory region '{name}' already in manager")
         if not 0 < len(name) <= MAX_NAME or not name.isprintable():
-            msg = f"the name of a region has 1 to {MAX_NAME} printable characters"
+            msg = f"the name of a region must have 1 to {MAX_NAME} printable characters"
             raise InvalidRequest(msg)
         self._check_size(status)
         with self._opened(status) as (file, writable):
@@ -274,7 +283,10 @@ class RegionTable:
             )
             raise InvalidRequest(msg)
         if len(self._regions) >= MAX_REGIONS:
-            msg = f"there are {MAX_REGIONS} shared memory regions, which is the limit"
+            msg = (
+                f"the server holds {MAX_REGIONS} shared memory regions, which is the "
+                "limit; unregister some"
+            )
             raise InvalidRequest(msg)
         left = self._max_bytes - sum(r.status.byte_size for r in self)
         if status.byte_size > left:
@@ -287,8 +299,9 @@ class RegionTable:
 
     @contextlib.contextmanager
     def _opened(self, status: RegionStatus) -> Iterator[tuple[int, bool]]:
-        """Open the segment; yields it and whether it can be written. Closed on an
-        error.
+        """Open the segment; yield it and whether it is writable.
+
+        Close it after an error.
         """
         key = self._check_key(status)
         path = self._folder / key
@@ -322,7 +335,9 @@ class RegionTable:
             raise
 
     def _check_key(self, status: RegionStatus) -> str:
-        """Return the file name of a key, which is one and leads nowhere else."""
+        """Return the file name of a key, after checking that it leads to no other
+        place.
+        """
         key = status.key.lstrip("/")
         for reserved in _RESERVED:
             if key.startswith(reserved):
@@ -344,7 +359,9 @@ class RegionTable:
             raise InvalidRequest(f"{msg} is not the name of a segment")
         if not key.startswith(self._prefix):
             msg = f"Unable to open shared memory region: '{status.key:.300}'"
-            raise InvalidRequest(f"{msg}: keys begin with '{self._prefix}' here")
+            raise InvalidRequest(
+                f"{msg}: keys must begin with '{self._prefix}' (--shared-memory-prefix)"
+            )
         return key
 
     def unregister(self, name: str | None = None, owner: str | None = None) -> None:
@@ -377,12 +394,12 @@ class RegionTable:
         read: Iterable[Region] = (),
         owner: str | None = None,
     ) -> HeldPlaces:
-        """Keep the places of outputs, and the regions that inputs were `read` from,
-        for as long as their request takes, which came with the key `owner`.
+        """Keep the places of outputs, and the regions from which inputs were `read`,
+        until the request with the key `owner` ends.
 
         Raises `UnknownRegion`, also for a region of another key, or `InvalidRequest`,
-        and holds nothing then. What was read from a region that has ended since is here
-        all the same.
+        and keeps nothing in that case. Data read from a region stays valid after the
+        region has ended.
         """
         found = {}
         for output, place in (places or {}).items():
@@ -410,7 +427,7 @@ class RegionTable:
         return region
 
     def sweep(self) -> None:
-        """Unregisters what has not been used for the time of a lease."""
+        """Unregister the regions that were unused for the time of a lease."""
         if not self._lease:
             return
         oldest = time.monotonic() - self._lease
@@ -419,7 +436,7 @@ class RegionTable:
                 region.retire()
 
     def _arm(self) -> None:
-        """Looks again later, as long as there are regions whose lease can end."""
+        """Check again later, as long as there are regions whose lease can end."""
         if self._lease and self._later is not None and not self._waiting:
             self._waiting = True
             self._later(self._lease / 2 + 0.1, self._look)

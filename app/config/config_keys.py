@@ -1,8 +1,8 @@
 """Declaration and reading of a model's option keys.
 
 A section of ``config.toml`` is a frozen dataclass; pydantic validates it when it is
-read, and only then. A field is a key: its type says what may be written, `key` gives
-its default and what it is for. Adding an option is adding a field::
+read, and only then. A field is a key: its type says which values are allowed, and `key`
+gives its default and its purpose. To add an option, add a field::
 
     @section
     @dataclass(frozen=True, slots=True)
@@ -14,10 +14,10 @@ its default and what it is for. Adding an option is adding a field::
     class ModelConfig:
         warmup: Warmup = key(Warmup(), "what runs before it is ready")
 
-`checked` takes a function where a type cannot say it: it gets the value as written,
-returns it as it is kept, and raises ValueError with the words that follow "must be".
-What two keys of a section must fulfil together is checked in its ``__post_init__``,
-which raises ValueError with a whole sentence.
+If a type is not enough, `checked` takes a function: it receives the value as written,
+returns the value to keep, or raises ValueError with the words that follow "must be". A
+section checks conditions between its keys in its ``__post_init__``, which raises
+ValueError with a whole sentence.
 """
 
 from __future__ import annotations
@@ -65,20 +65,22 @@ _WANTED = {
 
 
 class KeyProblem(ValueError):
-    """Keys that cannot be used; the message names each, as in ``warmup.count``."""
+    """Invalid keys; the message names each, as in ``warmup.count``."""
 
 
 def section(kind: S) -> S:
-    """Makes a dataclass one that `read_section` reads: an unknown key is an error."""
+    """Turn a dataclass into a section for `read_section`: an unknown key is
+    an error.
+    """
     config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
     kind.__pydantic_config__ = config  # type: ignore[attr-defined]
     return kind
 
 
 def key(default: Any, purpose: str, *, hidden: bool = False) -> Any:
-    """Return a field of a section. A default that can be changed is given as its type.
+    """Return a field of a section. A mutable default is given as its type.
 
-    Messages show nothing that was written in a `hidden` field but numbers.
+    Messages show only numbers that were written in a `hidden` field.
     """
     metadata = {"purpose": purpose, "hidden": hidden}
     if isinstance(default, type):
@@ -94,9 +96,7 @@ def default_of(item: Field[Any]) -> Any:
 
 
 def section_of(kind: type[Any], name: str) -> type[Any] | None:
-    """Return the class of the section, or of each of the sections, that key `name`
-    holds.
-    """
+    """Return the class of the section, or list of sections, in key `name`."""
     return _dataclass_in(get_type_hints(kind)[name])
 
 
@@ -137,10 +137,10 @@ def read_bounded(path: Path, most: int) -> bytes:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     with open(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise KeyProblem("it is no regular file")
+            raise KeyProblem("it is not a regular file")
         data = file.read(most + 1)
     if len(data) > most:
-        raise KeyProblem(f"more than {most} bytes")
+        raise KeyProblem(f"it has more than {most} bytes")
     return data
 
 
@@ -172,14 +172,17 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
     if error["type"] == "must_be_hidden":
         return f"{path} must be {wanted}"
     if error["type"] == "tuple_type" and isinstance(error["input"], Mapping):
-        return f"{path} must be a list, got a table; one of a list is [[{path}]]"
+        return (
+            f"{path} must be a list, got a table; write one entry of the list as "
+            f"[[{path}]]"
+        )
     if _is_hidden(kind, error):
         return f"{path} must be {wanted}"
     return f"{path} must be {wanted}, got {_shown(error['input'])}"
 
 
 def _is_hidden(kind: type[Any], error: ErrorDetails) -> bool:
-    """Return whether the value that is wrong may be, or hold, a secret."""
+    """Return whether the wrong value may be, or contain, a secret."""
     first, *inner = error["loc"] or [""]
     if not any(i.name == first and i.metadata.get("hidden") for i in fields(kind)):
         return False
@@ -209,8 +212,9 @@ def _shown(value: Any) -> str:
 
 
 def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValidator:
-    """Return a key whose value is what `check` makes of what was written. One that is
-    `hidden` is a secret: messages do not show it.
+    """Return a key whose value `check` converts.
+
+    A `hidden` one is a secret: messages do not show it.
     """
 
     def validate(value: Any) -> Any:
@@ -223,7 +227,7 @@ def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValida
 
 
 def must_be(wanted: str, *, hidden: bool = False) -> PydanticCustomError:
-    """Return the error of a value that is not what was wanted."""
+    """Return the error for a value of the wrong kind."""
     kind = "must_be_hidden" if hidden else "must_be"
     return PydanticCustomError(kind, "{wanted}", {"wanted": wanted})
 
@@ -247,7 +251,7 @@ def entries(most: int, least: int = 0) -> Any:
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(values)) != len(values):
-        raise must_be("a list without repetition")
+        raise must_be("a list without duplicates")
     return values
 
 

@@ -18,45 +18,51 @@ _Names: TypeAlias = Annotated[tuple[_Name, ...], DISTINCT]
 @section
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """One step: a model, and which tensors of the ensemble its own ones are.
+    """One step: a model, and the tensors of the ensemble that it takes and returns.
 
-    An input that `inputs` does not name is the tensor of its own name. Without
-    `outputs` all outputs are tensors of their own names; with it the others are
+    An input that `inputs` does not name takes the tensor with its own name. Without
+    `outputs` all outputs are tensors with their own names; with it the others are
     dropped.
     """
 
-    model: Annotated[str, text(200)] = key("", "the model that runs")
+    model: Annotated[str, text(200)] = key("", "the model that this step runs")
     version: Annotated[int, between(1, 1 << 62)] = key(
-        0, "its version; without it, the one for such requests"
+        0,
+        "the version of the model; if absent, the version that requests without "
+        "one get",
     )
     inputs: Mapping[str, _Name] = key(
-        dict, "tensor of the ensemble for each input of the model"
+        dict, "the tensor of the ensemble for each input of the model"
     )
     outputs: Mapping[str, _Name] = key(
-        dict, "tensor of the ensemble for each output of the model"
+        dict, "the tensor of the ensemble for each output of the model"
     )
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ValueError("model is missing: which one does this step run?")
+            raise ValueError(
+                "the key model is missing: name the model that this step runs"
+            )
 
 
 @section
 @dataclass(frozen=True, slots=True)
 class EnsembleConfig:
-    """The steps, and what the ensemble takes and gives.
+    """The steps of the ensemble, its inputs and its outputs.
 
-    By default it takes what steps need and no step gives, and gives what no step takes.
-    Where `inputs` are named, they must be those: a tensor that is misspelt in a step
-    does not become an input then.
+    By default its inputs are the tensors that no step produces, and its outputs those
+    that no step takes. If `inputs` is set, they must match, so a misspelt tensor of a
+    step does not become an input.
     """
 
     step: Annotated[tuple[StepConfig, ...], entries(MAX_STEPS)] = key(
         (), "the steps, in any order"
     )
-    inputs: _Names = key((), "the tensors that a request has")
-    outputs: _Names = key((), "the tensors that an answer has")
+    inputs: _Names = key((), "the tensors that requests bring")
+    outputs: _Names = key((), "the tensors that responses return")
 
     def __post_init__(self) -> None:
         if not self.step:
-            raise ValueError("there is no step; write at least one [[ensemble.step]]")
+            raise ValueError(
+                "the ensemble has no step; write at least one [[ensemble.step]]"
+            )

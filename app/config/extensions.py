@@ -1,4 +1,4 @@
-"""The extensions that `/v2` lists: those that work here, in the words of Triton."""
+"""The extensions in the answer of `/v2`: the supported ones, by Triton's names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ SHARED_MEMORY = "system_shared_memory"
 def check_extensions(chosen: str) -> str:
     """Check a choice of extensions, separated by commas.
 
-    Raises ValueError for one that never works: listing it would help no client.
+    Raises ValueError for an unsupported one: listing it would help no client.
     """
     known = (*ALWAYS, SHARED_MEMORY)
     unknown = [name for name in split_extensions(chosen) if name not in known]
     if unknown:
-        msg = f"extensions {unknown} do not work here; known are {', '.join(known)}"
+        msg = (
+            f"extensions {unknown} are not supported; known extensions are "
+            f"{', '.join(known)}"
+        )
         raise ValueError(msg)
     return chosen
 
@@ -36,7 +39,9 @@ def split_extensions(chosen: str) -> list[str]:
 
 
 def listed_extensions(chosen: str, *, shared_memory: bool) -> list[str]:
-    """Return the extensions that `/v2` lists: all supported ones, or those chosen."""
+    """Return the extensions for the answer of `/v2`: all supported ones, or the chosen
+    ones.
+    """
     working = [*ALWAYS, *[SHARED_MEMORY] * shared_memory]
     names = split_extensions(chosen)
     return [name for name in working if not names or name in names]

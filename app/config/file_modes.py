@@ -11,9 +11,9 @@ _WRITE = ((stat.S_IWGRP, "its group"), (stat.S_IWOTH, "all users"))
 
 
 def exposure_of(path: Path) -> str:
-    """Return which users beyond the owner can read or write a file, as in
-    ``its group can read it (mode 0640)``; empty if none can, or if there is no such
-    file."""
+    """Return which other users can read or write a file, as in ``its group can read it
+    (mode 0640)``; empty if none can, or if the file does not exist.
+    """
     try:
         mode = path.stat().st_mode
     except OSError:

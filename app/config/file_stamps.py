@@ -11,7 +11,7 @@ Stamp: TypeAlias = tuple[object, ...]
 
 
 def stamp_of(paths: Iterable[Path]) -> Stamp:
-    """Return a value that differs when a file has been changed, replaced or removed.
+    """Return a value that differs after a file was changed, replaced or removed.
 
     Of folders only that they are there counts. Raises nothing.
     """

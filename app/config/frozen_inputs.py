@@ -1,4 +1,5 @@
-"""``frozen_inputs`` of a model's ``config.toml``: constants that leave its requests.
+"""``frozen_inputs`` of a model's ``config.toml``: constants for inputs that requests
+omit.
 
 A value is written there, as a number or nested lists of them, or is a file in the
 model's folder::
@@ -29,7 +30,7 @@ _BITS = (DataType.BF16, DataType.F8)
 
 @dataclass(frozen=True, slots=True)
 class FrozenFile:
-    """A file that holds a value; another size or time is another value."""
+    """A file that holds a value; a file of another size or time is another value."""
 
     path: Path
     size: int
@@ -93,7 +94,7 @@ def _file(folder: Path, name: str) -> FrozenFile:
 def _array(anchor: Anchor, value: Any) -> Array:
     info = anchor.tensor_info
     if isinstance(value, str):
-        msg = f"the model has no folder in which {value!r} could be"
+        msg = f"{value!r} names a file, but the model has no folder"
         raise ValueError(msg)
     if isinstance(value, FrozenFile):
         try:
@@ -102,7 +103,7 @@ def _array(anchor: Anchor, value: Any) -> Array:
             raise ValueError(f"file {shown(value.path.name)} {e}") from None
     kind = info.data_type.name
     if info.data_type in _BITS or info.data_type is DataType.STRING:
-        msg = f"{kind} cannot be written here; use a {SUFFIX} file"
+        msg = f"{kind} cannot be written in TOML; use a {SUFFIX} file"
         raise ValueError(msg)
     given = np.asarray(value)
     if given.dtype.kind not in "biuf":
@@ -110,7 +111,7 @@ def _array(anchor: Anchor, value: Any) -> Array:
         raise ValueError(msg[:200])
     array = given.astype(info.data_type.numpy_dtype)
     if array.dtype.kind != "f" and not np.array_equal(array, given):
-        msg = f"not all values are {kind}"
+        msg = f"some values are not {kind}"
         raise ValueError(msg)
     if not array.ndim and info.shape and min(info.shape) >= 0:
         return np.full(info.shape, array)

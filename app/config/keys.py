@@ -1,4 +1,4 @@
-"""The file of keys (``--keys``): who has one, and what each may do.
+"""The file of keys (``--keys``): its keys, and what each allows.
 
 ::
 
@@ -69,7 +69,10 @@ def _digest(value: Any) -> bytes:
         raise ValueError(msg)
     digest = bytes.fromhex(value)
     if digest in _OF_NOTHING:
-        msg = "the SHA-256 of a key; this is that of an empty one: the key was not set"
+        msg = (
+            "the SHA-256 of a key; this is the SHA-256 of the empty string: the key "
+            "was not set"
+        )
         raise ValueError(msg)
     return digest
 
@@ -79,48 +82,50 @@ def _digest(value: Any) -> bytes:
 class KeyConfig:
     """One key. None of the limits: none."""
 
-    name: Annotated[str, checked(_name)] = key("", "whose it is, for logs and messages")
+    name: Annotated[str, checked(_name)] = key(
+        "", "the name of the key, for logs and messages"
+    )
     sha256: Annotated[bytes, checked(_digest, hidden=True)] = key(
         b"", "the SHA-256 of the key"
     )
     groups: Annotated[tuple[Group, ...], DISTINCT] = key(
-        ("infer", "metadata"), "what it allows"
+        ("infer", "metadata"), "the groups of calls that the key allows"
     )
     models: Annotated[
         tuple[Annotated[str, text(200, 1)], ...], entries(1000), DISTINCT
     ] = key(
         ("*",),
-        "the models it may ask for, [] for none; * and ? stand for other letters",
+        "the models that the key allows, [] for none; * and ? match any letters",
     )
     requests_per_second: Annotated[float, between(0.001, 1e6)] | None = key(
-        None, "requests a second; more get 429"
+        None, "requests per second; more fail with 429"
     )
     concurrent: Annotated[int, between(1, 1 << 20)] | None = key(
-        None, "inferences in flight at a time; more get 429"
+        None, "inferences in flight at the same time; more fail with 429"
     )
     weight: Annotated[int, between(1, MAX_WEIGHT)] | None = key(
-        None, "its share of a busy device beside others; keys without one weigh 1"
+        None, "share of a busy device compared to other keys; the default is 1"
     )
     certificate: Annotated[str, text(1000)] = key(
-        "", "a client certificate's subject, as in CN=shop,O=Example, or other name"
+        "", "subject or other name of a client certificate, as in CN=shop,O=Example"
     )
 
     def __post_init__(self) -> None:
         if not self.name:
-            msg = "name is missing"
+            msg = "the key name is missing"
             raise ValueError(msg)
         if not (self.sha256 or self.certificate):
-            msg = "sha256 or certificate is missing"
+            msg = "sha256 or certificate is missing; set one of them"
             raise ValueError(msg)
 
 
 @section
 @dataclass(frozen=True, slots=True)
 class KeysConfig:
-    """All keys of a server, and what needs none."""
+    """All keys of a server, and the calls that need none."""
 
     anonymous: Annotated[tuple[Group, ...], DISTINCT] = key(
-        (), "what requests without a key may do"
+        (), "the groups of calls allowed without a key"
     )
     key: Annotated[tuple[KeyConfig, ...], entries(MOST_KEYS)] = key(
         (), "the keys", hidden=True
@@ -130,7 +135,8 @@ class KeysConfig:
         weights = {item.weight for item in self.key} - {None}
         if len(weights) > MOST_WEIGHTS:
             msg = (
-                f"{len(weights)} different weights; at most {MOST_WEIGHTS} are possible"
+                f"the file has {len(weights)} different weights; at most "
+                f"{MOST_WEIGHTS} are allowed"
             )
             raise ValueError(msg)
         for what in ("name", "sha256", "certificate"):
@@ -138,19 +144,17 @@ class KeysConfig:
             for item in self.key:
                 value = getattr(item, what)
                 if value and value in seen:
-                    msg = f"two keys have the same {what}, that of {item.name!r}"
+                    msg = f"two entries have the same {what}, as {item.name!r} has"
                     raise ValueError(msg)
                 seen.add(value)
 
 
 def read_keys(path: Path) -> KeysConfig:
-    """Return the keys of a file. Raises `KeyProblem` for what it cannot be, and
-    OSError.
-    """
+    """Return the keys of a file. Raises `KeyProblem` for bad content, and OSError."""
     data = read_bounded(path, _LARGEST_FILE)
     if not data.strip():
         # As it is while something rewrites it: no client may be locked out by that.
-        msg = "it is empty; to have no keys, write anonymous = []"
+        msg = "the file is empty; to configure no keys, write anonymous = []"
         raise KeyProblem(msg)
     return read_document(KeysConfig, data)
 

@@ -1,4 +1,4 @@
-"""Labels of classes: one a line, in a text file beside the model's options."""
+"""Labels of classes: one per line, in a text file beside the model's options."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def check_labels(value: Any) -> dict[str, str | tuple[str, ...]]:
 
 
 def read_labels(folder: Path, name: str) -> tuple[str, ...]:
-    """Return the lines of a file of the model's folder; empty ones are classes without
+    """Return the lines of a file in the model's folder; empty ones are classes without
     a name.
 
-    Raises ValueError for a file that is not there, lies elsewhere or is too large.
+    Raises ValueError for a file that is missing, outside the folder or too large.
     """
     try:
         text = read_text(file_inside(folder, name), MAX_LABEL_BYTES)

@@ -3,7 +3,7 @@
     log_level = "debug"       # as --log-level
     access_log = "0.01"       # as --access-log
 
-What it does not name is as the options say.
+For settings that it does not name, the options apply.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ACCESS = r"^(off|errors|all|0(\.\d+)?|1(\.0+)?)$"
 @section
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """None is what the options say."""
+    """None stands for the value of the options."""
 
     log_level: LogLevel | None = None
     access_log: Annotated[str, Field(pattern=_ACCESS)] | None = None
 
 
 def read_log_config(path: Path) -> LogConfig:
-    """Raises `KeyProblem` for what it cannot be, and OSError."""
+    """Raise `KeyProblem` for invalid content, and OSError."""
     return read_file(LogConfig, path, _LARGEST_FILE)

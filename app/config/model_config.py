@@ -1,4 +1,4 @@
-"""``config.toml`` of a model: how it is run. Every key is optional.
+"""``config.toml`` of a model: how to run it. Every key is optional.
 
 An unknown key, a wrong type or a value out of range is an error that names the key, so
 that a typing mistake never passes for a setting. `docs/reference/configuration.md`
@@ -63,7 +63,7 @@ MAX_BATCHING_DIM = 26
 
 
 class ModelConfigError(Exception):
-    """A ``config.toml`` that cannot be used; the message names file and key."""
+    """An invalid ``config.toml``; the message names file and key."""
 
 
 def _auto_or_bool(value: Any) -> bool | None:
@@ -95,7 +95,7 @@ def _example(value: Any) -> Mapping[str, Any]:
     try:
         orjson.dumps(value)
     except orjson.JSONEncodeError as e:
-        raise ValueError(f"a table of what JSON can hold ({e})") from None
+        raise ValueError(f"a table of values that JSON can hold ({e})") from None
     if not isinstance(value, dict):
         raise ValueError("a table")
     return value
@@ -116,7 +116,7 @@ def _parameters(value: Any) -> Mapping[str, Any]:
     try:
         found = orjson.loads(orjson.dumps(value))
     except (orjson.JSONEncodeError, orjson.JSONDecodeError) as e:
-        raise ValueError(f"a table of what JSON can hold ({e})") from None
+        raise ValueError(f"a table of values that JSON can hold ({e})") from None
     if not isinstance(found, dict):
         raise ValueError("a table")
     return found
@@ -126,7 +126,7 @@ def _sections(value: Any) -> Mapping[str, Any]:
     """Return the sections of plugins as their own classes. Raises `KeyProblem`."""
     known = with_sections()
     if not isinstance(value, dict) or not value.keys() <= known.keys():
-        raise ValueError("a table of sections that plugins read")
+        raise ValueError("a table of sections for plugins")
     found = {}
     for name, written in value.items():
         if not isinstance(written, dict):
@@ -139,7 +139,7 @@ def _sections(value: Any) -> Mapping[str, Any]:
 
 
 def _environment(value: Any) -> Mapping[str, str]:
-    wanted = "a table of names and texts"
+    wanted = "a table of variable names and strings"
     if not isinstance(value, dict):
         raise ValueError(wanted)
     for name, content in value.items():
@@ -169,38 +169,36 @@ def _requirements(value: Any) -> tuple[str, ...]:
 class ModelConfig:
     """The options of one model, as written or by default.
 
-    `batching`, `batching_dim` and `optional_inputs` None leave the decision to what the
-    compiler has shown and the file says; `max_batch_size`
-    0 leaves it to the model; `memory` None is what its files take; `timeout` None is
-    the server's. Times are seconds, sizes bytes.
+    If `batching`, `batching_dim` or `optional_inputs` is None, the compiler's findings
+    in the file decide. If `max_batch_size` is 0, the model decides. If `memory` is
+    None, the size of its files counts. If `timeout` is None, the server's applies.
+    Times are seconds, sizes bytes.
     """
 
     source: Annotated[str, text(4000)] = key(
-        "", "the URL that its files come from; the folder then has this file alone"
+        "", "the URL of the model's files; the folder must then contain only this file"
     )
     executable: Annotated[str, text(4000)] = key(
-        "", "the model's name in a file that holds several"
+        "", "name of the model in a file that holds several"
     )
     instances: Annotated[int, between(1, MAX_INSTANCES)] = key(
-        1, "replicas, over the attached devices or those of `devices`"
+        1, "number of replicas, spread over the attached devices or those in `devices`"
     )
     devices: Annotated[tuple[int, ...], checked(_devices)] = key(
-        (), "indices into the attached devices for the instances, in turn"
+        (), "indices of the attached devices, one for each instance in turn"
     )
     batching: Annotated[bool | None, checked(_auto_or_bool)] = key(
-        None, "whether rows of different requests run together"
+        None, "whether the device runs rows of different requests together"
     )
     batching_dim: Annotated[int | None, checked(_batching_dim)] = key(
-        None, "the dimension in which requests may have any size"
+        None, "the dimension whose size requests may choose"
     )
     optional_inputs: Annotated[
         bool | tuple[str, ...] | None, checked(_optional_inputs)
-    ] = key(None, "whether requests may leave inputs out, or which")
-    max_batch_size: Annotated[int, between(0, 65536)] = key(
-        0, "rows in a batch at most"
-    )
+    ] = key(None, "whether requests may omit inputs, or the inputs that they may omit")
+    max_batch_size: Annotated[int, between(0, 65536)] = key(0, "most rows in a batch")
     max_request_rows: Annotated[int, between(0, 1 << 31)] = key(
-        0, "rows of a request at most; more are refused"
+        0, "most rows in a request; larger requests are refused"
     )
     preferred_batch_sizes: Annotated[
         tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
@@ -209,86 +207,89 @@ class ModelConfig:
         0.0, "how long a free device waits for more rows"
     )
     max_queue_size: Annotated[int, between(1, 65536)] = key(
-        1024, "requests that may be in one instance"
+        1024, "most requests that one instance holds"
     )
     priority_levels: Annotated[int, between(0, MAX_PRIORITY_LEVELS)] = key(
-        0, "levels of requests, 1 goes first; 0: none"
+        0, "number of priority levels, 1 is the highest; 0: none"
     )
     default_priority: Annotated[int, between(1, MAX_PRIORITY_LEVELS)] = key(
-        0, "the level of requests that name none"
+        0, "the level of requests that state none"
     )
     priority: Annotated[tuple[PriorityLevel, ...], entries(100)] = key(
-        (), "options of single levels"
+        (), "options of a single level"
     )
     channel_memory: Annotated[int, size(1 << 16, 1 << 38)] | None = key(
-        None, "shared memory of an instance in each direction"
+        None, "shared memory of one instance in each direction"
     )
     memory: Annotated[int, size(1, 1 << 50)] | None = key(
-        None, "memory of the loaded model, for --model-memory"
+        None, "memory of the loaded model, as counted for --model-memory"
     )
     timeout: Annotated[float, between(0.001, 86400)] | None = key(
-        None, "timeout of requests without one"
+        None, "timeout of requests that state none"
     )
     max_timeout: Annotated[float, between(0.001, 86400)] | None = key(
-        None, "how long a request may take, even if it asks for longer"
+        None, "longest time that a request may take, even if it states a longer timeout"
     )
     check_package_hash: Annotated[bool, Strict()] = key(
-        True, "compare the graphs with the digests in the file"
+        True, "compare the graphs with the digests in the file at load"
     )
     frozen_inputs: Annotated[Mapping[str, Any], checked(check_frozen)] = key(
-        dict, "values of inputs that requests do not bring"
+        dict, "fixed values of inputs, which requests then omit"
     )
     save_outputs: Annotated[str, text(4000)] = key(
-        "", "folder for the data of its save programs"
+        "", "folder in which the model's save programs write their data"
     )
     python: Annotated[str, text(4000)] = key(
-        "", "the interpreter of a model in Python; empty: the server's"
+        "", "the Python interpreter of a Python model; empty: the server's"
     )
     requirements: Annotated[tuple[str, ...], checked(_requirements)] = key(
-        (), "packages that a Python model needs; checked, not installed"
+        (),
+        "packages that a Python model needs; PopGate checks but does not install them",
     )
     models: Annotated[
         tuple[Annotated[str, text(255)], ...] | None, checked(_models)
-    ] = key(None, "the models that a model in Python calls; empty: any")
+    ] = key(None, "the models that a Python model may call; empty: any")
     parameters: Annotated[Mapping[str, Any], checked(_parameters)] = key(
-        dict, "the `context.config` of a Python model"
+        dict, "the value of `context.config` in a Python model"
     )
     environment: Annotated[Mapping[str, str], checked(_environment)] = key(
-        dict, "environment variables of a model in Python"
+        dict, "environment variables of a Python model"
     )
     working_folder: Annotated[str, text(4000)] = key(
         "", "working folder of a Python model; empty: the folder of its version"
     )
     memory_limit: Annotated[int | None, size(1 << 26, 1 << 50)] = key(
-        None, "memory limit of a Python model's process"
+        None, "memory limit of the process of a Python model"
     )
     start_timeout: Annotated[float, between(0.001, 86400)] = key(
-        60.0, "how long the process of a model in Python may take to start"
+        60.0, "time limit for starting the process of a Python model"
     )
     versions: Annotated[VersionPolicy, checked(check_versions)] = key(
-        ALL_VERSIONS, "which of the versions are served"
+        ALL_VERSIONS, "the versions to serve"
     )
     labels: Annotated[Mapping[str, Any], checked(check_labels)] = key(
-        dict, "names of the classes of an output, or the file with them"
+        dict, "class names of an output, or the file that lists them"
     )
     sequence: SequenceConfig | None = key(
-        None, "requests follow each other and share a state"
+        None, "settings for a model whose requests form sequences with a state"
     )
     responses: StepsConfig | None = key(
-        None, "a request runs in steps and has several responses"
+        None, "settings for a model that runs in steps and returns several responses"
     )
-    ragged: RaggedConfig | None = key(None, "rows of different length run together")
+    ragged: RaggedConfig | None = key(
+        None, "settings for running rows of different lengths together"
+    )
     warmup: WarmupConfig | None = key(
-        None, "runs of every replica before it accepts requests"
+        None, "runs of each replica before the model accepts requests"
     )
     ensemble: EnsembleConfig | None = key(
-        None, "the graph of other models that this one is"
+        None, "the other models that this ensemble runs, as a graph"
     )
     sections: Annotated[Mapping[str, Any], checked(_sections)] = key(
-        dict, "the sections that plugins read, each written under its own name"
+        dict, "sections that plugins read, each under its own name"
     )
     example: Annotated[Mapping[str, Any], checked(_example)] = key(
-        dict, "values of inputs by name, for the documentation page"
+        dict, "example values of inputs by name, for the documentation page"
     )
 
     def __post_init__(self) -> None:
@@ -297,34 +298,42 @@ class ModelConfig:
         if self.devices and len(self.devices) > self.instances:
             msg = (
                 f"devices names {counted(len(self.devices), 'device')} for "
-                f"{counted(self.instances, 'instance')}; each runs on one device"
+                f"{counted(self.instances, 'instance')}; name one device for each "
+                "instance"
             )
             raise ValueError(msg)
         most = self.max_batch_size
         too_large = [n for n in self.preferred_batch_sizes if most and n > most]
         if too_large:
-            msg = f"preferred_batch_sizes has {too_large[0]}, over max_batch_size"
+            msg = (
+                f"preferred_batch_sizes has {too_large[0]}, which exceeds "
+                "max_batch_size"
+            )
             raise ValueError(f"{msg} ({most})")
         if self.default_priority > self.priority_levels:
             msg = (
-                f"default_priority is {self.default_priority}, priority_levels says "
-                f"that there are {self.priority_levels}"
+                f"default_priority is {self.default_priority}, but priority_levels is "
+                f"{self.priority_levels}"
             )
             raise ValueError(msg)
         if self.ragged is not None and self.preferred_batch_sizes:
-            raise ValueError("a model has either [ragged] or preferred_batch_sizes")
+            raise ValueError(
+                "[ragged] and preferred_batch_sizes exclude each other; remove one"
+            )
         if self.sequence is not None and self.responses is not None:
-            raise ValueError("a model has either [sequence] or [responses], not both")
+            raise ValueError(
+                "[sequence] and [responses] exclude each other; remove one"
+            )
         check_levels(self.priority, self.priority_levels)
         if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
-            msg = f"timeout is {self.timeout:g} s, over max_timeout"
+            msg = f"timeout is {self.timeout:g} s, which exceeds max_timeout"
             raise ValueError(f"{msg} ({self.max_timeout:g} s)")
 
     def _check_ensemble(self) -> None:
         for item in fields(self):
             given = getattr(self, item.name)
             if item.name not in ENSEMBLE_KEYS and given != default_of(item):
-                msg = f"an ensemble has no {item.name}; set it for the models of its"
+                msg = f"an ensemble cannot have {item.name}; set it for the member"
                 raise ValueError(f"{msg} steps")
 
 
@@ -348,7 +357,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ModelConfigError(f"{path.name} {e}") from None
     if _LONG_KEY.search(text):
         raise ModelConfigError(
-            f"{path.name} cannot be read: a key of {MAX_KEY_PARTS} parts or more"
+            f"{path.name} cannot be read: a key has {MAX_KEY_PARTS} parts or more"
         )
     try:
         return tomllib.loads(text)
@@ -361,8 +370,10 @@ def read_document(path: Path) -> dict[str, Any]:
 def with_files(
     config: ModelConfig, folder: Path, name: str, saves: Path | None = None
 ) -> ModelConfig:
-    """Return `config` with the files of the model's folder that it names; `name` is for
-    errors, `saves` is where `save_outputs` begins, if not there.
+    """Return `config` with the content of the files that it names.
+
+    `name` is for errors; `saves` is the base of a relative `save_outputs`, if it
+    differs.
 
     Raises `ModelConfigError`.
     """
@@ -404,19 +415,21 @@ def save_folder(name: str, folder: Path) -> str:
     """Return the folder relative to the model's folder. Raises ValueError for the
     folder of a version.
 
-    Files that come and go there would be taken for another version.
+    A scan would take files that come and go there for another version.
     """
     try:
         path = (folder / name).resolve()
         path.exists()  # it need not, but must be a name that a folder can have
     except (OSError, RuntimeError) as e:
-        why = getattr(e, "strerror", None) or "its links lead in a circle"
+        why = getattr(e, "strerror", None) or "its links form a circle"
         raise ValueError(f"save_outputs {shown(name)}: {why}") from None
     try:
         parts = path.relative_to(folder.resolve()).parts
     except ValueError:
         return str(path)
     if not parts or parts[0].isdecimal():
-        msg = f"save_outputs {name!r} is where the model's versions are"
+        msg = (
+            f"save_outputs {name!r} is the folder of the model's versions; name another"
+        )
         raise ValueError(msg)
     return str(path)

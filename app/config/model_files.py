@@ -1,9 +1,8 @@
-"""Reading the small files beside a model: options, labels, values of tensors.
+"""Read the small files beside a model: options, labels, values of tensors.
 
-Anyone who can write into a repository can put anything in their place, at any time. So
-nothing is waited for (a pipe), nothing but regular files is read, at most as much as
-was agreed, and nothing of them stays mapped: a mapped file that is cut short ends the
-process that looks at it.
+Anyone who can write to a repository can replace these files at any time. So PopGate
+reads regular files only, never waits for a pipe, reads at most a fixed number of bytes,
+and keeps no file mapped: if a mapped file is shortened, reading it ends the process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _STEP = 1 << 20  # bytes read at once
 
 
 def shown(name: str) -> str:
-    """Return a name as it stands in a message: quoted, not too long."""
+    """Return a name for a message: quoted and shortened."""
     text = repr(name)
     return text if len(text) <= 300 else text[:297] + "..."
 
@@ -34,8 +33,8 @@ def shown(name: str) -> str:
 def file_inside(folder: Path, name: str) -> Path:
     """Return the file called `name` in a model's folder, with links followed.
 
-    Raises ValueError, whose text follows the name, where it would be elsewhere, or is
-    no name that a file can have.
+    Raises ValueError if the path leads outside or is not a valid name; its text follows
+    the name.
     """
     try:
         path = (folder / name).resolve()
@@ -43,17 +42,17 @@ def file_inside(folder: Path, name: str) -> Path:
     except OSError as e:
         raise ValueError(f"cannot be read: {e.strerror}") from None
     except RuntimeError:  # what older Pythons make of links that lead in a circle
-        raise ValueError("cannot be read: its links lead in a circle") from None
+        raise ValueError("cannot be read: its links form a circle") from None
     if not inside:
-        raise ValueError("is not in the model's folder")
+        raise ValueError("is outside the model's folder")
     return path
 
 
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes; follows links.
 
-    Raises ValueError, whose text follows the name of the file, where it cannot be read,
-    is none or is larger.
+    Raises ValueError if it cannot be read, is not a regular file or is larger; its text
+    follows the name of the file.
     """
     with _opened(path) as descriptor:
         parts: list[bytes] = []
@@ -82,8 +81,8 @@ def read_text(path: Path, most: int) -> str:
 def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
     """Return the array in an ``.npy`` file of at most `most` bytes, read-only.
 
-    A copy, which takes as much memory as the file has bytes. Raises ValueError as
-    `read_bytes` does, and for what holds no array or less than it announces.
+    The array is a copy and takes as much memory as the file has bytes. Raises
+    ValueError as `read_bytes` does, and for a file without a complete array.
     """
     with _opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -104,17 +103,17 @@ def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
             raise ValueError(f"cannot be read: {e.strerror or e}") from None
         except Exception as e:  # numpy evaluates what the header says
             text = str(e).replace(name, "it")
-            raise ValueError(f"is no .npy file: {text}") from None
+            raise ValueError(f"is not a valid .npy file: {text}") from None
         finally:
             os.close(copy)
     if not isinstance(found, np.ndarray):
-        raise ValueError("is no .npy file: it is an archive")
+        raise ValueError("is not a .npy file but an archive of several")
     return found.view(np.ndarray)
 
 
 def count_strings(data: bytes) -> int:
-    """Return the elements of a BYTES tensor, each after its length in 4 bytes; -1 where
-    it is none.
+    """Return the number of elements of a BYTES tensor, each after its length in 4
+    bytes; -1 if it is malformed.
     """
     at = count = 0
     while at + 4 <= len(data):
@@ -133,7 +132,7 @@ def _opened(path: Path) -> Iterator[int]:
         raise ValueError(f"cannot be read: {e.strerror}") from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("cannot be read: it is no regular file")
+            raise ValueError("cannot be read: it is not a regular file")
         yield descriptor
     except OSError as e:
         raise ValueError(f"cannot be read: {e.strerror}") from None

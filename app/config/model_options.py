@@ -1,7 +1,7 @@
 """A model's options, from all that says something about them.
 
-Triton's ``config.pbtxt``, our ``config.toml`` and the configuration of a load request,
-each over the one before; none is needed.
+Triton's ``config.pbtxt``, PopGate's ``config.toml`` and the configuration of a load
+request, each of which overrides the one before; all are optional.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ REQUESTABLE = frozenset(
 class Origin:
     """Origin of a model's files: the operator if `name` is empty.
 
-    `is_trusted`: they may do here what the operator's may. `config` is the operator's
-    own ``config.toml``, which has `source` and wins over theirs.
+    `is_trusted`: they may set what the operator's may. `config` is the operator's own
+    ``config.toml``, which has `source` and overrides theirs.
     """
 
     name: str = ""
@@ -64,9 +64,9 @@ REPOSITORY = Origin()
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Options of a model: how it runs, what was declared, and what has no effect.
+    """Options of a model: how it runs, its declarations, and options without effect.
 
-    `filename` is the file to take where a version has several.
+    `filename` is the file to use if a version has several.
     """
 
     config: ModelConfig = field(default_factory=ModelConfig)
@@ -87,8 +87,8 @@ def read_options(
     """Return the options of model `name`, whose files are in `folder`; `override` is
     JSON.
 
-    Raises `ModelConfigError`, also where what came from `origin` sets what is the
-    operator's to set.
+    Raises `ModelConfigError`, also if options from `origin` set keys that are reserved
+    for the operator.
     """
     try:
         triton = Translation()
@@ -111,7 +111,7 @@ def read_options(
             _check_requestable(label, layer)
         elif number < theirs and "source" in layer:
             raise ModelConfigError(
-                f"{label}: a model from a URL cannot name another URL as its source"
+                f"{label}: a model from a URL cannot set source to another URL"
             )
         parse_model_config(layer, label)
         merged |= layer
@@ -140,7 +140,7 @@ def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
     for key in layer:
         is_known = key in _KEYS or key in with_sections()
         if is_known and key not in REQUESTABLE:
-            msg = f"{label}: {key} can be set in the model repository only"
+            msg = f"{label}: {key} can only be set in the model repository"
             raise ModelConfigError(msg)
 
 

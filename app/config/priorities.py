@@ -1,4 +1,4 @@
-"""Priority levels of a model's requests, as its ``config.toml`` gives them."""
+"""Priority levels of a model's requests, as its ``config.toml`` sets them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,32 @@ Timeouts: TypeAlias = Mapping[int, float | None]
 @section
 @dataclass(frozen=True, slots=True)
 class PriorityLevel:
-    """Options of one priority level; None: as for the others."""
+    """Options of one priority level; None uses the model's option."""
 
     level: Annotated[int, between(1, MAX_PRIORITY_LEVELS)] = key(
-        0, "which one, 1 is the highest"
+        0, "the level, 1 is the highest"
     )
     max_queue_size: Annotated[int, between(1, 65536)] | None = key(
-        None, "its requests that may be in one instance"
+        None, "most requests of this level that one instance holds"
     )
     timeout: Annotated[float, between(0.001, 86400)] | None = key(
-        None, "how long its requests may take"
+        None, "longest time that requests of this level may take"
     )
 
     def __post_init__(self) -> None:
         if not self.level:
-            raise ValueError("level is missing: which one is it about?")
+            raise ValueError("the key level is missing: name the level")
 
 
 def check_levels(levels: Iterable[PriorityLevel], count: int) -> None:
-    """Raises ValueError where `count` levels do not have what is said of them."""
+    """Raise ValueError if the options name levels beyond `count`."""
     seen: set[int] = set()
     for item in levels:
         if item.level > count:
-            msg = (
-                f"priority speaks of level {item.level}, priority_levels says that "
-                f"there are {count}"
-            )
+            msg = f"priority names level {item.level}, but priority_levels is {count}"
             raise ValueError(msg)
         if item.level in seen:
-            msg = f"priority speaks of level {item.level} twice"
+            msg = f"priority names level {item.level} twice"
             raise ValueError(msg)
         seen.add(item.level)
 
@@ -58,8 +55,10 @@ def queue_sizes(levels: Iterable[PriorityLevel]) -> Mapping[int, int]:
 
 
 def timeouts(config: ModelRunnerConfig, levels: Iterable[PriorityLevel]) -> Timeouts:
-    """Return the timeout of each level of a model, 0 standing for the default level and
-    None for the model's own; empty where no level has one.
+    """Return the timeout of each level of a model.
+
+    0 stands for the default level, None for the model's own timeout; the result is
+    empty if no level has one.
     """
     own = {item.level: item.timeout for item in levels if item.timeout is not None}
     if not own:

@@ -1,4 +1,4 @@
-"""``[ragged]`` of a model's ``config.toml``: rows of different length in one batch."""
+"""``[ragged]`` of a model's ``config.toml``: rows of different lengths in one batch."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class RaggedConfig:
     """Inputs with a length that padding does not change, and limits of padding."""
 
     enabled: Annotated[bool, Strict()] = key(
-        True, "whether rows of different length run together"
+        True, "whether the device runs rows of different lengths together"
     )
     inputs: Annotated[Mapping[str, float], checked(_inputs)] = key(
         dict, "inputs whose second axis is the length, with their padding values"
     )
     max_batch_tokens: Annotated[int, between(0, 1 << 24)] = key(
         0,
-        "rows times the longest length of a batch at most; 0: the device's own number",
+        "limit of rows times longest length in a batch; 0: the device's own limit",
     )
     max_padding: Annotated[float, between(0, 0.9)] = key(
-        0.1, "part of a batch that may be padding"
+        0.1, "largest part of a batch that may be padding"
     )

@@ -1,7 +1,7 @@
 """Groups of the API that need a header (Triton: ``--http-restricted-api``).
 
-What is restricted is decided in one place, by path, before anything else looks at a
-request.
+One place decides by path which requests are restricted, before anything else handles
+them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ _RULE = re.compile(
 
 
 def group_of(path: str) -> str | None:
-    """Return the group that a path belongs to; None for what is no part of the
-    protocol.
-    """
+    """Return the group of a path; None for a path outside the protocol."""
     for name, pattern in _PATTERNS:
         if pattern.fullmatch(path):
             return name
@@ -49,8 +47,8 @@ class Restrictions:
     def __init__(self, rules: Iterable[str] = ()) -> None:
         """Parse `rules` as in ``model-repository,logging:admin-key=secret``.
 
-        Raises ValueError for a rule that cannot be read, or that restricts a group
-        once more.
+        Raises ValueError for a rule that is malformed, or that restricts a group a
+        second time.
         """
         self._needed: dict[str, tuple[str, bytes]] = {}
         for rule in rules:
@@ -60,7 +58,7 @@ class Restrictions:
                 raise ValueError(msg)
             for group in match["groups"].split(","):
                 if group not in GROUPS or group in self._needed:
-                    why = "twice" if group in self._needed else "which is not known"
+                    why = "twice" if group in self._needed else "which is unknown"
                     msg = f"a restriction names {group!r} {why}; groups are {GROUPS}"
                     raise ValueError(msg)
                 self._needed[group] = (match["header"].lower(), match["value"].encode())
@@ -78,7 +76,8 @@ class Restrictions:
         return bool(self._needed)
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Returns whether the request's group needs a header, which the request has.
+        """Return whether a request may pass: its group needs no header, or the request
+        has it.
 
         `headers` are in lower case. Raises `HttpError` (403) for a request without it.
         """

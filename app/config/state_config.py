@@ -1,4 +1,6 @@
-"""``[[….state]]`` of a model's ``config.toml``: what one run leaves for the next."""
+"""``[[….state]]`` of a model's ``config.toml``: state that one run leaves
+for the next.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,13 @@ ShapeKey: TypeAlias = Annotated[
 class StateConfig:
     """``[[….state]]``: the output of a run that is an input of the next."""
 
-    input: Annotated[str, text()] = key("", "the input that takes the state")
-    output: Annotated[str, text()] = key(
-        "", "the output that is the state from then on"
-    )
+    input: Annotated[str, text()] = key("", "the input that receives the state")
+    output: Annotated[str, text()] = key("", "the output that becomes the next state")
     initial: Annotated[str, text(255)] = key(
-        "", "an .npy file beside the model with the first value; else zeros"
+        "", "a .npy file beside the model with the initial state; if absent, zeros"
     )
     shape: ShapeKey | None = key(
-        None, "of the zeros, where the input leaves dimensions free"
+        None, "the shape of the zeros, if the input has free dimensions"
     )
     data_file: Annotated[str, text(255)] = key(
         "", "a file in the model's folder `initial_state` with the bytes of `shape`"
@@ -36,13 +36,13 @@ class StateConfig:
 
     def __post_init__(self) -> None:
         if not self.input or not self.output:
-            raise ValueError("input and output must both be named")
+            raise ValueError("name both input and output")
         if self.initial and Path(self.initial).name != self.initial:
             raise ValueError(f"initial must be the name of a file, got {self.initial}")
         if self.initial and self.shape is not None:
-            raise ValueError("the file of initial has a shape of its own; leave it out")
+            raise ValueError("the file of initial has its own shape; remove shape")
         if self.data_file and Path(self.data_file).name != self.data_file:
             msg = f"data_file must be the name of a file, got {self.data_file}"
             raise ValueError(msg)
         if self.data_file and (self.initial or self.shape is None):
-            raise ValueError("data_file needs a shape and excludes initial")
+            raise ValueError("data_file requires shape and excludes initial")

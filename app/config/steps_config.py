@@ -32,37 +32,38 @@ def _delay(value: Any) -> float | str:
 @section
 @dataclass(frozen=True, slots=True)
 class StepsConfig:
-    """Options of a model that runs in steps. Names are of inputs and outputs; empty:
-    none.
+    """Options of a model that runs in steps.
+
+    Names refer to inputs and outputs; empty: none.
     """
 
-    more: Annotated[str, text()] = key("", "BOOL output: whether another step follows")
+    more: Annotated[str, text()] = key("", "BOOL output: true if another step follows")
     emit: Annotated[str, text()] = key(
-        "", "BOOL output: whether the step gives a response"
+        "", "BOOL output: true if the step produces a response"
     )
     error: Annotated[str, text()] = key(
-        "", "BYTES output: an error that ends it, unless empty"
+        "", "BYTES output: an error message that ends the request, unless empty"
     )
     delay: Annotated[float | str, checked(_delay)] = key(
-        0.0, "seconds that a step's response is held back, or the output for it"
+        0.0, "seconds to delay the response of a step, or the output that states them"
     )
     step: Annotated[str, text()] = key(
-        "", "input that gets the number of the step, from 0"
+        "", "input that receives the number of the step, from 0"
     )
     state: Annotated[tuple[StateConfig, ...], entries(100)] = key(
-        (), "outputs that are inputs of the next step"
+        (), "outputs that become inputs of the next step"
     )
     parameters: Annotated[Mapping[str, Parameter], checked(_parameters)] = key(
-        dict, "inputs that request parameters fill, with their defaults"
+        dict, "inputs that request parameters set, with their defaults"
     )
     max_steps: Annotated[int, between(1, 1 << 20)] = key(
-        4096, "steps of one request at most"
+        4096, "most steps of one request"
     )
 
     def __post_init__(self) -> None:
         for kind, names in (("input", self.inputs), ("output", self.outputs)):
             if len(set(names)) != len(names):
-                raise ValueError(f"an {kind} is named twice: {', '.join(names)}")
+                raise ValueError(f"these {kind}s have two roles: {', '.join(names)}")
 
     @property
     def inputs(self) -> list[str]:

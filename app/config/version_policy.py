@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """The `latest` n versions, the `specific` ones, or (with neither) all of them.
+    """The `latest` n versions, the `specific` ones, or (if neither is set) all of them.
 
     The words are Triton's (``version_policy``).
     """

@@ -1,4 +1,4 @@
-"""``[warmup]`` of a model's ``config.toml``: what runs before it takes requests."""
+"""``[warmup]`` of a model's ``config.toml``: runs before it accepts requests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class WarmupInput:
     """Value of one input in a warm-up. Shapes are without the batch dimension."""
 
     shape: ShapeKey = key(
-        (), "where the input leaves dimensions free; without the batch"
+        (), "the size of free dimensions of the input, without the batch dimension"
     )
-    data: Fill = key("ones", "what it is filled with")
+    data: Fill = key("ones", "the kind of values in the input")
     file: Annotated[str, text(255)] = key(
         "", "a file in the model's folder `warmup`, .npy or raw bytes"
     )
@@ -38,13 +38,15 @@ class WarmupInput:
 class WarmupSample:
     """One synthetic request; inputs that are not named get ones."""
 
-    name: Annotated[str, text(200)] = key("", "for the message when it fails")
-    batch_size: Annotated[int, between(0, 65536)] = key(
-        0, "rows, where the model is batched"
+    name: Annotated[str, text(200)] = key(
+        "", "the name of the sample, for error messages"
     )
-    count: Annotated[int, between(1, 1000)] = key(1, "how often it is run")
+    batch_size: Annotated[int, between(0, 65536)] = key(
+        0, "rows, if the model is batched"
+    )
+    count: Annotated[int, between(1, 1000)] = key(1, "number of runs")
     inputs: Annotated[Mapping[str, WarmupInput], entries(1000)] = key(
-        dict, "values of single inputs"
+        dict, "values of individual inputs"
     )
 
 
@@ -58,12 +60,12 @@ class WarmupConfig:
     values need not suit the model.
     """
 
-    enabled: Annotated[bool, Strict()] = key(True, "whether anything is run")
+    enabled: Annotated[bool, Strict()] = key(True, "whether to warm up")
     batch_sizes: Annotated[
         tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
-    ] = key((), "instead of 1, the preferred ones and the largest")
+    ] = key((), "batch sizes to run; default: 1, the preferred sizes and the largest")
     data: Fill = key("ones", "default values of inputs")
-    count: Annotated[int, between(1, 1000)] = key(1, "how often each is run")
+    count: Annotated[int, between(1, 1000)] = key(1, "number of runs of each")
     samples: Annotated[tuple[WarmupSample, ...], entries(100)] = key(
-        (), "requests to run instead"
+        (), "requests to run instead of generated ones"
     )

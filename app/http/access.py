@@ -57,9 +57,9 @@ KEY_HINT = (
     "or as the password of basic authentication"
 )
 MANAGE_HINT = (
-    "start the gateway with --management-socket PATH and call it there "
-    "(unix:PATH), with --trust-loopback to believe every caller on this machine, "
-    "or with a key: --api-key (POPGATE_API_KEY) or --keys"
+    "start the gateway with --management-socket PATH and call it there (unix:PATH), "
+    "with --trust-loopback to trust every client on this machine, or with a key: "
+    "--api-key (POPGATE_API_KEY) or --keys"
 )
 _DOES: Mapping[Group, str] = {
     "infer": "inference",
@@ -81,9 +81,9 @@ _SETTINGS = frozenset({"trace", "logging"})
 
 
 def key_group(path: str, method: str) -> Group | None:
-    """The group of a request; None for health.
+    """Return the group of a request; None for health.
 
-    What is no path of ours is with the pages, so that nothing is outside.
+    Unknown paths belong to the group of the pages, so every path has a group.
     """
     if path == "/metrics":
         return "metrics"
@@ -98,7 +98,7 @@ def key_group(path: str, method: str) -> Group | None:
 
 
 def model_of(path: str) -> str | None:
-    """The model that a path is about."""
+    """Return the model that a path names."""
     found = _MODEL.match(path)
     if found is None or _STATISTICS.fullmatch(path):
         return None
@@ -140,11 +140,14 @@ class Access:
 
     @property
     def rules(self) -> KeyTable:
-        """The keys that decide. A verdict holds while this is the same object."""
+        """Return the current keys.
+
+        A verdict holds as long as this is the same object.
+        """
         return self.keys.table
 
     def check_once(self, given: Iterable[Header]) -> None:
-        """Raises `HttpError` (400) where a header comes again that must not.
+        """Raise `HttpError` (400) if a header that must be unique is repeated.
 
         `given` are all headers of a request, some name of which comes more than once.
         """
@@ -155,7 +158,7 @@ class Access:
 
     @property
     def open_groups(self) -> tuple[Group, ...]:
-        """The groups that need no key. Management is never among them."""
+        """Return the groups that need no key. Management is never among them."""
         groups = self.keys.table.anonymous if self._for_all else KEY_GROUPS
         closed = {"manage"}
         if "inference" in self.restrictions.groups:
@@ -177,11 +180,11 @@ class Access:
         client: str | None,
         names: Sequence[str] = (),
     ) -> Key | None:
-        """The key that a request is let in by, and counted for, but for inference,
-        which is counted when it begins; None where it needs none.
+        """Return the key that admits a request, and count the request for it.
 
+        An inference is counted when it begins. The result is None if no key is needed.
         `headers` are in lower case; `client` is the peer's address, None on a Unix
-        socket; `names` are those of its certificate. Raises `HttpError` (401, 403,
+        socket; `names` are the names in its certificate. Raises `HttpError` (401, 403,
         429).
         """
         has_header = self.restrictions.check(path, headers)
@@ -200,25 +203,27 @@ class Access:
         return None
 
     def label(self, headers: Mapping[bytes, bytes], names: Sequence[str] = ()) -> str:
-        """Return the name of the key that a request brings, allowed or not, as the
-        counters have it (app/observe/answers.py)."""
+        """Return the name of a request's key for the counters (app/observe/answers.py),
+        even if the key does not allow the request.
+        """
         return self.name_of(headers, names) or OTHER if self._for_all else ""
 
     def name_of(self, headers: Mapping[bytes, bytes], names: Sequence[str] = ()) -> str:
-        """Return the name of the key that a request brings, allowed or not; empty if it
-        brings none, or a wrong one."""
+        """Return the name of a request's key; empty if the key is missing or wrong."""
         key = self._key_of(given_key(headers), names)
         return "" if key is None else key.config.name
 
     def _key_of(self, given: bytes | None, names: Sequence[str]) -> Key | None:
-        """Return the key that was sent, or else that of the client's certificate."""
+        """Return the key in the request, or else the key of the client's
+        certificate.
+        """
         table = self.keys.table
         return table.of_certificate(names) if given is None else table.find(given)
 
     def _distrust(self, headers: Mapping[bytes, bytes], client: str | None) -> str:
         """Return why a call without a key may not manage; empty if it may."""
         if self.trust is Trust.NOBODY:
-            return "management is closed here"
+            return "management calls are refused"
         if self.trust is Trust.SOCKET:
             return _through_proxy(headers)
         return _not_local(headers, client)
@@ -239,9 +244,9 @@ class Access:
                 return None
             challenge = (_BASIC,) if group == "pages" else (_BEARER,)
             if given is None:
-                msg = f"an API key is needed for {_DOES[group]}: {KEY_HINT}"
+                msg = f"an API key is required for {_DOES[group]}: {KEY_HINT}"
                 raise HttpError(401, msg, "api_key_missing", challenge)
-            msg = "the API key is not the right one"
+            msg = "the API key is wrong"
             raise HttpError(401, msg, "api_key_wrong", challenge)
         if group in table.anonymous or key.allows(group):
             model = model_of(path)
@@ -260,25 +265,25 @@ class Access:
 def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
     """Return why a call does not count as local; empty if it does."""
     if client is not None and not is_loopback(client):
-        return f"the call comes from {client}"
+        return f"the request comes from {client}"
     if why := _through_proxy(headers):
         return why
     host = headers.get(b"host", b"").decode("latin-1")
     if host and not _is_local_host(host):
         # A page that has its own name resolve to this machine (DNS rebinding).
-        return f"the call is addressed to host {host!r}"
+        return f"the request is addressed to host {host!r}"
     origin = headers.get(b"origin")
     if origin is not None:
         page = origin.decode("latin-1")
         if _host_of(page) != host:
-            return f"the call was made by a web page of {page}"
+            return f"the request was sent by a web page of {page}"
     return ""
 
 
 def _through_proxy(headers: Mapping[bytes, bytes]) -> str:
     for name in _FORWARDING:
         if name in headers:
-            return f"the call came through a proxy (header {name.decode()})"
+            return f"the request came through a proxy (header {name.decode()})"
     return ""
 
 

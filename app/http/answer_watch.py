@@ -1,7 +1,7 @@
-"""Counting the answers of applications (ASGI); those of the short way count themselves.
+"""Count the answers of applications (ASGI). Exchanges count their own answers.
 
-The route of a request is its group (app/http/access.py), `health`, or `none` if nothing
-could be read of it.
+The route of a request is its group (app/http/access.py), `health`, or `none` if the
+request could not be parsed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _route_of(path: str, method: str) -> str:
 def read_error(text: bytes) -> tuple[str, str]:
     """Return the code and the message of an error's body; empty if it has none."""
     if text.startswith(_PAGE):
-        return "not_found", "Not Found: a browser got a page that says so"
+        return "not_found", (
+            "Not Found: the browser received the page for missing addresses"
+        )
     try:
         body = orjson.loads(text)
         return str(body["code"]), str(body["error"])
@@ -52,7 +54,7 @@ def read_error(text: bytes) -> tuple[str, str]:
 
 
 class AnswerWatch:
-    """Counts the answer to one request, when the first of its body is sent."""
+    """Counts the answer to one request when the first part of its body is sent."""
 
     __slots__ = (
         "_access", "_answers", "_connection", "_is_counted", "_names", "_route",
@@ -72,7 +74,7 @@ class AnswerWatch:
         self._is_counted = False
 
     def see(self, message: Message) -> None:
-        """Take a message that the application sends; call it before that is sent."""
+        """Record a message of the application before it is sent."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._route = message.get(ANSWERED_BY)
@@ -80,7 +82,7 @@ class AnswerWatch:
             self._count(self._status, message.get("body", b""))
 
     def end(self) -> None:
-        """The application has returned, or raised."""
+        """Record that the application has returned or raised an exception."""
         if self._is_counted:
             return
         if self._status:

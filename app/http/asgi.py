@@ -1,4 +1,4 @@
-"""ASGI by its names: the types of an application, and answers as its messages."""
+"""Types of ASGI applications, and answers as ASGI messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BARE = "popgate.bare"
 
 
 class ClientGone(Exception):
-    """The client has disconnected; there is no one to answer."""
+    """The client has disconnected, so the answer is dropped."""
 
 
 async def send_response(send: Send, response: Response) -> None:

@@ -1,4 +1,4 @@
-"""Calls that come in as ASGI messages: what the front (app/http/front.py) awaits."""
+"""Calls that arrive as ASGI messages; the front (app/http/front.py) awaits them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class AsgiCall(Call):
         self._receive = receive
 
     async def answer(self) -> Response | None:
-        """The response; None if the client is gone. The body is complete.
+        """Return the response; None if the client has disconnected.
+
+        The body is complete.
 
         If the waiting task is cancelled, so is the request.
         """
@@ -87,7 +89,7 @@ class AsgiCall(Call):
         self.disconnect()
 
     def leave(self) -> None:
-        """The task goes: nothing of the request runs on."""
+        """Cancel the request because its task ends."""
         if self._watcher is not None:
             self._watcher.cancel()
         if not self.response_complete:
@@ -188,11 +190,11 @@ class RouteCall(AsgiCall):
 
 
 class EventCall(AsgiCall):
-    """A call that may have any number of responses, each of which is sent as it comes.
+    """A call with any number of responses, each sent when it is ready.
 
-    Each device iteration of a model is one. The next is asked for when the one before
-    it has been given to the connection, so a slow reader slows its own request down and
-    no other's.
+    Each device iteration of a model is one response. The call requests the next
+    response after the connection has accepted the one before. So a slow reader delays
+    its own request only.
     """
 
     def __init__(
@@ -210,13 +212,15 @@ class EventCall(AsgiCall):
 
     @property
     def refusal(self) -> Response | None:
-        """The answer in place of events, if the request was never queued."""
+        """Return the answer that replaces the events if the request was
+        never queued.
+        """
         return self._answer
 
     async def next_event(self) -> bytes:
-        """The text of the next response; empty after the last.
+        """Return the text of the next response; empty after the last.
 
-        Raises how the request failed, and `ClientGone`.
+        Raises the error of the request, and `ClientGone`.
         """
         while not (self._ready or self._run is not None or self.response_complete):
             await self._change()
@@ -237,13 +241,13 @@ class EventCall(AsgiCall):
         return b""
 
     def proceed(self) -> None:
-        """The last event has been handed to the connection."""
+        """Record that the connection has accepted the last event."""
         proceed: Any = getattr(self.submitted or self._run, "proceed", None)
         if proceed is not None:
             proceed()
 
     def succeed(self) -> None:
-        """All events are sent, unless the client has left at the last one."""
+        """Record that all events are sent, unless the client left at the last one."""
         if self.response_complete:
             return
         entry, request, run = self.entry, self._request, self._run
@@ -254,7 +258,7 @@ class EventCall(AsgiCall):
         self._end()
 
     def end_with(self, error: Exception) -> None:
-        """The last event has said how it failed, to a client that was still there."""
+        """Record that the last event has reported the failure to the client."""
         if self.response_complete:
             return
         row, rows = row_of(error), self._rows()
@@ -269,8 +273,8 @@ class EventCall(AsgiCall):
         is_binary = request.binary or request.binary_by_name
         if self.form is None and (is_binary or request.places is not None):
             msg = (
-                "the responses of an event stream are JSON: they hold no binary data, "
-                "and nothing of them is in shared memory"
+                "an event stream is JSON and can hold neither binary data nor outputs "
+                "in shared memory"
             )
             raise InvalidRequest(msg)
         request.owner = self._owner()

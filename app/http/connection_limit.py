@@ -1,4 +1,4 @@
-"""`ConnectionLimit`: how many connections a server may have, and which has to go."""
+"""`ConnectionLimit`: the most connections of a server, and which one to close."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Entry(enum.Enum):
 
 
 class Guest(Protocol):
-    """A connection, as far as limits go."""
+    """The part of a connection that the limit uses."""
 
     def has_asked(self) -> bool:
-        """Returns whether the head of a request has come."""
+        """Return whether the head of a request has arrived."""
 
     def evict(self) -> None:
-        """Close it, now, in favour of another."""
+        """Close the connection immediately, to make room for another."""
 
 
 class ConnectionLimit:
@@ -66,8 +66,9 @@ class ConnectionLimit:
         self._evicted: set[Guest] = set()
 
     def enter(self, guest: Guest, address: str, count: int) -> Entry:
-        """Count a connection from an address (none: empty); this process has `count`
-        with it."""
+        """Count a connection from an address (empty: unknown); this process now has
+        `count`.
+        """
         excess = self._excess(count)
         if excess > 0:
             is_crowded = excess > self._most_extra
@@ -91,7 +92,7 @@ class ConnectionLimit:
         return entry
 
     def leave(self, guest: Guest, address: str, count: int) -> None:
-        """A connection has gone; this process has `count` without it."""
+        """Count a closed connection; this process now has `count`."""
         self._silent.pop(guest, None)
         self._evicted.discard(guest)
         same = self._of_address.get(address)
@@ -113,8 +114,11 @@ class ConnectionLimit:
         return extra if excess <= self._most_extra else Entry.REFUSED
 
     def _evict_silent(self, but: int) -> bool:
-        """Close the connection that has asked nothing for longest, but none of the
-        last so many; whether that was done. One that has asked is met here once."""
+        """Close the connection that has been silent longest, except the last few, and
+        return whether one was closed.
+
+        A connection that has sent a request leaves the list here.
+        """
         while len(self._silent) > but:
             guest = next(iter(self._silent))
             del self._silent[guest]

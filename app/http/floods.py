@@ -1,9 +1,9 @@
-"""Floods of refusals take a bounded part of the event loop.
+"""Limit the part of the event loop that a flood of refusals takes.
 
-What is answered is what others wait for anyway; what is refused is not. All refusals
-of a server together, connections that are given up before they have asked anything
-included, have a rate. Beyond it, refused clients are read from later, and new
-connections wait in the queue of the kernel and are let in one by one.
+Answers are useful work, but refusals are not. Therefore all refusals of a server
+together have a rate limit, including connections that end before they send a request.
+Above this rate the server delays reading from refused clients. New connections then
+wait in the kernel's queue and are accepted one by one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Floods:
         self._began: asyncio.Event | None = None
 
     def charge(self, refusals: float = 1.0) -> float:
-        """Count refusals, and return the seconds that their client has to wait.
+        """Count refusals, and return the seconds for which their client must wait.
 
         The result is 0 if there is no flood.
         """
@@ -73,11 +73,13 @@ class Floods:
 
     @property
     def apart(self) -> float:
-        """Seconds between two new connections: the longer, the more has to wait."""
+        """Return the seconds between two new connections, which grow with the waiting
+        clients.
+        """
         return _APART + max(0.0, self._free_at - self._clock()) / 50
 
     async def wait_for_one(self) -> None:
-        """Returns when a flood has begun."""
+        """Wait until a flood has begun."""
         if self._began is None:
             self._began = asyncio.Event()
         if not self.is_on:
@@ -89,10 +91,10 @@ class Floods:
 
 
 class Door:
-    """A listening socket, and the connections that are let in through it.
+    """A listening socket, and the connections accepted through it.
 
-    Without a flood the event loop lets all in that come. In one, they are taken out of
-    the kernel's queue one at a time.
+    Without a flood the event loop accepts every connection. In a flood the connections
+    leave the kernel's queue one at a time.
     """
 
     def __init__(
@@ -106,8 +108,11 @@ class Door:
         backlog: int,
         waiting: int = WAITING,
     ) -> None:
-        """Without `floods`, connections never wait; else at most `waiting` here, each
-        with a descriptor."""
+        """Accept connections on a socket.
+
+        Without `floods` none waits; otherwise at most `waiting` wait here, each with a
+        descriptor.
+        """
         self._listener = listener
         self._make = make
         self._floods = floods
@@ -136,7 +141,7 @@ class Door:
             self._let_one_in()
 
     def take_over(self, connection: socket.socket) -> None:
-        """Let in what another process has accepted, in its turn."""
+        """Accept a connection from another process, in its turn."""
         self._waiting.append(connection)
         if self._floods is None or not self._floods.is_on:
             self._let_one_in()

@@ -376,7 +376,7 @@ class InferFront:
         length = headers.get(b"content-length")
         if length is not None:
             if not length.isdigit():
-                msg = f"Content-Length is no number: {length[:40]!r}"
+                msg = f"Content-Length must be a number, got {length[:40]!r}"
                 raise InvalidRequest(msg)
             if len(length) > 18 or int(length) > limit:
                 stated = length[:40].decode()

@@ -17,7 +17,7 @@ PROTOCOL: Final = "http/1.1"
 #: A record that says: no protocol of those that were offered is spoken here (RFC 7301).
 _NO_PROTOCOL: Final = bytes((21, 3, 3, 0, 2, 2, 120))
 _BODY: Final = error_body(
-    "this port speaks HTTPS: expected https:// in the URL", "bad_http"
+    "this port accepts HTTPS only: use https:// in the URL", "bad_http"
 )
 _PLAIN: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"

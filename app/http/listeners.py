@@ -160,8 +160,8 @@ def inherited_sockets(
         if use in found:
             msg = (
                 f"LISTEN_FDS={text}: there are several sockets for "
-                f"{use or 'requests'}; one is served, and others are named "
-                f"{METRICS} and {MANAGEMENT} (FileDescriptorName=)"
+                f"{use or 'requests'}; pass one, and name the others {METRICS} or "
+                f"{MANAGEMENT} (FileDescriptorName=)"
             )
             raise ListenError(msg)
         found[use] = _listening(_FIRST + number)
@@ -180,8 +180,8 @@ def _check_private(listener: socket.socket) -> None:
         or os.stat(name).st_mode & 0o002
     ):
         msg = (
-            f"LISTEN_FDS: the socket {MANAGEMENT} ({name!r}) is open to every user, "
-            f"and management needs no key there: ListenStream=/PATH, SocketMode=0600"
+            f"LISTEN_FDS: any user can connect to the socket {MANAGEMENT} ({name!r}), "
+            "which needs no key: set ListenStream=/PATH and SocketMode=0600"
         )
         raise ListenError(msg)
 
@@ -197,8 +197,8 @@ def _listening(descriptor: int) -> socket.socket:
         raise ListenError(msg) from None
     if not (is_stream and listens):
         msg = (
-            f"LISTEN_FDS: descriptor {descriptor} is not a stream socket that listens "
-            f"(ListenStream= with Accept=no)"
+            f"LISTEN_FDS: descriptor {descriptor} is not a listening stream socket; "
+            "set ListenStream= and Accept=no"
         )
         raise ListenError(msg)
     listener.setblocking(False)

@@ -37,7 +37,7 @@ class MetricsFront(InferFront):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in PATHS:
-            msg = "Not Found: this port has /metrics and health only"
+            msg = "Not Found: this port serves /metrics and the health checks only"
             error = HttpError(404, msg, "not_found")
             # A body stays unread.
             is_post = scope["method"] == "POST"

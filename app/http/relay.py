@@ -43,11 +43,11 @@ _SCOPE = (
 
 
 class Closed(Exception):
-    """The other side has closed the connection."""
+    """The peer has closed the connection."""
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:
-    """The next document. Raises `Closed`."""
+    """Return the next document. Raises `Closed`."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > _MOST:
@@ -58,7 +58,7 @@ async def _read(reader: asyncio.StreamReader) -> Any:
 
 
 async def _write(writer: asyncio.StreamWriter, document: Any) -> None:
-    """Raises `Closed`."""
+    """Send a document. Raises `Closed`."""
     raw = msgpack.packb(document)
     try:
         writer.write(_LENGTH.pack(len(raw)))
@@ -69,7 +69,7 @@ async def _write(writer: asyncio.StreamWriter, document: Any) -> None:
 
 
 class Relay:
-    """An application that has `address` answer its requests."""
+    """An application that relays its requests to `address`."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -106,7 +106,7 @@ class Relay:
 
 
 async def _connect(address: str) -> socket.socket:
-    """uvloop knows no abstract addresses. Raises OSError."""
+    """Connect to an abstract address, which uvloop does not support. Raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
@@ -122,14 +122,17 @@ async def _connect(address: str) -> socket.socket:
 
 
 def _unreachable() -> ErrorResponse:
-    msg = "the process that answers this request has ended; try again"
+    msg = "the process that was answering this request has ended; retry"
     return ErrorResponse.of(HttpError(503, msg, "supervisor_gone"), close=True)
 
 
 async def _pass_on(
     scope: Scope, receive: Receive, writer: asyncio.StreamWriter
 ) -> bool:
-    """The scope and what the client sends; whether that ended because it has gone."""
+    """Send the scope and the client's messages.
+
+    Return whether the client disconnected.
+    """
     known = {key: scope[key] for key in _SCOPE if key in scope}
     with contextlib.suppress(Closed):
         await _write(writer, known)
@@ -143,7 +146,9 @@ async def _pass_on(
 
 
 class RelayServer:
-    """The other end: has `app` answer what processes of the same user relay."""
+    """The receiving end: `app` answers requests relayed by processes of the
+    same user.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -154,7 +159,7 @@ class RelayServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Begin to take connections, in the running loop."""
+        """Begin to accept connections, in the running loop."""
         self._server = await asyncio.start_unix_server(
             self._serve, sock=self._listener, backlog=_BACKLOG
         )
@@ -206,16 +211,17 @@ class _Receiver:
         return message
 
     async def drop_rest(self) -> None:
-        """Returns when the other side has closed, which it does when it has the answer.
-        To close with bytes unread, of a body that was not asked for, would take the
-        answer away from it."""
+        """Wait until the peer has closed, which it does after it has the answer.
+
+        Closing with unread bytes of a body would destroy the answer on its way.
+        """
         async with self._turn:
             while await self._reader.read(_DROPPED):
                 pass
 
 
 class _Sender:
-    """Sends messages to the client, and drops them after it has left."""
+    """Sends messages to the client, and drops them after it has disconnected."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -226,7 +232,7 @@ class _Sender:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message in what msgpack knows."""
+    """Return a message in types that msgpack supports."""
     body = message.get("body")
     if isinstance(body, memoryview | bytearray):
         return {**message, "body": bytes(body)}

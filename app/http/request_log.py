@@ -1,6 +1,6 @@
-"""The log of a request over ASGI: its id on its answer, a line when it ends.
+"""The log of a request over ASGI: its id in the answer, and a line at its end.
 
-Requests that become a `Call` are logged by that, which knows more.
+A `Call` logs its own request, because it knows more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ KEY = "popgate.log"
 class RequestLog:
     """One request, from its head to its answer.
 
-    `scope` and `send` are to be used in place of those it was made of; then `end` is to
-    be called. `is_done` once another logs the request.
+    Use `scope` and `send` instead of those of the server, then call `end`. `is_done` is
+    true once a call logs the request.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RequestLog:
 
     @property
     def path(self) -> str:
-        """The path that was asked for, with the base path in front of it."""
+        """Return the path of the URL, including the base path."""
         return str(self.scope.get(BASE, "") + self.scope["path"])
 
     async def send(self, message: Message) -> None:
@@ -78,7 +78,7 @@ class RequestLog:
         await self._send(message)
 
     def end(self) -> None:
-        """The request is over: log it, unless a call does."""
+        """Log the request at its end, unless a call does."""
         if self._watch is not None:
             self._watch.end()
         scope = self.scope
@@ -119,7 +119,7 @@ class RequestLog:
         self._journal.fail(failed)
 
     def _audit(self, asked: Asked, status: int, code: str = "", why: str = "") -> None:
-        """Log a call that changes the server, whatever became of it."""
+        """Log a call that changes the server, with its outcome."""
         path = self.scope["path"]
         if asked.method == "POST" and key_group(path, "POST") == "manage":
             log_management(asked, status, code, why)

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with an orderly end.
+"""The HTTP server: uvicorn, with an orderly shutdown.
 
 Shutting down, in this order: readiness says no; every answer carries ``Connection:
 close``; after `drain_grace` seconds no new connection is taken, but those already in
@@ -65,12 +65,15 @@ _SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the message says why, for the user."""
+    """The server cannot listen on the address; the message tells the user why."""
 
 
 def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Several that are `shared` listen on
-    one port, and the kernel spreads connections among them. Raises `ListenError`."""
+    """Return a listening socket; port 0 chooses a free one.
+
+    `shared` sockets listen on one port, and the kernel spreads connections among them.
+    Raises `ListenError`.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -95,11 +98,13 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def listen_unix(path: Path, *, private: bool = False) -> socket.socket:
-    """A listening Unix socket; a stale one of a dead process is replaced. A `private`
-    one can be opened by the user of this process only (mode 0600).
+    """Return a listening Unix socket, and replace a stale one of a dead process.
 
-    Raises `ListenError`, also where another process listens on it. For a process of one
-    thread: it sets the mode by the umask, so that there is no moment without it.
+    Only the user of this process can open a `private` socket (mode 0600).
+
+    Raises `ListenError`, also if another process listens on it. Only for a process with
+    one thread: it sets the mode by the umask, so the socket has the right mode from the
+    start.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -141,7 +146,7 @@ def _explain(e: OSError, address: str) -> str:
 
 
 def refuse_new_connections(listener: socket.socket) -> None:
-    """Drops further connection attempts, so that the queue of accepted ones can empty.
+    """Drop further connection attempts, so that the queue of accepted ones can empty.
 
     Closing a listening socket resets the connections that wait in its queue, whose
     clients have sent their request already. A packet filter that takes nothing (Linux
@@ -244,43 +249,51 @@ class GatewayServer(uvicorn.Server):
         return self._draining_since > 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The handler of SIGINT and SIGTERM: the first drains, the second goes."""
+        """Handle SIGINT and SIGTERM: the first drains, the second exits immediately."""
         if self.draining:
             if time.monotonic() - self._draining_since < SIGNAL_APART:
                 return  # the same stop, delivered to us and to our group
             if not self.force_exit:
                 name = signal.Signals(sig).name
-                logger.warning("%s again: going at once, answered or not", name)
+                logger.warning(
+                    "%s received again: exiting immediately, even if requests are in "
+                    "flight",
+                    name,
+                )
             self.force_exit = True
             self.should_exit = True
             self.exit_code = 1
             return
         name, left = signal.Signals(sig).name, self.unfinished()
         waits = (
-            f", waiting for {left} request{'s' if left > 1 else ''} in flight, at most "
-            f"{self._shutdown_timeout:g} s; a second signal ends it at once"
+            f", waiting at most {self._shutdown_timeout:g} s for {left} "
+            f"request{'s' if left > 1 else ''} in flight; a second signal exits "
+            "immediately"
         )
         logger.info("%s: shutting down%s", name, waits if left else "")
         self.begin_drain()
 
     def handle_hangup(self) -> None:
-        """SIGHUP: the terminal has gone, or, for a service, read again what can be."""
+        """Handle SIGHUP: in a terminal shut down, in a service reload files."""
         if sys.stdin is not None and sys.stdin.isatty():
             self.handle_exit(signal.SIGHUP, None)
             return
-        logger.info("SIGHUP: looking for changed keys and certificates")
+        logger.info("SIGHUP: checking keys and certificates for changes")
         if self._certificate is not None:
             self._certificate.renew()
         self._on_reload()
 
     def begin_drain(self) -> None:
-        """Starts the orderly end. Loop thread or signal handler; at most once."""
+        """Start the orderly shutdown, at most once.
+
+        For the loop thread or a signal handler.
+        """
         self._draining_since = time.monotonic()
         self._on_drain()
         self._announce_close()
 
     def stop(self, exit_code: int) -> None:
-        """Ends the server from inside, with an exit code of its own."""
+        """Shut the server down from inside, with the given exit code."""
         self.exit_code = exit_code
         if not self.draining:
             self.begin_drain()
@@ -298,8 +311,9 @@ class GatewayServer(uvicorn.Server):
         self._on_listening()
 
     async def _listen(self, app: InferFront, listener: socket.socket) -> None:
-        """Serve `app` on a socket. As uvicorn does, but that a TLS handshake has no
-        more time than the head of a request."""
+        """Serve `app` on a socket as uvicorn does, but limit a TLS handshake like a
+        head.
+        """
         loop = asyncio.get_running_loop()
         is_side = any(listener is side for _, side in self._sides)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -335,7 +349,9 @@ class GatewayServer(uvicorn.Server):
         self._doors.append(door)
 
     def take_over(self, connection: socket.socket) -> None:
-        """Serve what another process has accepted on such a socket as our first."""
+        """Serve a connection that another process has accepted on a socket like our
+        first.
+        """
         self._doors[0].take_over(connection)
 
     async def on_tick(self, counter: int) -> bool:
@@ -375,7 +391,7 @@ class GatewayServer(uvicorn.Server):
                 cycle.logger = quiet
 
     def _announce_close(self) -> None:
-        """Lets every answer from now on say that it is its connection's last."""
+        """Make every answer from now on the last one of its connection."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, GatewayProtocol):
                 connection.finish()
@@ -395,7 +411,7 @@ class GatewayServer(uvicorn.Server):
             listener.close()
 
     async def _finish(self, deadline: float) -> bool:
-        """Waits until nothing is in flight; False if that lasts too long."""
+        """Wait until no request is in flight; return False if that takes too long."""
         linger_until = time.monotonic() + IDLE_LINGER
         while not self.force_exit:
             now = time.monotonic()
@@ -414,7 +430,7 @@ class GatewayServer(uvicorn.Server):
             connection.shutdown()  # closes an idle one, marks a busy one as its last
 
     async def _look_after_connections(self) -> None:
-        """A few at a time: there may be thousands, and each may have to be told."""
+        """Close the connections a few at a time, because there may be thousands."""
         now = asyncio.get_running_loop().time()
         for number, connection in enumerate(list(self.server_state.connections)):
             if number % LOOK_AT == LOOK_AT - 1:
@@ -435,7 +451,7 @@ class GatewayServer(uvicorn.Server):
         return len(self.server_state.tasks) + direct
 
     def count_connections(self) -> tuple[int, int]:
-        """Return the connections of this process and how many there may be."""
+        """Return the number of connections of this process, and their limit."""
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         most = self._max_connections or descriptors * 3 // 4
         return len(self.server_state.connections), most
@@ -445,7 +461,7 @@ class GatewayServer(uvicorn.Server):
         if self.force_exit or not left:
             return
         logger.error(
-            "%d requests are not finished after %g seconds: failing them",
+            "%d requests are still in flight after %g seconds: failing them",
             left,
             self._shutdown_timeout,
         )

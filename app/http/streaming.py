@@ -20,8 +20,9 @@ _HEADERS = [
 
 
 def wants_events(headers: Mapping[bytes, bytes]) -> bool:
-    """Returns whether server-sent events are what Accept likes best; of equals, the
-    first."""
+    """Return whether Accept prefers server-sent events; among equals the
+    first counts.
+    """
     accept = headers.get(b"accept")
     if accept is None or EVENT_STREAM not in accept:
         return False
@@ -42,8 +43,8 @@ def _quality(item: bytes) -> float:
 async def send_events(call: EventCall, send: Send) -> None:
     """Begin a call whose body is complete, and send its responses as events.
 
-    A request that fails has an event with the error as its last; if that is the first
-    one, too, it decides the status.
+    If a request fails, its last event holds the error. If that is also the first event,
+    it sets the status.
     """
     started = False
     call.begin()

@@ -1,4 +1,4 @@
-"""The server's certificate (``--tls-cert``), taken anew when its files change.
+"""The server's certificate (``--tls-cert``), reloaded when its files change.
 
 TLS itself is Python's `ssl` (app/http/handshake.py). A connection keeps the certificate
 that it began with.
@@ -33,15 +33,14 @@ _LARGEST_FILE = 1 << 20
 
 
 class TlsError(ValueError):
-    """The files are no certificate and key that belong together; the message says
-    why, for the user."""
+    """The files are not a certificate and its key; the message tells the user why."""
 
 
 class Certificate:
     """A certificate and its key, for all ports of a server.
 
-    `key` may be None where the certificate's file has it too. With `client_ca`, clients
-    need a certificate by one of the authorities of that file (mutual TLS).
+    `key` may be None if the certificate's file contains it. With `client_ca`, clients
+    need a certificate of an authority in that file (mutual TLS).
     """
 
     def __init__(
@@ -68,7 +67,9 @@ class Certificate:
         self._tell_at = math.inf if self.expires is None else self.expires - WARN_BEFORE
 
     def _read(self) -> list[bytes]:
-        """Return the contents of the files, read once so that all uses agree."""
+        """Return the contents of the files, read once so that all users see
+        the same.
+        """
         found = []
         for path in self._files:
             try:
@@ -81,10 +82,12 @@ class Certificate:
         path, key_path = self._certificate, self._key or self._certificate
         chain, key = read[0], read[1 if self._key else 0]
         if b"CERTIFICATE-----" not in chain:
-            raise TlsError(f"{path}: it has no certificate in PEM form")
+            raise TlsError(f"{path}: the file holds no certificate in PEM form")
         if b"PRIVATE KEY-----" not in key:
-            hint = "" if self._key else "; --tls-key names the file that has it"
-            raise TlsError(f"{key_path}: it has no private key in PEM form{hint}")
+            hint = "" if self._key else "; name the file with the key by --tls-key"
+            raise TlsError(
+                f"{key_path}: the file holds no private key in PEM form{hint}"
+            )
         try:
             with _file_of(chain) as chain_file, _file_of(key) as key_file:
                 # Without a function, a key with a password would be asked for on the
@@ -92,9 +95,15 @@ class Certificate:
                 context.load_cert_chain(chain_file, key_file, password=_no_password)
         except ssl.SSLError as e:
             if e.reason == "KEY_VALUES_MISMATCH":
-                msg = f"{path}: the key of {key_path} belongs to another certificate"
+                msg = (
+                    f"{path}: the private key in {key_path} does not match the "
+                    "certificate"
+                )
             else:
-                msg = f"{path}: it, or the key of {key_path}, is damaged or incomplete"
+                msg = (
+                    f"{path}: the certificate, or the key in {key_path}, is damaged "
+                    "or incomplete"
+                )
             raise TlsError(msg) from None
         except ValueError as e:
             raise TlsError(f"{key_path}: {e}") from None
@@ -108,10 +117,10 @@ class Certificate:
             context.verify_mode = ssl.CERT_REQUIRED
 
     def renew(self) -> bool:
-        """Take changed files over, for connections from now on; whether that was done.
+        """Use changed files for new connections, and return whether they were used.
 
-        Files that do not belong together, as they are while they are being replaced,
-        change nothing, are told of once, and looked at again the next time.
+        Files that do not match, as in the middle of a replacement, change nothing. They
+        are reported once and checked again the next time.
         """
         self._tell_end()
         stamp = stamp_of(self._files)
@@ -129,16 +138,18 @@ class Certificate:
         except TlsError as e:
             if str(e) != self._problem:
                 self._problem = str(e)
-                logger.error("the certificate stays as it was: %s", e)
+                logger.error(
+                    "the certificate was not reloaded, the former one stays in use: %s",
+                    e,
+                )
             return False
         self._set_times(times)
         self._stamp, self._problem = stamp, ""
-        logger.info("read the certificate again from %s", self._certificate)
+        logger.info("reloaded the certificate from %s", self._certificate)
         return True
 
     def _check_times(self, times: tuple[float, float] | None) -> None:
-        """Raises `TlsError` where the certificate that counts now would be replaced by
-        one that does not."""
+        """Raise `TlsError` if an invalid certificate would replace a valid one."""
         now = time.time()
         if self.expires is None or self._begins is None or times is None:
             return
@@ -146,10 +157,12 @@ class Certificate:
         if not self._begins <= now < self.expires or begins <= now < ends:
             return
         why = "it has expired" if ends <= now else "it does not count yet"
-        raise TlsError(f"{self._certificate}: {why}, and the one before counts")
+        raise TlsError(
+            f"{self._certificate}: {why}; the former certificate stays in use"
+        )
 
     def _tell_end(self) -> None:
-        """Once a day, that it will expire soon, or has."""
+        """Warn once a day that the certificate has expired or will expire soon."""
         now = time.time()
         if now < self._tell_at or self.expires is None:
             return
@@ -198,7 +211,7 @@ def _escaped(value: str) -> str:
 
 
 def _no_password() -> str:
-    msg = "the key has a password; expected one without"
+    msg = "the private key has a password; expected a key without one"
     raise ValueError(msg)
 
 

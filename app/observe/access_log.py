@@ -34,7 +34,7 @@ def parse_ratio(text: str) -> float | None:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 1:
-        msg = f"{text!r} is neither off, errors, all nor a share between 0 and 1"
+        msg = f"{text!r} must be off, errors, all or a share between 0 and 1"
         raise ValueError(msg)
     return ratio
 
@@ -121,7 +121,7 @@ class AccessLog:
             left_out, self._left_out = self._left_out, 0
             self._second, self._lines = now, 0
             if left_out:
-                logger.warning("%d more requests were not logged", left_out)
+                logger.warning("%d more requests were omitted from the log", left_out)
         self._lines += 1
         if self._lines > self._most:
             self._left_out += 1

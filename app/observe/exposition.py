@@ -88,7 +88,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
     ("exec_count", "Model executions (a batch counts 1)", lambda m: m.exec_count),
     ("request_duration_us", "Cumulative duration of successful requests, microseconds",
      lambda m: m.request.sum_ns // NS_PER_US),
-    ("queue_duration_us", "Cumulative time requests waited to run, microseconds",
+    ("queue_duration_us", "Cumulative time that requests were queued, microseconds",
      lambda m: m.queue.sum_ns // NS_PER_US),
     ("compute_input_duration_us", "Cumulative time preparing inputs, microseconds",
      lambda m: m.compute_input_ns // NS_PER_US),
@@ -102,7 +102,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
     ("popgate_request_duration_seconds",
      "Time from the complete request to the complete answer, successful requests",
      lambda m: m.request),
-    ("popgate_queue_duration_seconds", "Time waited to run, successful requests",
+    ("popgate_queue_duration_seconds", "Time in the queue, successful requests",
      lambda m: m.queue),
     ("popgate_compute_duration_seconds",
      "Time in the batch that ran on the device, successful requests",
@@ -158,19 +158,19 @@ def render_models(
         ("nv_inference_pending_request_count", "gauge",
          "Inference requests awaiting execution", awaiting),
         ("popgate_requests_in_flight", "gauge",
-         "Inference requests taken in and not yet answered", lambda m: m.pending),
+         "Inference requests accepted but not yet answered", lambda m: m.pending),
         ("popgate_model_busy_seconds_total", "counter",
-         "Time that devices have run the model: a batch counts once",
+         "Time that devices have run the model, counted once for a batch",
          lambda m: f"{m.busy_ns / 1e9:.9f}"),
         ("popgate_model_utilization", "gauge",
-         "Devices that the model keeps busy: 1 is all of one device's time",
+         "Number of devices that the model keeps busy: 1 is all the time of one device",
          lambda m: f"{busy_shares.get(id(m), 0.0):.6f}"),
     ):  # fmt: skip
         yield family(name, kind, text, number)
     yield _failed([(m, labels) for m, labels in labelled if m.failure_count], is_open)
     answered = [(m, labels) for m, labels in labelled if m.successes]
     name = "popgate_batch_rows"
-    text = "Rows of the batches that the model has run"
+    text = "Rows in the batches that the model has run"
     lines = family_head(name, "histogram", text, is_open)
     for m, labels in answered:
         lines += _batch_lines(name, labels, m.batches)

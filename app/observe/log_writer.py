@@ -83,7 +83,10 @@ class LogWriter(logging.Handler):
         piece: list[str] = []
         size = 0
         if dropped:
-            text = f"{counted(dropped, 'line')} could not be written in time"
+            text = (
+                f"{counted(dropped, 'line')} could not be written in time and were "
+                "dropped"
+            )
             logger = logging.getLogger(__name__)
             items = [
                 logger.makeRecord(logger.name, logging.WARNING, "", 0, text, (), None),

@@ -81,15 +81,15 @@ class OwnMetrics:
         mine = _samples(told.name, told.kind)
         for name, other in self._families.items():
             if name != told.name and mine & _samples(name, other.kind):
-                return f"there is a {other.kind} {name}"
+                return f"there is already a {other.kind} {name}"
         series = family.series.get(told.labels)
         if series is not None and series.bounds != told.bounds:
             if series.told:
-                return "another process has it with other buckets"
+                return "another process has the metric with other buckets"
             series.bounds, series.kept = told.bounds, (0.0,) * len(told.values)
         if series is None:
             if self._counts.get(model, 0) >= MAX_SERIES:
-                return f"a model has {MAX_SERIES} combinations of labels at most"
+                return f"a model may have at most {MAX_SERIES} combinations of labels"
             self._counts[model] = self._counts.get(model, 0) + 1
             zeros = (0.0,) * len(told.values)
             series = family.series[told.labels] = _Series(model, told.bounds, zeros)

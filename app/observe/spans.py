@@ -44,8 +44,8 @@ _BATCHES = 64
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NS = 1_000_000_000
 _NEEDS_MORE = (
-    "OpenTelemetry's variables ask for spans, which need more packages: "
-    "pip install 'popgate[otel]'"
+    "OpenTelemetry's variables enable spans, but its packages are not installed: pip "
+    "install 'popgate[otel]'"
 )
 
 #: A phase of a request: its name, its begin and its end.
@@ -214,7 +214,7 @@ class Spans:
                 self._lost += count
         except Exception:
             self._lost += count
-            logger.exception("the spans of %d requests are lost", count)
+            logger.exception("the spans of %d requests were dropped", count)
 
 
 class _Maker:
@@ -513,7 +513,7 @@ def _otlp_exporter(environment: Mapping[str, str]) -> Any:
         if kind == "http":
             raise InvalidConfig(_NEEDS_MORE) from e
         msg = (
-            f"{variable}=grpc needs one more package: pip install "
+            f"{variable}=grpc needs another package: pip install "
             "opentelemetry-exporter-otlp-proto-grpc (or set it to http/protobuf, and "
             "the endpoint to the collector's port for OTLP over HTTP, usually 4318)"
         )
@@ -567,8 +567,8 @@ def spans_of_environment() -> Spans | None:
     if propagators.missing:
         names = ", ".join(propagators.missing)
         logger.warning(
-            "%s: %s is not installed, and is ignored; the header traceparent (W3C) is "
-            "read in any case",
+            "%s: %s is not installed and is ignored; the header traceparent (W3C) is "
+            "still read",
             propagators.VARIABLE,
             names,
         )
@@ -577,7 +577,7 @@ def spans_of_environment() -> Spans | None:
     try:
         return Spans()
     except InvalidConfig as e:
-        logger.warning("no spans are made: %s", e)
+        logger.warning("cannot create spans: %s", e)
     except Exception as e:  # OpenTelemetry has its own ways to refuse a variable
         logger.warning("spans are off: OpenTelemetry: %s", e)
     return None

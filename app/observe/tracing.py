@@ -113,7 +113,7 @@ class TraceFile:
             self._end += written - 3
         except OSError as e:
             self._broken = True
-            logger.error("no more traces: %s cannot be written: %s", self.path, e)
+            logger.error("tracing stops: cannot write %s: %s", self.path, e)
 
     def close(self) -> None:
         if self._file >= 0:

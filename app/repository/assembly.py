@@ -1,6 +1,6 @@
 """Assembly of a model as requests see it, from its files and options.
 
-Used to load it, and to say what would be loaded.
+Used to load a version, and to preview what would be loaded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHANNEL_MEMORY, MOST_CHANNEL_MEMORY = 256 << 20, 1 << 38
 
 
 class DescribesModel(DescribesTensors, Protocol):
-    """The part of a model, loaded or not, that a spec is made of."""
+    """The part of a model, loaded or not, from which its spec is made."""
 
     @property
     def is_fused(self) -> bool: ...
@@ -50,8 +50,9 @@ class DescribesModel(DescribesTensors, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds that loading a model with its warm-up may take, and one run of it; 0: as
-    long as it does."""
+    """Time limits in seconds for loading a model with its warm-up, and for one run; 0:
+    no limit.
+    """
 
     load: float = 0.0
     run: float = 0.0
@@ -70,9 +71,9 @@ def runner_config(
 ) -> ModelRunnerConfig:
     """Return the engine's options of a model whose replicas run on `placement`.
 
-    Where `config` does not say how large requests may be, they may be as large as the
-    bodies that are taken, `largest_body` bytes, and never less than the engine's own.
-    Raises `engine.InvalidConfig`, ValueError for frozen inputs that do not suit it.
+    If `config` does not limit the size of requests, they may be as large as the
+    accepted bodies, `largest_body` bytes, and never less than the engine's default.
+    Raises `engine.InvalidConfig`, and ValueError for frozen inputs that do not fit.
     """
     channel_memory = config.channel_memory
     if channel_memory is None:
@@ -118,7 +119,7 @@ def _run_timeout(config: ModelConfig, seconds: float) -> float:
 class Assembled:
     """A version as it is run and as requests see it.
 
-    `spec` is of all its tensors, `visible` of those that requests have.
+    `spec` has all its tensors, `visible` those that requests see.
     """
 
     spec: ModelSpec
@@ -146,7 +147,7 @@ def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
 def ragged_inputs(
     source: VersionSource, config: ModelConfig
 ) -> tuple[tuple[str, float], ...]:
-    """Return the inputs that are declared to have a length, with their padding values.
+    """Return the inputs that declare a length, with their padding values.
 
     They are those of the configuration, or else of the model's format.
     """
@@ -178,7 +179,7 @@ def format_options(source: VersionSource, config: ModelConfig) -> Any:
 
 
 def named_optional_inputs(config: ModelConfig) -> tuple[str, ...]:
-    """Return the inputs that may be left out one by one, as the options say."""
+    """Return the inputs that requests may omit individually, as the options say."""
     optional = config.optional_inputs
     return optional if isinstance(optional, tuple) else ()
 
@@ -193,8 +194,8 @@ def assemble(
 ) -> Assembled:
     """Assemble a version that `runner` runs, as requests see it.
 
-    `defaults` are those of its inputs (`CompileCache.defaults`). Raises ValueError
-    where its options or what is declared differ from `model`.
+    `defaults` are the default values of its inputs (`CompileCache.defaults`). Raises
+    ValueError if its options or declarations contradict `model`.
     """
     optional = config.optional_inputs
     spec = ModelSpec.from_runner(
@@ -217,7 +218,7 @@ def assemble(
 def _defaults(
     spec: ModelSpec, arrays: Mapping[str, Array | None]
 ) -> Mapping[str, Tensor]:
-    """Return the defaults of inputs, each of one row where the model is batched."""
+    """Return the defaults of inputs, each with one row if the model is batched."""
     found = {}
     for name, array in arrays.items():
         tensor = spec.inputs_by_name.get(name)
@@ -231,7 +232,7 @@ def _defaults(
         if spec.is_batched and array.shape[:1] != (1,):
             msg = (
                 f"input '{name}' is optional, and its default has shape "
-                f"{list(array.shape)}; where rows are counted it must have one"
+                f"{list(array.shape)}; a batched model needs a first dimension of one"
             )
             raise ValueError(msg)
         if tensor.type.item_size:
@@ -254,8 +255,8 @@ def _scheduler(
     if source.format:
         if config.sequence is not None or config.responses is not None:
             raise ValueError(
-                f"a model of the format {source.format} has neither [sequence] nor "
-                f"[responses]"
+                f"a model of the format {source.format} can have neither [sequence] "
+                "nor [responses]"
             )
         kind, options = format_named(source.format), format_options(source, config)
         return kind.scheduler(spec, runner, source.files, options)
@@ -277,13 +278,17 @@ def _scheduler(
 
 
 def _check_alone(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> None:
-    """Raises ValueError for a model whose requests already go through something."""
+    """Raise ValueError for a model whose requests already go through
+    another scheduler.
+    """
     others = {
-        "a folder of another format": bool(source.format),
-        "a model in Python that yields responses": is_generator(spec, source, config),
+        "a model of another format": bool(source.format),
+        "a Python model that yields responses": is_generator(spec, source, config),
         "[sequence]": config.sequence is not None,
         "[responses]": config.responses is not None,
     }
     for what, is_there in others.items():
         if is_there:
-            raise ValueError(f"a section that decodes inputs does not go with {what}")
+            raise ValueError(
+                f"a section that decodes inputs cannot be combined with {what}"
+            )

@@ -1,8 +1,8 @@
 """Content of the cache folder, and how it is emptied while servers run.
 
-A compiled file that is removed stays open in the servers that serve it, and is compiled
-anew when it is next loaded. A downloaded model that a server serves, and a download
-that is going on, stay: their locks say so.
+A removed compiled file stays open in the servers that serve it, and is compiled again
+at its next load. Downloaded models that a server serves, and running downloads, are
+kept: their locks show that they are in use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JUST_NOW: Final = 60.0
 
 
 class CacheContents:
-    """The cache of compiled files, `compiled`, and that of downloads, `downloaded`."""
+    """The cache of compiled files, `compiled`, and of downloads, `downloaded`."""
 
     def __init__(self, compiled: Path, downloaded: Path) -> None:
         self._compiled = compiled
@@ -34,7 +34,7 @@ class CacheContents:
         return sorted(found, key=lambda each: (each.kind, each.used))
 
     def remove(self, cached: Cached) -> bool:
-        """Remove one thing, unless it is in use. Return whether it is gone."""
+        """Remove one entry, unless it is in use. Return whether it is gone."""
         if cached.in_use:
             return False
         if cached.kind == "downloaded":
@@ -48,7 +48,7 @@ class CacheContents:
         return True
 
     def sweep(self) -> None:
-        """Remove what ended servers have left behind."""
+        """Remove the remains of ended servers."""
         Uploads(self._compiled / "uploads").sweep()
         for cache in self._downloaded:
             cache.sweep()
@@ -72,7 +72,7 @@ class CacheContents:
 
 
 def _name_of(file: Path) -> str:
-    """Return the name of a compiled model, else that of its file."""
+    """Return the name of a compiled model, or else of its file."""
     from popef_io import PopefError, Reader
 
     reader = Reader()

@@ -1,8 +1,8 @@
 """ONNX files of the repository, compiled when they are first loaded and kept.
 
-The key of a compiled file is a digest of everything that it was made from: the ONNX
-file, its external data files, the compile options, and the versions of the compiler and
-of ONNX Runtime. So nothing in the cache is ever stale, and deleting it is always safe.
+The key of a compiled file is a digest of all its sources: the ONNX file, its external
+data files, the compile options, and the versions of the compiler and of ONNX Runtime.
+So no file in the cache is ever stale, and deleting a file is always safe.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 class CompileCache:
     """Compiled models by the digest of their sources. Thread-safe.
 
-    Two processes that compile the same model at once do the work twice and end with the
-    same file: a finished file is renamed into its place. Compiling a file may take so
-    many `seconds`, and bytes of `memory` (0: three quarters of the machine's); one that
-    exceeds them is an error of that file.
+    If two processes compile the same model at the same time, both do the work and end
+    with the same file: a finished file is renamed into its place. Compiling is limited
+    to `seconds` and to `memory` bytes (0: three quarters of the machine's); a model
+    that exceeds a limit fails.
     """
 
     def __init__(self, folder: Path, seconds: float = 600.0, memory: int = 0) -> None:
@@ -55,24 +55,28 @@ class CompileCache:
         self._closed = False
 
     def find(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path | None:
-        """Return the compiled file of an ONNX file, if there is one. Raises as
-        `popef_for`.
+        """Return the compiled file of an ONNX file, if it exists.
+
+        Raises as `popef_for`.
         """
         target, _ = self._place(source, changes)
         return target if target.is_file() else None
 
     def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
-        """Return the compiled file of an ONNX file; compiles it if there is none yet.
+        """Return the compiled file of an ONNX file; compile it if it does not exist.
 
-        `changes` are made to the model. Blocks as long as compiling takes, which is
-        done in a process of its own: what is in the file may take no more time and
-        memory than the limits say, and not crash us. Raises what `compile_model`
-        raises, ValueError for changes that do not fit, OSError where a file cannot be
-        read or written.
+        `changes` are applied to the model. Blocks while the model is compiled in a
+        process of its own, so the content of the file can neither exceed the limits nor
+        crash this process. Raises what `compile_model` raises, ValueError for changes
+        that do not fit, and OSError if a file cannot be read or written.
         """
         target, options = self._place(source, changes)
         if target.is_file():
-            logger.debug("%s: compiled before, %s", source.name, target)
+            logger.debug(
+                "%s: using the compiled file of an earlier start, %s",
+                source.name,
+                target,
+            )
             with contextlib.suppress(OSError):  # a cache may be for reading only
                 os.utime(target)  # it was used, for `popgate cache`
             return target
@@ -132,12 +136,13 @@ class CompileCache:
     def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
         """Return the defaults of the inputs `names` that a request may omit.
 
-        None is an input that the model does not use. Raises what `popef_for` raises.
+        None stands for an input that the model does not use. Raises what `popef_for`
+        raises.
         """
         return input_defaults(_load(source), names) if names else {}
 
     def _usable_folder(self) -> Path:
-        """Return the folder of the cache, or one for temporary files if it is
+        """Return the folder of the cache, or a temporary folder if the cache is
         read-only.
         """
         if self._folder is None:
@@ -197,7 +202,7 @@ def compile_into(
 
 def _check_regular(source: Path) -> None:
     if not source.is_file():  # a pipe would be waited for
-        raise InvalidModel(f"{source.name} is no regular file")
+        raise InvalidModel(f"{source.name} is not a regular file")
 
 
 def _digest(source: Path, options: str) -> str:
@@ -212,10 +217,9 @@ def _digest(source: Path, options: str) -> str:
 
 
 def external_files(source: Path) -> list[Path]:
-    """Return the data files that an ONNX file refers to, beside it, sorted; only those
-    there.
+    """Return the existing data files that an ONNX file refers to, beside it, sorted.
 
-    What a model may refer to is the compiler's to check; this only reads them.
+    The compiler checks which files a model may refer to; this function only reads them.
     """
     model = _load(source, load_external_data=False)
     names = {
@@ -230,7 +234,10 @@ def external_files(source: Path) -> list[Path]:
 
 
 def _load(source: Path, **options: Any) -> Any:
-    """Return the model in a file. Raises OSError, ValueError if there is none."""
+    """Return the model in a file.
+
+    Raises OSError, and ValueError if the file holds none.
+    """
     import onnx
 
     _check_regular(source)
@@ -239,7 +246,9 @@ def _load(source: Path, **options: Any) -> Any:
     except OSError:
         raise
     except Exception as e:  # the parser's own error type depends on its implementation
-        raise ValueError(f"{source.name} is not an ONNX model, or cut off: {e}") from e
+        raise ValueError(
+            f"{source.name} is not a valid ONNX model, or is truncated: {e}"
+        ) from e
 
 
 def _tensors(graph: Any) -> Iterator[Any]:

@@ -1,9 +1,10 @@
-"""The devices of a gateway: attached at start, driven by its event loop, brought back.
+"""The devices of a gateway: attached at start, driven by its event loop, restarted
+after a loss.
 
-A device needs an owner that drives it (`Device.poll`), who notices that its process has
-died (`Device.check`) and who starts a lost one again (`Device.recover`, which blocks).
-Here that is the event loop, and a thread for what blocks. Requests that are late are
-given up where they are looked after (app/serving/deadlines.py).
+A device needs an owner that drives it (`Device.poll`), that notices the death of its
+process (`Device.check`), and that restarts a lost one (`Device.recover`, which blocks).
+Here the owner is the event loop, with a thread for blocking calls. Late requests are
+failed elsewhere (app/serving/deadlines.py).
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ LOOP_TIMEOUT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """An attached device as people see it. `restarts`: how often it was lost, `lost_by`
-    why it was the last time; `back_off`: seconds between two tries to start it again,
-    0 where the last one succeeded; `busy_ns`:
-    for how long it has run models."""
+    """An attached device as the API describes it.
+
+    `restarts` counts its losses, and `lost_by` is the reason of the last. `back_off` is
+    the number of seconds between two attempts to start it, 0 after a success. `busy_ns`
+    is the time for which it has run models.
+    """
 
     id: str
     state: str
@@ -80,10 +83,12 @@ class GatewayDevices:
         on_back: Callable[[], None] = lambda: None,
         in_flight_elsewhere: Callable[[Device], int] = lambda device: 0,
     ) -> None:
-        """Make the pool; `event_loops` cores are left to those who feed the devices.
-        `on_back` is called when a lost device has come back, with its models;
-        `in_flight_elsewhere` says how many requests other processes have in flight on
-        one.
+        """Make the pool; `event_loops` cores are left to the processes that feed the
+        devices.
+
+        `on_back` is called when a lost device is back, with its models.
+        `in_flight_elsewhere` returns how many requests other processes have in flight
+        on a device.
 
         Raises `engine.InvalidConfig` for a specification it cannot read.
         """
@@ -106,8 +111,8 @@ class GatewayDevices:
         self._ended: list[Device] = []
         if not self._manager.graph_units:
             raise InvalidConfig(
-                f"devices {specification!r} are for Python models only; name one that "
-                "runs graphs too, as in cpu:1"
+                f"devices {specification!r} run Python models only; add a device that "
+                "runs graphs, as in cpu:1"
             )
         self._devices: list[Device] = []
         self._next = 0
@@ -120,10 +125,10 @@ class GatewayDevices:
         return self._manager.plan
 
     def attach(self) -> None:
-        """Attaches the named devices, or one free one; waits as configured.
+        """Attach the named devices, or one free one; wait as configured.
 
-        Raises `engine.NoDeviceAvailable` or `engine.DeviceWaitTimeout`, having
-        given back what it got.
+        Raises `engine.NoDeviceAvailable` or `engine.DeviceWaitTimeout`, after releasing
+        the devices that it attached.
         """
         devices: list[Device] = []
         try:
@@ -158,8 +163,9 @@ class GatewayDevices:
         have = len(self._devices)
         if wanted and max(wanted) >= have:
             raise ValueError(
-                f"devices = {list(wanted)} needs {counted(max(wanted) + 1, 'device')}, "
-                f"and {have} {'is' if have == 1 else 'are'} attached (--devices)"
+                f"devices = {list(wanted)} needs "
+                f"{counted(max(wanted) + 1, 'device')}, but {have} "
+                f"{'is' if have == 1 else 'are'} attached (--devices)"
             )
         if wanted:
             return {i: self._devices[wanted[i % len(wanted)]] for i in range(instances)}
@@ -167,8 +173,10 @@ class GatewayDevices:
         return {i: self._devices[(first + i) % have] for i in range(instances)}
 
     def start_python(self, options: PythonOptions, count: int) -> list[Device]:
-        """Start so many processes of one Python model, driven by the event loop until
-        they are closed. For a thread; blocks. Raises as `create_python_device` does.
+        """Start `count` processes of one Python model, driven by the event loop until
+        they are closed.
+
+        For a thread; blocks. Raises as `create_python_device` does.
         """
         devices: list[Device] = []
         try:
@@ -190,9 +198,7 @@ class GatewayDevices:
         device.on_close(self._release)
 
     def _release(self, device: Device) -> None:
-        """Stop watching the descriptors of a device that is about to be closed, in any
-        thread.
-        """
+        """Stop watching a device's descriptors before it is closed, in any thread."""
         if device in self._python:
             with contextlib.suppress(DeviceClosed):
                 self._in_loop(partial(self._stop_driving, device))
@@ -206,7 +212,7 @@ class GatewayDevices:
         """Run it in the event loop's thread, and wait."""
         loop = self._loop
         if loop is None or loop.is_closed():
-            raise DeviceClosed("the gateway has ended")
+            raise DeviceClosed("the gateway has shut down")
         if threading.get_ident() == self._loop_thread:
             call()
             return
@@ -217,8 +223,7 @@ class GatewayDevices:
         asyncio.run_coroutine_threadsafe(task(), loop).result(LOOP_TIMEOUT)
 
     def bring_back(self, devices: Collection[Device]) -> None:
-        """Restart the lost ones among the devices, with their models. For a thread;
-        blocks.
+        """Restart the lost devices, with their models. For a thread; blocks.
 
         Raises what kept them from coming back.
         """
@@ -300,9 +305,7 @@ class DeviceWatch:
         self._looks = loop.create_task(self._look_at_runs())
 
     def bring_back(self) -> None:
-        """Restart the device now if it is lost, noticed or not. For a
-        thread; blocks.
-        """
+        """Restart the device if it is lost, noticed or not. For a thread; blocks."""
         asyncio.run_coroutine_threadsafe(self._notice(), self._loop).result()
         self.device.recover()
         if self.device.state is not DeviceState.READY:
@@ -327,8 +330,10 @@ class DeviceWatch:
                 await self._pool.run(device.check_responsive)
 
     async def _look_at_runs(self) -> None:
-        """Ends runs that take longer than they may, where something runs. Models whose
-        pause is over are loaded again."""
+        """End runs that exceed their time limit.
+
+        Load models again whose pause is over.
+        """
         device = self.device
         while True:
             await asyncio.sleep(RUN_INTERVAL)
@@ -389,11 +394,11 @@ class DeviceWatch:
         device = self.device
         while device.state is DeviceState.LOST:
             await self._pause(device.back_off)
-            logger.info("device %s: starting it again", device.id)
+            logger.info("device %s: restarting it", device.id)
             try:
                 await self._pool.run(device.recover)
             except (EngineError, OSError) as e:
-                logger.error("device %s does not come back: %s", device.id, e)
+                logger.error("device %s cannot be restarted: %s", device.id, e)
                 self._give_up_half_loaded()
         if device.state is DeviceState.READY:
             self._watch_life()

@@ -22,18 +22,18 @@ from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable, RequestScheduler, infer_path
 from app.spec import ModelSpec
 
-_NO_PLACE = "its requests go by [sequence] or [responses], which have no place here"
+_NO_PLACE = "its requests use [sequence] or [responses], which an ensemble cannot run"
 _CONVERTED = (
-    "its requests are converted before the model takes them (a tokenizer or decoder "
-    "of a plugin), and an ensemble would skip that; call it from a Python model instead"
+    "a plugin converts its requests first (a tokenizer or decoder), and an ensemble "
+    "would skip that; call the model from a Python model instead"
 )
 _TICK = 0.02  # seconds between looks at a member that is being loaded
 
 
 def why_no_member(scheduler: RequestScheduler | None) -> str:
-    """Return why a model with this scheduler cannot be a step; empty if it can.
+    """Return why a model with this scheduler cannot be a step; empty if it can be one.
 
-    A step gives its tensors to the model's runner, past any other scheduler.
+    A step passes its tensors to the model's runner directly, without another scheduler.
     """
     if scheduler is None or isinstance(scheduler, EnsembleScheduler):
         return ""
@@ -64,8 +64,8 @@ class Members(Protocol):
 class EnsembleLoader:
     """Loads ensembles, after the models that they are made of.
 
-    `load_member` has a model loaded that is in the folder and not in memory, where that
-    is allowed.
+    `load_member` loads a model that is in the folder but not in memory, if that is
+    allowed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class EnsembleLoader:
         """Return the ensemble that the record's configuration describes. Raises
         `LoadError`.
 
-        Waits for members that are being loaded, and has those loaded that are not.
+        Waits for members that are being loaded, and loads those that are not.
         """
         config = record.config.ensemble
         assert config is not None

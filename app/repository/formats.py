@@ -1,7 +1,7 @@
 """Model formats: kinds of model folders that plugins bring.
 
-A format recognises its folder, says how the ONNX file in it is changed before it is
-compiled, and gives what stands between requests and the model.
+A format recognises its folder, changes the ONNX file in it before compiling, and
+provides the scheduler between requests and the model.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class FormatScheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharedFormat:
-    """The description that another process makes a scheduler of.
+    """The description from which another process makes a scheduler.
 
     `format` is the name of the format's entry point, `spec` has the tensors of the
-    converted model. `description` is the format's own, as msgpack can hold it.
+    converted model. The format chooses the content of `description`, within the types
+    of msgpack.
     """
 
     format: str
@@ -62,9 +63,12 @@ class SharedFormat:
 
 @runtime_checkable
 class SharedScheduler(Protocol):
-    """A `FormatScheduler` whose model HTTP workers may run, each with a scheduler of
-    its own. Its format has a method `join(spec, runner, description)`, which returns
-    one or raises ValueError or OSError."""
+    """A `FormatScheduler` whose model HTTP workers may run, each with its own
+    scheduler.
+
+    Its format has a method `join(spec, runner, description)`, which returns such a
+    scheduler or raises ValueError or OSError.
+    """
 
     @property
     def shared(self) -> SharedFormat:
@@ -74,8 +78,8 @@ class SharedScheduler(Protocol):
 class ModelFormat(Protocol):
     """One kind of model folder; its name is that of its entry point. For all threads.
 
-    `section` is the class of its section in ``config.toml``, which has the format's
-    name; all of its keys have defaults (`app.config.config_keys.section`).
+    `section` is the class of its section in ``config.toml``, which is named like the
+    format; all of its keys have defaults (`app.config.config_keys.section`).
 
     A format may also have a method `ragged(files, options)`. It returns the inputs
     whose second axis is a length that padding does not change, with their padding
@@ -89,12 +93,17 @@ class ModelFormat(Protocol):
     section: type[Any]
 
     def files(self, folder: Path, options: Any) -> tuple[Path, ...]:
-        """Return the files of the model in `folder`, the ONNX file first; nothing if
-        the folder is none of this format. Raises OSError."""
+        """Return the files of the model in `folder`, the ONNX file first; empty if the
+        folder has another format.
+
+        Raises OSError.
+        """
 
     def notes(self, files: Sequence[Path], options: Any) -> Sequence[str]:
-        """Return what was understood of a folder, for `popgate validate`. Raises
-        ValueError as `recipe`."""
+        """Return the parsed description of a folder, for `popgate validate`.
+
+        Raises ValueError as `recipe`.
+        """
 
     def recipe(self, files: Sequence[Path], options: Any) -> Mapping[str, Any]:
         """Return the arguments of `convert`, as JSON can hold them.
@@ -111,7 +120,7 @@ class ModelFormat(Protocol):
     def scheduler(
         self, spec: ModelSpec, runner: FormatRunner, files: Sequence[Path], options: Any
     ) -> FormatScheduler:
-        """Return what requests to the loaded model go through. Raises ValueError.
+        """Return the scheduler for requests to the loaded model. Raises ValueError.
 
         `spec` has the tensors of the converted model.
         """
@@ -134,7 +143,9 @@ class InputDecoder(Protocol):
 
 
 def decoder_of(sections: Mapping[str, Any]) -> tuple[InputDecoder, Any] | None:
-    """Return the decoder that a model's configuration has a section for, with it."""
+    """Return the decoder whose section a model's configuration contains, and the
+    section.
+    """
     for name, one in plugins(INPUT_DECODERS).items():
         if name in sections:
             return one, sections[name]
@@ -142,7 +153,7 @@ def decoder_of(sections: Mapping[str, Any]) -> tuple[InputDecoder, Any] | None:
 
 
 def format_named(name: str) -> ModelFormat:
-    """Return the format of that name, which a scan has found."""
+    """Return the format with that name, which a scan has found."""
     found: ModelFormat = plugins(MODEL_FORMATS)[name]
     return found
 
@@ -158,7 +169,8 @@ def join_format(shared: SharedFormat, runner: FormatRunner) -> FormatScheduler:
 def recognise(
     folder: Path, sections: Mapping[str, Any]
 ) -> tuple[str, tuple[Path, ...]]:
-    """Return the format of a folder and the model's files; empty if no plugin knows it.
+    """Return the format of a folder and the model's files; empty if no plugin
+    recognises it.
 
     `sections` are those of the model's configuration. Raises OSError.
     """

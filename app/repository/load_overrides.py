@@ -1,4 +1,5 @@
-"""The parameters of a load: a configuration, and files instead of the repository's.
+"""The parameters of a load request: a configuration, and files that replace the
+repository's.
 
 Names and rules are those of the protocol's model repository extension: ``config`` is a
 JSON document in a string, ``file:<version>/<name>`` a file in base64; files need a
@@ -31,8 +32,9 @@ class LoadOverrides:
 
 
 def parse_load_overrides(name: str, parameters: Mapping[str, Any]) -> LoadOverrides:
-    """Return the `LoadOverrides` of the parameters. Decodes, so large ones are for a
-    thread.
+    """Return the `LoadOverrides` of the parameters.
+
+    Decodes files, so use a thread for large ones.
 
     Raises `InvalidRequest`.
     """
@@ -53,12 +55,15 @@ def parse_load_overrides(name: str, parameters: Mapping[str, Any]) -> LoadOverri
             raise InvalidRequest(msg)
     if files and config is None:
         msg = (
-            f"failed to load '{name}', failed to poll from model repository: files can "
-            f"only be given together with 'config' (an empty object will do)"
+            f"failed to load '{name}', failed to poll from model repository: files "
+            "can only be given together with 'config' (an empty object is enough)"
         )
         raise InvalidRequest(msg)
     if len(files) > MAX_FILES:
-        msg = f"failed to load '{name}': {len(files)} files, at most {MAX_FILES}"
+        msg = (
+            f"failed to load '{name}': the request has {len(files)} files, at most "
+            f"{MAX_FILES} are allowed"
+        )
         raise InvalidRequest(msg)
     return LoadOverrides(config, files)
 

@@ -65,9 +65,11 @@ class LoadError(Exception):
 
 
 class LoadCutOff(LoadError):
-    """Loading was interrupted by a passing condition, without known fault of the model:
-    it may be tried again. `code` is that of the answer; `at_once` says that the next
-    request may, because it does not begin the same work in vain.
+    """Loading was interrupted by a passing condition, not by a fault of the model, so
+    it may be retried.
+
+    `code` is the error code of the answer. `at_once` means that the next request may
+    retry it, because the interrupted work is not repeated in vain.
     """
 
     def __init__(self, message: str, code: str, *, at_once: bool = True) -> None:
@@ -78,7 +80,7 @@ class LoadCutOff(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A version that can be run, and what it was made from.
+    """A version that can run, and its sources.
 
     `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
     `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready, with
@@ -107,7 +109,7 @@ class LoadedModel:
         return self.config == config and self.source == source
 
     def save(self) -> None:
-        """Puts its state where the options say, if anywhere. Blocks."""
+        """Save its state to the place in the options, if there is one. Blocks."""
         if self.config.save_outputs and isinstance(self.runner, ModelRunner):
             save_state(self.runner, Path(self.config.save_outputs), self.version)
 
@@ -149,12 +151,12 @@ class ModelLoader:
         config: ModelConfig,
         replaces: LoadedModel | None = None,
     ) -> LoadedModel:
-        """Compiles where needed, loads, describes and warms up. Raises `LoadError`.
+        """Compile if needed, load, describe and warm up. Raises `LoadError`.
 
-        Where a device is lost meanwhile it is loaded again on the one that comes back,
-        until it is known to have crashed it.
-        `replaces` serves in its place now. Where that was warmed up with synthetic
-        values, they suit the model, and if they fail now the new one is at fault.
+        If a device is lost meanwhile, the model is loaded again on the restarted
+        device, until it is known to have caused the crash. `replaces` is the version
+        that serves now. If synthetic values have warmed that version up, they fit the
+        model; if they fail now, the new version is at fault.
         """
         start = time.monotonic()
         until = start + self._limits.load if self._limits.load else math.inf
@@ -191,7 +193,7 @@ class ModelLoader:
         # One model after the other, so that it can be told whose doing it is.
         with self._again:
             for _ in range(MOST_TRIES - 1):
-                logger.warning("model %s: %s; PopGate loads it again", label, error)
+                logger.warning("model %s: %s; reloading it", label, error)
                 try:
                     self._devices.bring_back(devices)
                     return once()
@@ -199,7 +201,9 @@ class ModelLoader:
                     raise
                 except DeviceLost as e:
                     if e.culprit == label:
-                        raise LoadError(f"loading it ends its device: {e}") from e
+                        raise LoadError(
+                            f"loading the model ends its device process: {e}"
+                        ) from e
                     error = e
                 if time.monotonic() > until:
                     break
@@ -219,7 +223,7 @@ class ModelLoader:
         runner = self._open(label, files, config, placement, optional_outputs(source))
         if not runner.ragged and ragged_inputs(source, config):
             why = runner.ragged_reason or "the file was compiled without [ragged]"
-            msg = "model %s: rows of different length run alone: %s"
+            msg = "model %s: rows of different lengths run separately: %s"
             logger.warning(msg, label, why)
         return self._ready(name, source, config, replaces, until, files, runner)
 
@@ -231,9 +235,10 @@ class ModelLoader:
         replaces: LoadedModel | None,
         until: float,
     ) -> LoadedModel:
-        """Load a Python model on its own processes, which end with its runner. A
-        process that dies while loading is not tried again: no other model can have been
-        at fault.
+        """Load a Python model on its own processes, which end with its runner.
+
+        If a process dies during the load, there is no second attempt, because no other
+        model can have been at fault.
         """
         label, seconds = f"{name}/{source.version}", self._limits.load
         options = process_options(label, source, config)
@@ -263,7 +268,7 @@ class ModelLoader:
         files: list[Path],
         runner: ModelRunner,
     ) -> LoadedModel:
-        """Describes and warms up what is loaded; closes it where that fails."""
+        """Describe and warm up a loaded model; close it if that fails."""
         runner.is_warming_up = True
         try:
             defaults = input_defaults(source, config, self._cache)
@@ -296,12 +301,12 @@ class ModelLoader:
         )
 
     def prepare(self, source: VersionSource, config: ModelConfig) -> None:
-        """Compiles where that is needed, which may take long. Raises `LoadError`."""
+        """Compile if needed, which may take long. Raises `LoadError`."""
         with explained(str(source.version)):
             compiled_files(source, config, self._cache)
 
     def is_prepared(self, source: VersionSource, config: ModelConfig) -> bool:
-        """Returns whether `prepare` has nothing to do, or nothing that helps."""
+        """Return whether `prepare` has nothing to do, or cannot help."""
         if not source.is_onnx or source.problem:
             return True
         with explained(str(source.version)):
@@ -309,7 +314,7 @@ class ModelLoader:
             return self._cache.find(source.files[0], changes) is not None
 
     def memory_of(self, source: VersionSource, config: ModelConfig) -> int:
-        """Return bytes that a version would take, about. Compiles it where needed.
+        """Return the approximate size of a version in bytes. Compile it if needed.
 
         Raises `LoadError`.
         """
@@ -345,9 +350,7 @@ class ModelLoader:
 def compiled_files(
     source: VersionSource, config: ModelConfig, cache: CompileCache
 ) -> list[Path]:
-    """Return the PopEF files of a version; compiles where needed. Raises what that
-    raises.
-    """
+    """Return the PopEF files of a version; compile if needed."""
     if source.problem:
         raise LoadError(source.problem)
     changes = graph_changes(source, config)
@@ -371,7 +374,7 @@ def input_defaults(
 
 @contextmanager
 def explained(label: str) -> Iterator[None]:
-    """Turns what goes wrong into a `LoadError` that an operator understands."""
+    """Turn exceptions into a `LoadError` that an operator understands."""
     try:
         yield
     except LoadError:
@@ -379,7 +382,7 @@ def explained(label: str) -> Iterator[None]:
     except DeviceLost as e:
         raise LoadCutOff(str(e), "device_lost") from e
     except (MemoryError, OutOfMemory) as e:
-        why = str(e) or "there is no memory to load it"
+        why = str(e) or "the machine has too little memory to load it"
         raise LoadCutOff(why, "out_of_memory", at_once=False) from e
     except (EngineError, PopefError, ValueError, WarmupFailed) as e:
         raise LoadError(str(e)) from e
@@ -424,7 +427,9 @@ def _tried(
         if runner.failure is not None or e.is_late:
             raise
         name = f"{made.spec.name}/{source.version}"
-        logger.warning("model %s: its example is not shown: %s", name, e)
+        logger.warning(
+            "model %s: the documentation does not show its example: %s", name, e
+        )
         return False
     return True
 
@@ -439,10 +444,11 @@ def _warm_up(
     *,
     quiet: bool,
 ) -> int:
-    """Warm up a model and return the value of its free dimensions; 0: it has not run.
+    """Warm up a model and return the size of its free dimensions; 0: it has not run.
+
     `quiet`: other values have shown that it runs.
 
-    Raises `WarmupFailed` where it should have.
+    Raises `WarmupFailed` if a run fails that should succeed.
     """
     if config.warmup is None and runner.model.metadata.program_flow.save:
         return 0  # it has a state worth saving, which runs would change
@@ -456,8 +462,8 @@ def _warm_up(
             raise
         logger.log(
             logging.DEBUG if quiet else logging.WARNING,
-            "model %s/%s: %s; write a [warmup] section with values that suit it, "
-            "or one with enabled = false",
+            "model %s/%s: %s; write a [warmup] section with suitable values, or one "
+            "with enabled = false",
             spec.name,
             spec.version,
             e,

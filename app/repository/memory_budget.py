@@ -6,10 +6,10 @@ from app.sizes import size_text
 
 
 class MemoryBudget:
-    """Bytes that models have taken, out of `limit` (0: as many as they like).
+    """Bytes that models use, out of `limit` (0: no limit).
 
-    Only counts; who is unloaded to make room is the repository's business. For the
-    event loop's thread.
+    This class only counts; the repository decides which model to unload. For the event
+    loop's thread.
     """
 
     def __init__(self, limit: int = 0) -> None:
@@ -24,7 +24,7 @@ class MemoryBudget:
         return True
 
     def give(self, size: int) -> None:
-        """Gives back what was taken."""
+        """Release bytes that were taken."""
         self.used -= size
 
     def correct(self, taken: int, size: int) -> None:

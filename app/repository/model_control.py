@@ -1,13 +1,12 @@
 """Modes of `--model-control-mode`: when models are loaded, and by whom.
 
-    managed    all at the start, then by request
-    none       all at the start, and nothing after that
-    poll       what the folder holds, looked at again and again
-    explicit   those named by `--load-model`, then by request
+managed    all at the start, then by request none       all at the start, and nothing
+after that poll       the content of the folder, scanned repeatedly explicit   those
+named by `--load-model`, then by request
 
-The last three are Triton's. What polling finds changed is taken when it has stayed the
-same for two looks, so that files that are still being written are left alone; what is
-renamed into its place is whole anyway.
+The last three are Triton's. Polling uses a change only if two scans in a row find the
+same, so it skips files that are still being written. Files that are renamed into place
+are complete in any case.
 """
 
 from __future__ import annotations
@@ -61,14 +60,17 @@ class ControlMode(Enum):
 
     @property
     def newcomer(self) -> str:
-        """Return the message about a model that came after the start; `{}` is
-        its name.
-        """
+        """Return the message for a model added after the start; `{}` is its name."""
         if self.takes_requests:
             return NEVER_LOADED
         if self is ControlMode.POLL:
-            return "not loaded yet; the next look at the folder loads it"
-        return "not loaded; with --model-control-mode none only a restart loads it"
+            return (
+                "the model is not loaded yet; the next scan of the repository loads it"
+            )
+        return (
+            "the model is not loaded; with --model-control-mode none only a restart "
+            "loads it"
+        )
 
 
 class ControlRefused(HttpError):
@@ -87,7 +89,7 @@ class ControlRefused(HttpError):
 class ModelControl:
     """Keeps a repository as its mode has it. For the event loop's thread.
 
-    `follows`: it takes over changes in the folder as soon as it can, in every mode.
+    `follows`: use changes in the folder as soon as possible, in every mode.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class ModelControl:
             logger.error("failed to load '%s': %s", name, problem)
 
     async def start(self) -> None:
-        """Loads what the mode says; failures are recorded, not raised.
+        """Load the models of the mode; record failures instead of raising them.
 
         Raises OSError if the folder cannot be listed.
         """
@@ -159,11 +161,11 @@ class ModelControl:
     async def load(
         self, name: str, request: LoadOverrides = FROM_THE_FOLDER
     ) -> ModelRecord:
-        """Brings a model to what the folder holds now, on a client's request.
+        """Load the present content of the folder for a model, on a client's request.
 
-        Files of the request are taken instead of the folder's. What is elsewhere comes
-        out of the cache, and from there only where that has nothing of it. Raises
-        `RepositoryError`, or `ControlRefused` where the mode has no requests.
+        Files of the request replace the folder's. A remote model comes from the cache,
+        and is downloaded only if the cache lacks it. Raises `RepositoryError`, or
+        `ControlRefused` if the mode allows no requests.
         """
         self._check("load", name)
         root = await self._store(name, request) if request.files else None
@@ -188,9 +190,9 @@ class ModelControl:
     async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
         """Stops serving a model, after its last request, on a client's request.
 
-        With `dependents` the models that an ensemble is made of are unloaded too, where
-        no other ensemble that is served needs them. Raises `RepositoryError`, or
-        `ControlRefused` where the mode has no requests.
+        With `dependents` the members of an ensemble are unloaded too, unless another
+        served ensemble needs them. Raises `RepositoryError`, or `ControlRefused` if the
+        mode allows no requests.
         """
         self._check("unload", name)
         record = self._repository.get(name)
@@ -209,7 +211,7 @@ class ModelControl:
         return record
 
     async def discover(self) -> None:
-        """Lists models that have come into the folder and were never loaded."""
+        """List models that were added to the folder and never loaded."""
         if self.mode.takes_requests:
             names = await self._scan_pool.run(self._repository.places.names)
             for name in names:
@@ -225,19 +227,19 @@ class ModelControl:
     async def _store(self, name: str, request: LoadOverrides) -> Path:
         """Return a folder with the files of the request. Raises `RepositoryError`."""
         if not is_model_name(name):
-            msg = f"failed to load '{name}': a model cannot be called that"
+            msg = f"failed to load '{name}': this is not a valid name of a model"
             raise RepositoryError(msg, found=False)
         try:
             root = await self._pool.run(
                 lambda: self._uploads.store(name, request.files)
             )
         except OSError as e:
-            msg = f"failed to load '{name}': its files cannot be written: {e}"
+            msg = f"failed to load '{name}': cannot write its files: {e}"
             raise RepositoryError(msg) from e
         return root
 
     async def _clean_up(self, name: str) -> None:
-        """Removes uploaded files that nothing is made of any more."""
+        """Remove uploaded files that no model uses any more."""
         roots = self._uploaded.get(name)
         if not roots:
             return
@@ -255,7 +257,10 @@ class ModelControl:
     async def _scan(
         self, name: str, root: Path | None = None, config: str | None = None
     ) -> ModelSource:
-        """Return the model in the folder. Raises `RepositoryError` if there is none."""
+        """Return the model in the folder.
+
+        Raises `RepositoryError` if it does not exist.
+        """
         scan = partial(self._repository.places.scan, name, config)
         if root is not None:
             origin = Origin("the load request", is_trusted=False)
@@ -270,13 +275,15 @@ class ModelControl:
         return source
 
     async def load_member(self, name: str) -> None:
-        """Loads a model that an ensemble needs, where the mode has loads on request."""
+        """Load a model that an ensemble needs, if the mode allows requests."""
         if self.mode.takes_requests:
             await self._load_quietly(name)
 
     async def _load_quietly(self, name: str, *, looks: bool = False) -> None:
-        """Loads a model, and says in its record what is wrong. One that is elsewhere
-        is taken first, if `looks`, or where the cache has nothing of it."""
+        """Load a model, and record errors.
+
+        A remote model is downloaded first, if `looks` is set or the cache lacks it.
+        """
         record = self._repository.record(name)
         try:
             source = await self._scan(name)
@@ -313,8 +320,9 @@ class ModelControl:
         return remote.of(url)
 
     async def _fetch(self, name: str, url: RemoteUrl) -> bool:
-        """Fetch a URL; returns whether the cache has another model than before. Raises
-        `FetchStopped`.
+        """Download a URL; return whether the model in the cache has changed.
+
+        Raises `FetchStopped`.
         """
         remote = self._remote(url)
         self._repository.record(name).news = partial(remote.news_of, url)
@@ -330,8 +338,8 @@ class ModelControl:
             return False
 
     async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
-        """Keep in the cache the files that serve after a load, or serve the former ones
-        if nothing does.
+        """Keep in the cache the files that serve after a load; if none serve, load the
+        former files.
         """
         remote = self._remote(url)
         if not record.problem and record.serving:
@@ -346,7 +354,7 @@ class ModelControl:
         source = await self._scan(record.name)
         await self._repository.load(source, lazily=self._lazily, evict=False)
         if not record.problem:
-            logger.warning("model %s: the former files are served", record.name)
+            logger.warning("model %s: serving its former files", record.name)
             for version in record.versions.values():
                 version.reason = problem
 
@@ -363,7 +371,7 @@ class ModelControl:
     def _keep_looking(
         self, name: str, source: ModelSource | None, *, at_once: bool = False
     ) -> None:
-        """Poll a model at its present URL, if it has one, and forget the one before."""
+        """Poll a model at its present URL, if it has one, and forget its former URL."""
         url = source.url if source is not None else None
         before = self._watching.get(name)
         if before is not None and (before[0] != url or before[1].done()):
@@ -374,8 +382,9 @@ class ModelControl:
             self._watching[name] = url, asyncio.get_running_loop().create_task(watch)
 
     async def _watch(self, name: str, url: RemoteUrl, *, at_once: bool) -> None:
-        """Takes over what changes elsewhere, where the mode polls; in any mode, what
-        could not be taken yet."""
+        """Use changes of remote models if the mode polls; in any mode, retry failed
+        downloads.
+        """
         await self._drop_unused(url)
         pause = 0.0 if at_once else self._fetch_seconds
         while self._polls or not await self._has(url):
@@ -389,8 +398,11 @@ class ModelControl:
                 logger.exception("model %s: unexpected", name)
 
     async def _look(self, name: str, url: RemoteUrl) -> None:
-        """Serves what is there now, if that is other than before, and removes from the
-        cache what that replaces. Raises `FetchStopped`."""
+        """Serve the present files if they have changed, and remove the replaced ones
+        from the cache.
+
+        Raises `FetchStopped`.
+        """
         if not await self._fetch(name, url) and await self._has(url):
             return
         places, record = self._repository.places, self._repository.record(name)
@@ -418,13 +430,13 @@ class ModelControl:
                 self.polled_at = time.time()
             except OSError as e:
                 self.failed_polls += 1
-                logger.error("the model repository cannot be read: %s", e)
+                logger.error("cannot read the model repository: %s", e)
             except Exception:
                 self.failed_polls += 1
                 logger.exception("polling the model repository")
 
     async def poll_once(self) -> None:
-        """Takes over what has changed and settled since the last look."""
+        """Use the changes that have settled since the last scan."""
         sources = await self._pool.run(self._repository.places.scan_all)
         known = {record.name for record in self._repository.models()}
         for name in sorted(known | set(sources)):
@@ -448,8 +460,11 @@ class ModelControl:
                     self._repository.record(name).reason = reason
 
     async def _follow_folder(self, name: str, source: ModelSource | None) -> None:
-        """Takes over what has changed in the folder; what that says is elsewhere, when
-        it has come: no other model waits for it."""
+        """Use changes in the folder.
+
+        Remote models follow when their files have arrived, so no other model waits for
+        them.
+        """
         is_to_come = (
             source is not None
             and source.url is not None
@@ -481,7 +496,7 @@ def _versions(numbers: Iterable[int]) -> str:
 
 
 def _failure(record: ModelRecord) -> str:
-    """Return why loading failed, in the words that Triton's scripts look for."""
+    """Return why loading failed, in the words that Triton's scripts search for."""
     if record.reason:  # of the model as it lies there, before any version
         return (
             f"failed to load '{record.name}', failed to poll from model repository: "

@@ -1,9 +1,8 @@
-"""The life of a model version: what may happen to it in each state, what is then done,
-and the state that follows.
+"""The life of a model version: for each state and event, the action and the next state.
 
-`LIFE` is all there is to it: the repository, the load and unload calls and loading on
-demand say what has happened (`VersionRecord.on`), and do what the table says.
-docs/reference/repository.md draws it.
+`LIFE` holds all of it. The repository, the load and unload calls and loading on demand
+report events (`VersionRecord.on`), and follow the table. docs/reference/repository.md
+draws it.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ _WORDS: dict[State, StateWord] = {
 class Event(Enum):
     """Events of a version."""
 
-    LOAD = "a load, or a change that polling sees"
-    OFFER = "the same with `--lazy`, not in memory"
-    REQUEST = "a request to what is not in memory"
-    LOADED = "it is loaded and has warmed up"
-    FAIL = "loading or warming up has failed"
-    CUT_OFF = "its device was lost, or memory was short, while it was loaded"
-    NO_MEMORY = "no memory is free for it at the start"
-    EVICT = "it is idle, and its memory is needed"
-    FAULT = "it was found at fault while it ran"
-    UNLOAD = "an unload, or gone from the folder"
-    DRAINED = "its last request is answered"
+    LOAD = "a load request, or a change that polling finds"
+    OFFER = "the same with `--lazy`, if the model is not in memory"
+    REQUEST = "a request to a model that is not in memory"
+    LOADED = "the model is loaded and has warmed up"
+    FAIL = "loading or warming up failed"
+    CUT_OFF = "the device was lost, or memory was short, during the load"
+    NO_MEMORY = "the server starts and has no memory left for the model"
+    EVICT = "the model is idle, and another model needs its memory"
+    FAULT = "the model caused faults while it ran"
+    UNLOAD = "an unload request, or the files are gone"
+    DRAINED = "the last request is answered"
 
 
 class Action(Enum):
@@ -62,14 +61,14 @@ class Action(Enum):
 
     LOAD = "load it"
     OFFER = "the next request loads it"
-    SERVE = "serve it; drain and close what it replaces"
-    KEEP = "serve on what was served, with the reason beside it"
-    RETRY = "a request may try again after 10 s"
+    SERVE = "serve it; drain and close the version that it replaces"
+    KEEP = "keep serving the former version, and report the reason"
+    RETRY = "a request may load it again after 10 s"
     AGAIN = "the next request tries again"
     EVICT = "drain and close it; the next request loads it"
-    STOP = "drain and close it; it waits for a load"
+    STOP = "drain and close it; a load request loads it"
     CLOSE = "drain and close it"
-    FORGET = "nothing is left of it"
+    FORGET = "remove it"
 
 
 class Step(NamedTuple):

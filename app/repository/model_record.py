@@ -13,9 +13,9 @@ from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.scan import VersionSource
 
 #: Also said of what came into the folder after it was last looked at.
-NEVER_LOADED = "not loaded; POST /v1/models/{}/load loads it"
+NEVER_LOADED = "the model is not loaded; POST /v1/models/{}/load loads it"
 UNLOADED = "unloaded"  # the word that scripts look for
-ON_DEMAND = "it is loaded by the first request to it"
+ON_DEMAND = "the first request to the model loads it"
 
 # A version that could not be loaded on demand is tried again after so many seconds:
 # the next request must not start the same failing work at once.
@@ -23,8 +23,11 @@ RETRY_SECONDS = 10.0
 
 
 class RepositoryError(Exception):
-    """A load or unload that did not succeed; `found` is False for an unknown model,
-    `passing` is the code of what passes, so that the same may succeed soon."""
+    """A load or unload that failed.
+
+    `found` is False for an unknown model. `passing` is the code of a passing condition,
+    after which the same call may succeed.
+    """
 
     def __init__(self, message: str, *, found: bool = True, passing: str = "") -> None:
         super().__init__(message)
@@ -34,11 +37,13 @@ class RepositoryError(Exception):
 
 @dataclass(slots=True)
 class VersionRecord:
-    """One version, loaded or not. `loaded` is what serves now, if anything does.
+    """One version, loaded or not.
 
-    `reason` is what has gone wrong, if anything has; `passing` is its code where it is
-    no doing of the model's, which may be tried again at once. A version that is loaded
-    on demand keeps what it is loaded from in `source` and `config`.
+    `loaded` is the object that serves now, if there is one.
+
+    `reason` is the last error, if there is one. `passing` is its code if the model is
+    not at fault, so an immediate retry is allowed. A version that is loaded on demand
+    keeps its sources in `source` and `config`.
     """
 
     version: int
@@ -78,9 +83,9 @@ class VersionRecord:
     ) -> LoadedModel | None:
         """Process an event as the table of `model_life` says.
 
-        `loaded` is what was loaded, `reason` what went wrong, `passing` its code where
-        that passes. Returns what serves no longer, to be drained and closed. A KeyError
-        is a mistake of ours.
+        `loaded` is the new version, `reason` the error, `passing` its code if the error
+        passes. Returns the version that no longer serves, to be drained and closed. A
+        KeyError is a bug in PopGate.
         """
         self.state, action = LIFE[self.state][event]
         if action is Action.LOAD:
@@ -126,7 +131,7 @@ class ModelRecord:
 
     @property
     def sources(self) -> list[VersionSource]:
-        """Return all that a version is made of, or would be."""
+        """Return all present or future sources of a version."""
         records = self.versions.values()
         found = [r.source for r in records] + [
             r.loaded.source for r in records if r.loaded is not None
@@ -141,7 +146,7 @@ class ModelRecord:
 
     @property
     def default_version(self) -> int | None:
-        """Return the version for requests without one: the highest there is."""
+        """Return the version for requests without one: the highest existing version."""
         available = self.available
         return available[-1] if available else None
 
@@ -161,7 +166,7 @@ class ModelRecord:
 
     @property
     def absence(self) -> str:
-        """Return why the model is not served although nothing has failed."""
+        """Return why the model is not served although nothing failed."""
         state = self.state
         if state.word == "UNAVAILABLE":
             return UNLOADED if self.versions else NEVER_LOADED.format(self.name)
@@ -169,7 +174,7 @@ class ModelRecord:
 
     @property
     def problem(self) -> str:
-        """Return what has failed with the model or a version; empty if nothing."""
+        """Return the errors of the model or its versions; empty if there are none."""
         if self.reason:
             return self.reason
         bad = (r for r in self.versions.values() if r.reason)
@@ -177,16 +182,14 @@ class ModelRecord:
 
     @property
     def passing(self) -> str:
-        """Return the code of what is wrong if all of it may be gone by now,
-        else empty.
+        """Return the code of the errors if all of them may have passed by now, else
+        empty.
         """
         codes = [r.passing for r in self.versions.values() if r.reason]
         return codes[0] if codes and all(codes) and not self.reason else ""
 
     def on_demand(self, version: str | None) -> VersionRecord | None:
-        """Return the version that a request would have loaded first; None if there is
-        none.
-        """
+        """Return the version that a request would load first; None if there is none."""
         number = self.default_version
         if version is not None:
             number = int(version) if version.isdecimal() and len(version) < 19 else 0

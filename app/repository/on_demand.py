@@ -11,7 +11,7 @@ from engine import DeadlineExceeded, QueueFull
 
 
 class OnDemandLoader:
-    """Loads what is offered on demand, each version once, however many wait for it.
+    """Loads versions on demand, each once, however many requests wait for it.
 
     A request waits up to its deadline; the loading goes on without it. For the event
     loop's thread.
@@ -23,8 +23,7 @@ class OnDemandLoader:
         self._waiting: dict[int, int] = {}
 
     def offers(self, name: str, version: str | None = None) -> bool:
-        """Returns whether a request to a version (None: the default) would have it
-        loaded."""
+        """Return whether a request to a version (None: the default) would load it."""
         return self._entry(name, version) is not None
 
     async def ensure(
@@ -32,8 +31,8 @@ class OnDemandLoader:
     ) -> None:
         """Returns when the version is loaded, or cannot be, or is not on offer.
 
-        Raises `engine.DeadlineExceeded` when the request has waited for as long as it
-        may in all, `engine.QueueFull` where too many wait already.
+        Raises `engine.DeadlineExceeded` at the request's deadline, and
+        `engine.QueueFull` if too many requests wait already.
         """
         entry = self._entry(name, version)
         if entry is None:
@@ -48,7 +47,10 @@ class OnDemandLoader:
         limit = entry.config.max_queue_size
         waiting = self._waiting.get(key, 0)
         if waiting >= limit:
-            msg = f"model '{name}' is loading, its queue is full: {limit} waiting"
+            msg = (
+                f"model '{name}' is loading, and its queue is full: {limit} requests "
+                "wait"
+            )
             raise QueueFull(msg, retry_after=1.0)
         seconds = policy.with_model(entry.config)
         self._waiting[key] = waiting + 1
@@ -59,7 +61,7 @@ class OnDemandLoader:
             if not self._waiting[key]:
                 del self._waiting[key]
         if not done:
-            msg = f"model '{name}' was still being loaded when the deadline passed"
+            msg = f"model '{name}' was still loading when the request's deadline passed"
             raise DeadlineExceeded(msg)
         load.result()
 

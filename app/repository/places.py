@@ -46,9 +46,10 @@ _PAGES = {
 #: Files of weights alone.
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".h5", ".keras", ".gguf")
 _HUGGING_FACE = (
-    "{0} is a Hugging Face folder: weights without a program; export it to ONNX "
-    "(`optimum-cli export onnx --model {0} DIR`, docs/how-to/bring-a-model.md), or "
-    "load it in a model.py of your own (docs/reference/python-models.md)"
+    "{0} is a Hugging Face folder, which holds weights without a program; export it "
+    "to ONNX (`optimum-cli export onnx --model {0} DIR`, "
+    "docs/how-to/bring-a-model.md), or load it in a model.py of your own "
+    "(docs/reference/python-models.md)"
 )
 
 
@@ -56,7 +57,7 @@ _HUGGING_FACE = (
 class ModelPlaces:
     """A folder of models, if there is one, and single models by name, which win.
 
-    `remote` takes those that are elsewhere into its cache.
+    `remote` downloads remote models into its cache.
     """
 
     folder: Path | None
@@ -73,15 +74,15 @@ class ModelPlaces:
         """Make the places of `models`: ``NAME=PATH``, or ``PATH`` alone; a URL instead
         of a path is one of `remote`.
 
-        Raises `engine.InvalidConfig` where something is not there, is no model, or two
-        have one name.
+        Raises `engine.InvalidConfig` if a path does not exist or is not a model, or if
+        two models have the same name.
         """
         named: dict[str, Path | RemoteUrl] = {}
         for text in models:
             name, path = _named(text)
             if name in named:
                 msg = (
-                    f"two models are called {name!r}: {named[name]} and {path}; "
+                    f"two models have the name {name!r}: {named[name]} and {path}; "
                     f"name one of them, as in --model other={path}"
                 )
                 raise InvalidConfig(msg)
@@ -94,7 +95,8 @@ class ModelPlaces:
         return sorted({*found, *self.named})
 
     def scan(self, name: str, override: str | None = None) -> ModelSource | None:
-        """Return the model as it lies there now; None if there is none.
+        """Return the model in its present state; None if it does not exist.
+
         Raises OSError.
         """
         place = self.named.get(name)
@@ -134,20 +136,21 @@ class ModelPlaces:
         models = remote.of(url)
         folder = models.folder_of(url)
         if folder is None:
-            problem = models.problem_of(url) or f"{url} has not been taken yet"
+            problem = models.problem_of(url) or f"{url} is not downloaded yet"
             return replace(here, problem=problem)
         # Who may write there may not therefore write files here, or run code.
         origin = Origin(str(url), remote.options.allow_python, config)
         found = scan_named(folder, here.name, override, origin=origin)
         if found is None:
-            return replace(here, problem=f"{url} was taken away meanwhile")
+            return replace(here, problem=f"{url} was removed in the meantime")
         return replace(found, url=url, stamp=here.stamp + found.stamp)
 
     def public(self, reason: str) -> str:
-        """Return a reason as callers may read it: without the hosts and buckets that a
-        model comes from, and without what they answered."""
+        """Return a reason that callers may read: without the hosts, the buckets and
+        their answers.
+        """
         if self.remote is not None and self.remote.names_a_place(reason):
-            return "it could not be loaded; the server's log says why"
+            return "the model could not be loaded; the server's log has the reason"
         return reason
 
     def __str__(self) -> str:
@@ -156,9 +159,7 @@ class ModelPlaces:
 
 
 def is_one_model(folder: Path) -> bool:
-    """Return whether a folder is that of one model: it has versions, or a
-    configuration.
-    """
+    """Return whether a folder holds one model: it has versions or a configuration."""
     return any(
         (is_version(e.name) and is_folder(e)) or e.name in (CONFIG_NAME, PBTXT_NAME)
         for e in folder.iterdir()
@@ -174,7 +175,7 @@ def _named(text: str) -> tuple[str, Path | RemoteUrl]:
         return _checked(name or url.name, place), url
     path = Path(place)
     if not path.exists():
-        raise InvalidConfig(f"there is no file or folder {path}")
+        raise InvalidConfig(f"the file or folder {path} does not exist")
     if not path.is_dir() and path.suffix not in (*SUFFIXES, ".py"):
         raise InvalidConfig(_no_model(path))
     if path.is_dir() and is_weights(path):
@@ -186,30 +187,29 @@ def _named(text: str) -> tuple[str, Path | RemoteUrl]:
 
 
 def _no_model(path: Path) -> str:
-    """Return why a file is no model, and what makes one of it."""
+    """Return why a file is not a model, and how to make one of it."""
     library = _LIBRARIES.get(path.suffix.lower())
     if library:
         target = f"models/{path.stem}"
         return (
-            f"{path} is no model yet; `popgate pack {library} {path} -o {target}` puts "
-            f"a model.py around it, and {_PAGES[library]} converts it to ONNX"
+            f"{path} cannot be served directly; `popgate pack {library} {path} -o "
+            f"{target}` writes a model.py around it, and {_PAGES[library]} converts "
+            "it to ONNX"
         )
     if path.suffix.lower() in _WEIGHTS:
         return (
             f"{path} holds weights without a program; export the model to ONNX "
-            f"(docs/how-to/bring-a-model.md), or load the file in a model.py of yours "
-            f"(docs/reference/python-models.md)"
+            "(docs/how-to/bring-a-model.md), or load the file in your own model.py "
+            "(docs/reference/python-models.md)"
         )
     return (
-        f"{path} is no model: expected .onnx, .popef or .py, or a folder with one; "
-        f"docs/README.md names the page for each library"
+        f"{path} is not a model: expected .onnx, .popef or .py, or a folder with one; "
+        "docs/README.md names the page for each library"
     )
 
 
 def is_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights as Hugging Face writes them, and
-    no model.
-    """
+    """Return whether a folder holds weights in Hugging Face's layout, and no model."""
     if not (folder / "config.json").is_file() or is_one_model(folder):
         return False
     names = [entry.name for entry in folder.iterdir()]
@@ -221,8 +221,8 @@ def is_weights(folder: Path) -> bool:
 def _checked(name: str, place: object) -> str:
     if not is_model_name(name):
         msg = (
-            f"a model cannot be called {name!r} (letters, digits and '_.,+-'); "
-            f"name it, as in --model NAME={place}"
+            f"{name!r} is not a valid model name (letters, digits and '_.,+-'); set a "
+            f"name, as in --model NAME={place}"
         )
         raise InvalidConfig(msg)
     return name

@@ -1,9 +1,8 @@
 """Preview of a repository: its models and problems, found without a device.
 
-The same steps as in loading, up to the device: files are found, options read, ONNX
-files compiled (and kept for the server), and what they take and give is compared with
-what was declared. What a model is told to run before it is ready is run, in a process
-of its own. For a thread; blocks.
+The preview takes the same steps as loading, up to the device. It finds files, reads
+options, compiles ONNX files (and keeps them for the server), and compares their tensors
+with the declarations. It runs warm-ups in a process of its own. For a thread; blocks.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ from popef_io import Model, Reader
 
 @dataclass(frozen=True, slots=True)
 class VersionPreview:
-    """One version that would be served; `spec` is None where it would not.
+    """One version that would be served; `spec` is None if it would not.
 
-    `no_member` says why it cannot be a step of an ensemble; empty if it can.
+    `no_member` says why it cannot be a step of an ensemble; empty if it can be one.
     """
 
     version: int
@@ -76,7 +75,7 @@ class VersionPreview:
 class ModelPreview:
     """One model. Problems and notes begin with the file or folder they are about.
 
-    `to_come`: its files are elsewhere, and the cache has nothing of them.
+    `to_come`: its files are remote, and the cache has none of them.
     """
 
     name: str
@@ -122,7 +121,7 @@ def preview_repository(
 ) -> RepositoryPreview:
     """Preview a folder as served with `devices` devices. Raises OSError.
 
-    `remote` has the cache of models from elsewhere; nothing is taken into it.
+    `remote` has the cache of remote models; nothing is downloaded into it.
     """
     return _Previewer(root, cache, remote, devices, allow_python).repository()
 
@@ -132,12 +131,14 @@ class _NotKnown(LoadError):
 
 
 class _NoRunner:
-    """Stands for a `Runner` where nothing is run. (No subclass: that is compiled.)"""
+    """Replaces a `Runner` if no model runs. (It is no subclass, because that class is
+    compiled.)
+    """
 
     devices = ()
 
     def submit(self, *arguments: object, **options: object) -> Submitted:
-        raise RunnerClosed("PopGate runs no model here")
+        raise RunnerClosed("this command runs no model")
 
 
 class _Previewer:
@@ -163,8 +164,7 @@ class _Previewer:
         options = [n for n in (CONFIG_NAME, PBTXT_NAME) if (self._root / n).is_file()]
         if options or (good and all(map(is_version, good))):
             problem = (
-                f"{self._root.name}: this is the folder of one model; name the folder "
-                f"that it is in"
+                f"{self._root.name} is the folder of one model; name its parent folder"
             )
             return RepositoryPreview((), (problem,))
         for name in good:
@@ -177,7 +177,7 @@ class _Previewer:
         return RepositoryPreview(models, tuple(problems))
 
     def _model(self, name: str) -> ModelPreview | None:
-        """Return the model of that name; None if there is none."""
+        """Return the model with that name; None if there is none."""
         if name in self._models:
             return self._models[name]
         source = self._places.scan(name)
@@ -216,7 +216,7 @@ class _Previewer:
             versions = [replace(version, spec=None) for version in versions]
             problems.append(
                 f"{name}/{CONFIG_NAME}: devices = {list(source.config.devices)} needs "
-                f"{counted(max(missing) + 1, 'device')}, {self._devices} would be "
+                f"{counted(max(missing) + 1, 'device')}, but {self._devices} would be "
                 f"attached (--devices cpu:{max(missing) + 1})"
             )
         notes += [f"{name}/{v.version}: {note}" for v in versions for note in v.notes]
@@ -228,8 +228,8 @@ class _Previewer:
         )
 
     def _elsewhere(self, source: ModelSource, notes: list[str]) -> str:
-        """Return what is wrong with a remote model's URL, or nothing; notes the files
-        it would download.
+        """Return the problem with a remote model's URL, or an empty string; note the
+        files it would download.
         """
         assert source.url is not None
         try:
@@ -263,7 +263,9 @@ class _Previewer:
                     kind = format_named(source.format)
                     notes += tuple(kind.notes(source.files, options))
                 if source.is_python:
-                    notes += (f"{PYTHON_MODEL} is code, run with the server's rights",)
+                    notes += (
+                        (f"{PYTHON_MODEL} is code that runs with the server's rights"),
+                    )
         except _NotKnown as e:
             return replace(preview, notes=(str(e),))
         except LoadError as e:
@@ -280,7 +282,7 @@ class _Previewer:
     def _loadable(
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> tuple[Assembled, int]:
-        """Return the version, and what it takes. Raises anything."""
+        """Return the version and its tensors. Raises anything."""
         if source.problem:
             raise LoadError(source.problem)
         check_kind(source, config, allowed=self._allow_python)
@@ -309,10 +311,12 @@ class _Previewer:
         specs = []
         for number, step in enumerate(config.ensemble.step):
             if step.model in self._begun:
-                raise LoadError(f"{label_of(number, step)}: it would run itself")
+                raise LoadError(
+                    f"{label_of(number, step)}: the ensemble would run itself"
+                )
             member = self._model(step.model)
             if member is not None and member.to_come:
-                msg = f"{step.model!r} is not downloaded yet, so this is not checked"
+                msg = f"{step.model!r} is not downloaded yet, so it is not checked"
                 raise _NotKnown(f"{label_of(number, step)}: {msg}")
             there = [v for v in member.versions if v.spec] if member else []
             wanted = [v for v in there if step.version in (0, v.version)]
@@ -367,10 +371,10 @@ def _warmed_up(
     model: Model,
     defaults: Mapping[str, Array | None],
 ) -> Assembled:
-    """Return the version, which has run what it is told to run before it is ready.
+    """Return the version after its warm-up.
 
-    Whether it can shows only when it does: here, in a process of its own, which takes
-    no device from other processes. Raises anything.
+    Only a run shows whether the model runs. It happens in a process of its own, which
+    takes no device from other processes. Raises anything.
     """
     device = DeviceManager("cpu:1").create_ipu_model_device(model)
     try:
@@ -386,14 +390,14 @@ def _warmed_up(
 
 
 def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:
-    """Notes on inputs that are said to be optional and cannot be left out."""
+    """Note inputs that are declared optional but cannot be omitted."""
     if spec.optional_inputs:
         return
     for name in named_optional_inputs(config):
         if name in spec.inputs_by_name and name not in spec.defaults:
             yield (
-                f"{name!r} is optional, but the model needs it and has no default "
-                f"(an initializer of that name): requests must have it"
+                f"{name!r} is declared optional, but the model needs it and has no "
+                "default (an initializer of that name): requests must contain it"
             )
 
 
@@ -406,7 +410,7 @@ def _verify(files: Sequence[Path]) -> None:
 
 
 def _placed(name: str, text: str, place: str = "") -> str:
-    """Return a problem with the file in front that is to be changed."""
+    """Return a problem, preceded by the name of the file to change."""
     for file in (CONFIG_NAME, PBTXT_NAME):
         if text.startswith(file):
             return f"{name}/{text}"
@@ -428,20 +432,25 @@ def _odd_entries(folder: Path) -> Iterator[str]:
         if is_folder(entry):
             if any(c.isdigit() for c in name) and not is_version(name):
                 yield (
-                    f"{folder.name}/{name}: this is no version and is not served; "
-                    f"versions are whole numbers from 1"
+                    f"{folder.name}/{name}: not served, because a version folder is "
+                    "named by a whole number from 1"
                 )
             elif name != WARMUP_FOLDER and difflib.get_close_matches(
                 name, [WARMUP_FOLDER], cutoff=0.8
             ):
-                yield f"{folder.name}/{name}: not read; {WARMUP_FOLDER} is"
+                yield (
+                    f"{folder.name}/{name}: not read; the folder is called "
+                    f"{WARMUP_FOLDER}"
+                )
         elif name not in (CONFIG_NAME, PBTXT_NAME):
             if name.lower().startswith("config") or difflib.get_close_matches(
                 name, [CONFIG_NAME, PBTXT_NAME], cutoff=0.8
             ):
-                yield f"{folder.name}/{name}: not read; {CONFIG_NAME} is"
+                yield (
+                    f"{folder.name}/{name}: not read; the file is called {CONFIG_NAME}"
+                )
             elif entry.suffix in (".onnx", ".popef") and is_elsewhere:
                 yield (
-                    f"{folder.name}/{name}: not served; put it into a version folder, "
-                    f"{folder.name}/1/{name}"
+                    f"{folder.name}/{name}: not served; move it into a version "
+                    f"folder, {folder.name}/1/{name}"
                 )

@@ -17,8 +17,7 @@ from engine import (
 )
 
 NOT_ALLOWED = (
-    f"{PYTHON_MODEL} is Python code, which is run only where the server was started "
-    "with --allow-python"
+    f"{PYTHON_MODEL} is Python code; start the server with --allow-python to run it"
 )
 
 
@@ -29,19 +28,23 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
     if not source.is_python:
         wrong = python_keys_set(config)
         if source.declared.document.get("backend") == "python":
-            raise ValueError(f"config.pbtxt: backend python needs a {PYTHON_MODEL}")
+            raise ValueError(f"config.pbtxt: backend python requires a {PYTHON_MODEL}")
         if wrong:
-            msg = f"{wrong[0]} is for models in Python, and there is no {PYTHON_MODEL}"
+            msg = f"{wrong[0]} is for Python models, and there is no {PYTHON_MODEL}"
             raise ValueError(msg)
         return
     if not allowed:
         raise ValueError(NOT_ALLOWED)
     if source.declared.reshapes:
-        raise ValueError("config.pbtxt: reshape needs an .onnx file")
+        raise ValueError("config.pbtxt: reshape requires an .onnx file")
     if config.devices:
-        raise ValueError("devices: a model in Python has processes of its own")
+        raise ValueError(
+            "devices: a Python model runs in processes of its own; remove the key"
+        )
     if config.ragged is not None:
-        raise ValueError("[ragged]: a model in Python pads its rows itself")
+        raise ValueError(
+            "[ragged]: a Python model pads its own rows; remove the section"
+        )
 
 
 def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> bool:
@@ -50,7 +53,7 @@ def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) ->
     """
     found = source.is_python and PYTHON_STEP in spec.inputs_by_name
     if found and (config.sequence is not None or config.responses is not None):
-        raise ValueError("a generator has neither [sequence] nor [responses]")
+        raise ValueError("a generator can have neither [sequence] nor [responses]")
     return found
 
 
@@ -77,8 +80,10 @@ def read_model(
     timeout: float,
     on_calls: Callable[[CallSocket], None] | None = None,
 ) -> PythonModel:
-    """Read the model's interface from `device`, its own process. Blocks; raises as
-    `engine.read_python_model` does. `on_calls` takes its calls to others.
+    """Read the model's interface from `device`, its own process.
+
+    Blocks; raises as `engine.read_python_model` does. `on_calls` handles its calls to
+    other models.
     """
     return read_python_model(
         device,

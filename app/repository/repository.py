@@ -1,9 +1,9 @@
-"""The models that are served: loading, swapping and unloading them while others run.
+"""The served models: loading, swapping and unloading them while others run.
 
 Everything here runs on the event loop's thread except the loading itself. Operations on
-one model happen one after the other; different models do not wait for each other. A
-version that is loaded again is loaded beside the old one, takes its place at once when
-it is ready, and the old one is closed when its last request has been answered.
+one model happen one after the other; different models do not wait for each other. A new
+version is loaded beside the old one and replaces it when it is ready. The old one is
+closed after its last request is answered.
 
 When models are loaded, and which, is decided elsewhere
 (`app/repository/model_control.py`).
@@ -67,9 +67,11 @@ class ModelRepository:
         settled: Callable[[Sequence[object]], Awaitable[None]],
         newcomer: str,
     ) -> None:
-        """Make the repository. `newcomer` is the message about a model that came after
-        the start. `settled` returns when all processes of the server have taken over
-        the published table, and none has anything in flight on these runners any more.
+        """Make the repository.
+
+        `newcomer` is the message for a model added after the start. `settled` returns
+        when all processes of the server use the published table, and none has requests
+        in flight on these runners any more.
         """
         self._compile_pool = compile_pool
         self._unload_pool = unload_pool
@@ -100,8 +102,9 @@ class ModelRepository:
         return [record.name for record in self.models() if record.state in states]
 
     def explain(self, name: str, version: str | None = None) -> str | None:
-        """Return why a model, or a version of it, is not served, as callers may read
-        the reason; None if there is no such model."""
+        """Return why a model, or a version of it, is not served, in words that callers
+        may read; None if there is no such model.
+        """
         why = self._explain(name, version)
         return why and self.places.public(why)
 
@@ -150,7 +153,7 @@ class ModelRepository:
         return list(found.values())
 
     def needs_of(self, name: str) -> list[str]:
-        """Return the models that one needs, as its options say."""
+        """Return the models that a model needs, as its options say."""
         return self._ensembles.needs_of(name)
 
     # -- changing it
@@ -169,13 +172,13 @@ class ModelRepository:
     async def load(
         self, source: ModelSource, *, lazily: bool = False, evict: bool = True
     ) -> None:
-        """Loads, or swaps, a model, to what `source` says.
+        """Load a model, or swap it, to the state of `source`.
 
-        Versions that are served and unchanged stay as they are; new and changed ones
-        are loaded; those no longer there are unloaded. If one fails, what was served
-        before is served on, and the record says why. `lazily` offers what is new for
-        loading on demand instead; what replaces a version in memory is loaded now.
-        Without `evict` that also becomes of what finds no memory free.
+        Unchanged versions stay, new and changed ones are loaded, and missing ones are
+        unloaded. If one fails, the former version keeps serving, and the record has the
+        reason. `lazily` offers new versions for loading on demand; a version that
+        replaces one in memory is loaded now. Without `evict`, versions that find no
+        free memory are offered on demand too.
         """
         record = self.record(source.name)
         async with record.lock:
@@ -216,7 +219,7 @@ class ModelRepository:
         logger.info("model %s is unloaded", name)
 
     async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None:
-        """Loads a version that was offered on demand, if that is still to be done."""
+        """Load a version that was offered on demand, if it is still needed."""
         async with record.lock:
             current = record.versions.get(entry.version) is entry
             if not current or not entry.is_on_demand or entry.source is None:
@@ -227,7 +230,7 @@ class ModelRepository:
             await self._drain(leaving)
 
     async def save(self) -> None:
-        """Puts the state of all models where their options say."""
+        """Save the state of all models to the places in their options."""
         for record in self.models():
             for loaded in record.serving.values():
                 if loaded.config.save_outputs:
@@ -249,9 +252,9 @@ class ModelRepository:
         *,
         evict: bool = True,
     ) -> list[LoadedModel]:
-        """Loads versions beside what serves; what they replace, for `_drain`.
+        """Load versions beside the serving ones; replaced versions go to `_drain`.
 
-        They serve from the next `_publish` on, which is to follow at once.
+        They serve from the next `_publish` on, which must follow immediately.
         """
         loads = (self._load_one(record, v, evict) for v in versions)
         results = await asyncio.gather(*loads)
@@ -274,8 +277,7 @@ class ModelRepository:
         return leaving
 
     def _swap(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
-        """Makes the versions `wanted` serve at once; those that have to go, if others
-        serve."""
+        """Make the versions `wanted` serve, and remove the others if any serve."""
         leaving = []
         if any(v in wanted for v in record.available):
             for number in [v for v in record.versions if v not in wanted]:
@@ -338,7 +340,7 @@ class ModelRepository:
     def _blame(
         self, record: ModelRecord, loaded: LoadedModel, error: EngineError
     ) -> None:
-        """Stop serving a version that was found at fault, until it is loaded again."""
+        """Stop serving a version that caused faults, until it is loaded again."""
         for entry in record.versions.values():
             if entry.loaded is loaded:
                 logger.error("model %s/%s: %s", record.name, entry.version, error)
@@ -350,14 +352,15 @@ class ModelRepository:
                 leaving.add_done_callback(self._leaving.discard)
 
     async def _reserve(self, size: int, evict: bool) -> int:
-        """Takes `size` bytes of the budget; idle models make room where they have to.
+        """Reserve `size` bytes of the budget; unload idle models to make room if
+        needed.
 
-        Raises `LoadError`, `NoMemory` where it could be had at another time.
+        Raises `LoadError`, or `NoMemory` if memory may be free at another time.
         """
         budget, deadline = self.budget, time.monotonic() + EVICTION_TIMEOUT
         if size > budget.limit:
             msg = (
-                f"it takes about {size_text(size)}, and all models together may take "
+                f"it needs about {size_text(size)}, but all models together may use "
                 f"{size_text(budget.limit)} (--model-memory)"
             )
             raise LoadError(msg)
@@ -367,9 +370,9 @@ class ModelRepository:
                 await self._evict(*victim)
             elif not evict or time.monotonic() > deadline:
                 msg = (
-                    f"it takes about {size_text(size)}, and models in use have "
+                    f"it needs about {size_text(size)}, but models in use hold "
                     f"{size_text(budget.used)} of {size_text(budget.limit)} "
-                    f"(--model-memory)"
+                    "(--model-memory)"
                 )
                 raise NoMemory(msg)
             else:
@@ -377,7 +380,7 @@ class ModelRepository:
         return size
 
     def _least_recently_used(self) -> tuple[ModelRecord, VersionRecord] | None:
-        """Return the version that has been idle the longest; None if all are in use.
+        """Return the version that has been idle longest; None if all are in use.
 
         A version with an open sequence is in use: its state is not in the model.
         """
@@ -400,8 +403,9 @@ class ModelRepository:
         return found[1:] if found is not None else None
 
     def _is_pending(self, record: ModelRecord) -> bool:
-        """Returns whether requests to it, or to an ensemble that it is in, are under
-        way."""
+        """Return whether requests to it, or to an ensemble that contains it, are under
+        way.
+        """
         return any(
             self._metrics.total(user.name, loaded.version).pending
             for user in (record, *self.users_of(record.name))
@@ -445,8 +449,9 @@ class ModelRepository:
         self._table.publish(record.name, entries, default=default, routes=routes)
 
     async def _drain(self, leaving: Iterable[LoadedModel]) -> None:
-        """Closes runners that get no new requests, when they have nothing in flight and
-        streams have had their last response; after the drain timeout at any rate."""
+        """Close runners that get no new requests, when no request is in flight and
+        streams have had their last response; after the drain timeout in any case.
+        """
         leaving = list(leaving)
         await self._settled([loaded.runner for loaded in leaving])
         for loaded in leaving:
@@ -459,7 +464,7 @@ class ModelRepository:
             if drained:
                 await self._unload_pool.run(loaded.runner.close)
             else:
-                logger.warning("%r is closed with requests in flight", loaded.runner)
+                logger.warning("closing %r with requests in flight", loaded.runner)
                 # Requests must be failed in this thread; the price is that nothing
                 # else is done meanwhile.
                 loaded.runner.close()
@@ -493,8 +498,7 @@ def _is_loaded(record: ModelRecord, version: VersionSource) -> bool:
 
 
 def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) -> bool:
-    """Returns whether a version has to be loaded, or offered, for `source` to be
-    served."""
+    """Return whether a version must be loaded or offered before `source` is served."""
     entry = record.versions.get(version.version)
     if entry is None or entry.loaded is None:
         return True

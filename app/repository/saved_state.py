@@ -1,12 +1,12 @@
-"""``save_outputs`` of a model's ``config.toml``: where its state goes when it leaves.
+"""``save_outputs`` of a model's ``config.toml``: the place for its state at unload.
 
 The save programs of each replica run when a model is unloaded, replaced or the gateway
 stops. What they deliver becomes files
 
     <save_outputs>/<version>/<replica>/<tensor>.npy
 
-Each is written beside its place and renamed over it. Names of tensors are quoted as in
-URLs, so that none leads elsewhere.
+Each file is written beside its place and renamed over it. Names of tensors are quoted
+as in URLs, so none leads outside the folder.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def save_state(runner: ModelRunner, folder: Path, version: str) -> None:
-    """Runs the save programs of every replica; writes what they deliver. Blocks.
+    """Run the save programs of every replica and write their outputs. Blocks.
 
-    What goes wrong is logged: a model leaves all the same.
+    Errors are logged: the model is unloaded in any case.
     """
     for replica in range(len(runner.devices)):
         place = folder / version / str(replica)
@@ -34,9 +34,9 @@ def save_state(runner: ModelRunner, folder: Path, version: str) -> None:
             for name, array in runner.run_save_programs(replica).items():
                 _write(place / f"{quote(name, safe='')}.npy", array)
         except (EngineError, OSError) as e:
-            logger.error("the state of %s is not saved: %s", runner.name, e)
+            logger.error("cannot save the state of %s: %s", runner.name, e)
         else:
-            logger.info("the state of %s is saved in %s", runner.name, place)
+            logger.info("saved the state of %s in %s", runner.name, place)
 
 
 def _write(path: Path, array: Array) -> None:

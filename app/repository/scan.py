@@ -51,14 +51,16 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class ScanError(Exception):
-    """A model that lies in the repository but cannot be served; names what is wrong."""
+    """A model in the repository that cannot be served; the message names
+    the problem.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class VersionSource:
     """The files of one version. `problem` says why it cannot be loaded, or is empty.
 
-    `stamp` differs when a file of it has been replaced, added or taken away.
+    `stamp` differs when a file of the version was replaced, added or removed.
     """
 
     version: int
@@ -66,12 +68,12 @@ class VersionSource:
     problem: str = ""
     stamp: Stamp = ()
     declared: DeclaredTensors = field(default_factory=DeclaredTensors)
-    """What its tensors have to be."""
+    """Declarations that its tensors must match."""
     folder: Path | None = None
-    """The model's own, where its other files are; None for a single file."""
+    """The model's folder with its other files; None for a single file."""
 
     format: str = ""
-    """The plugin that knows what kind of folder it is (`app.repository.formats`)."""
+    """The plugin that recognised the folder (`app.repository.formats`)."""
 
     @property
     def is_onnx(self) -> bool:
@@ -85,10 +87,10 @@ class VersionSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model as it lies in the repository: its versions, ascending, and options.
+    """A model in the repository: its versions, ascending, and options.
 
-    `stamp` differs when anything of it has changed. `notes` says what of its
-    configuration has no effect here, and why. `url` is where its files come from.
+    `stamp` differs when any part of the model has changed. `notes` names configuration
+    without effect, and the reason. `url` is the source of its files.
     """
 
     name: str
@@ -101,13 +103,14 @@ class ModelSource:
 
 
 def is_model_name(name: str) -> bool:
-    """Returns whether a model may be called so: letters, digits, ``_ . , + -``, up to
-    200."""
+    """Return whether a name is valid for a model: letters, digits, ``_ . , + -``, up to
+    200.
+    """
     return _NAME.fullmatch(name) is not None
 
 
 def is_version(name: str) -> bool:
-    """Returns whether a folder of a model is a version of it: a whole number from 1."""
+    """Return whether a folder of a model is a version of it: a whole number from 1."""
     return _VERSION.fullmatch(name) is not None
 
 
@@ -123,16 +126,14 @@ def scan_names(root: Path) -> list[str]:
 def _tell_skipped(root: Path, name: str) -> None:
     """Log skipped files once, not each time the folder is read."""
     logger.warning(
-        "%r is skipped: a model's name is letters, digits and any of '_.,+-', and "
-        "begins with none of the last four",
+        "ignoring %r: a model's name has letters, digits and any of '_.,+-', and does "
+        "not begin with one of the last four",
         name,
     )
 
 
 def names_in(root: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the models, and those that are none, sorted.
-    Raises OSError.
-    """
+    """Return the names of the models, and the invalid names, sorted. Raises OSError."""
     names = {_name_of(entry) for entry in root.iterdir()} - {None}
     found = sorted(name for name in names if name is not None)
     good = [name for name in found if is_model_name(name)]
@@ -146,11 +147,11 @@ def scan_model(
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
-    """Return the model of that name as it lies there now; None if there is none.
+    """Return the model with that name in its present state; None if it does not exist.
 
-    `override` is a configuration in JSON that has the last word. What is wrong with
-    the model is told in `problem`: one of them never keeps others from being found.
-    Raises OSError if the folder cannot be listed.
+    `override` is a configuration in JSON that overrides all others. Errors of the model
+    go to `problem`, so one model never hides others. Raises OSError if the folder
+    cannot be listed.
     """
     if not is_model_name(name):
         return None
@@ -171,8 +172,10 @@ def scan_named(
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
-    """Return the model in one file, or in a folder, named on the command line; None if
-    it has gone. As `scan_model`; a folder need not have folders for its versions.
+    """Return the model in a file or folder named on the command line; None if it is
+    gone.
+
+    Works like `scan_model`, but the folder needs no folders for versions.
     """
     try:
         place = path.resolve(strict=True)
@@ -191,7 +194,9 @@ def _scan_entries(
         read = partial(read_options, override=override, origin=origin)
         found = _read_model(root, name, entries, read, origin)
         if not origin.is_trusted and any(v.is_python for v in found.versions):
-            raise ScanError(f"{PYTHON_MODEL}: code is never taken from {origin.name}")
+            raise ScanError(
+                f"{PYTHON_MODEL}: PopGate never takes code from {origin.name}"
+            )
         return replace(found, stamp=stamp)
     except (ScanError, ModelConfigError) as e:
         problem = str(e)
@@ -206,9 +211,7 @@ def _scan_entries(
 
 
 def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
-    """Return the stamp of a model: its files, those in its folder, and those of its
-    versions.
-    """
+    """Return the stamp of a model: of its files, its folder, and its versions."""
     paths: list[Path] = []
     for entry in entries:
         paths.append(entry)
@@ -247,12 +250,15 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except RuntimeError:  # what older Pythons make of it
-        raise ScanError(f"{path.name} is a link that leads in a circle") from None
+        raise ScanError(
+            f"{path.name} is a link whose target leads back to it"
+        ) from None
 
 
 def is_folder(path: Path) -> bool:
-    """Returns whether it can be seen to be one: a link may lead where we may not
-    read."""
+    """Return whether a file is visible as a regular file: a link may lead to an
+    unreadable place.
+    """
     try:
         return path.is_dir()
     except OSError:
@@ -287,22 +293,25 @@ def _read_model(
         versions += _read_versions(root, folder, options)
     if len(files) > 1 or (files and versions):
         found = ", ".join(e.name + "/" * e.is_dir() for e in entries)
-        msg = f"there are several models of this name: {found}; keep one"
+        msg = f"several models have this name: {found}; keep one"
         raise ScanError(msg)
     if files:
         stamp = stamp_of(files)
         versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files), stamp=stamp)]
     if options.config.ensemble is not None:
         if files:
-            msg = f"config.toml makes it an ensemble, and there is {files[0].name} too"
+            msg = (
+                "config.toml makes the model an ensemble, but its folder also "
+                f"contains {files[0].name}; remove one"
+            )
             raise ScanError(msg)
         versions = versions or [VersionSource(SINGLE_FILE_VERSION)]
     if not versions and folder is not None:
         versions = _read_unversioned(root, folder, options)
     if not versions:
         msg = (
-            f"the folder has neither a version folder nor a model; put it into "
-            f"{name}/1/, or beside it as {name}.popef"
+            "the folder contains neither a version folder nor a model; move the model "
+            f"into {name}/1/, or beside it as {name}.popef"
         )
         raise ScanError(msg)
     return ModelSource(
@@ -317,7 +326,7 @@ def _read_model(
 
 
 def _read_source(name: str, entries: list[Path], options: ModelOptions) -> ModelSource:
-    """Return a model whose files are elsewhere, so that none of them may be here."""
+    """Return a model with remote files, which may have no files here."""
     beside = [e.name for e in entries if not is_folder(e)]
     for folder in filter(is_folder, entries):
         beside += [
@@ -329,8 +338,8 @@ def _read_source(name: str, entries: list[Path], options: ModelOptions) -> Model
         ]
     if beside:
         msg = (
-            f"{CONFIG_NAME}: its files come from source = {options.config.source!r}, "
-            f"and there is {beside[0]} too; keep one"
+            f"{CONFIG_NAME}: the files come from source = {options.config.source!r}, "
+            f"but the folder also contains {beside[0]}; keep one"
         )
         raise ScanError(msg)
     try:
@@ -348,7 +357,10 @@ def _selected(
     wanted = config.versions.select(v.version for v in versions)
     if not wanted:
         have = ", ".join(str(v.version) for v in versions)
-        msg = f"versions {config.versions} are to be served, but there are {have}"
+        msg = (
+            f"versions = {config.versions} in its config, but the folder contains "
+            f"{have}"
+        )
         raise ScanError(msg)
     return [v for v in versions if v.version in wanted]
 
@@ -391,7 +403,7 @@ def _read_versions(
 def _read_unversioned(
     root: Path, folder: Path, options: ModelOptions
 ) -> list[VersionSource]:
-    """Return the one version of a folder in which the files lie without one."""
+    """Return the one version of a folder whose files have no version folder."""
     inside = _inside(root, folder)
     kind, files = _recognised(root, inside, options)
     if kind:
@@ -429,7 +441,7 @@ def _read_version(
     if filename:
         chosen = [p for p in files if p.name == filename]
         if not chosen:
-            msg = f"{label} has no file {filename} (default_model_filename)"
+            msg = f"{label} lacks the file {filename} (default_model_filename)"
             raise ScanError(msg)
         files = chosen
     for suffix in SUFFIXES:
@@ -438,11 +450,11 @@ def _read_version(
             found = tuple(p for p in found if p.name == TRITON_MODEL) or found
         if suffix == ".onnx" and len(found) > 1:
             names = ", ".join(p.name for p in found)
-            msg = f"{label} has several .onnx files: {names}; keep one"
+            msg = f"{label} contains several .onnx files: {names}; keep one"
             raise ScanError(msg)
         if found:
             return found
-    msg = f"{label} has neither a .popef nor an .onnx file, nor a {PYTHON_MODEL}"
+    msg = f"{label} contains neither a .popef nor an .onnx file, nor a {PYTHON_MODEL}"
     raise ScanError(msg)
 
 
@@ -452,6 +464,6 @@ def _inside(root: Path, path: Path) -> Path:
     """
     resolved = _resolved(path)
     if not resolved.is_relative_to(root):
-        msg = f"{path.name} is a link out of the model repository"
+        msg = f"{path.name} is a link to a place outside the model repository"
         raise ScanError(msg)
     return resolved

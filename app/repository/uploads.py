@@ -1,4 +1,4 @@
-"""Files that come with a load request, for as long as the model made of them lives.
+"""Files of a load request, kept as long as the model made from them.
 
 They are written below a folder of this process in the cache, which is locked while the
 process lives and removed when it ends; those of processes that were killed are removed
@@ -33,7 +33,7 @@ class Uploads:
         self._lock = -1
 
     def sweep(self) -> None:
-        """Removes what processes have left that are no longer there."""
+        """Remove the files of processes that have ended."""
         for folder in self._wanted.glob(f"{_PREFIX}*"):
             if folder == self._mine:
                 continue
@@ -44,7 +44,8 @@ class Uploads:
                     os.close(lock)
 
     def store(self, name: str, files: Mapping[str, bytes]) -> Path:
-        """Writes the files of a model; the folder that is a repository with it alone.
+        """Write the files of a model; return the folder, a repository with this model
+        alone.
 
         Paths and name have been checked. Raises OSError.
         """
@@ -60,7 +61,7 @@ class Uploads:
         return root
 
     def remove(self, root: Path) -> None:
-        """Removes what `store` has returned."""
+        """Remove a folder that `store` returned."""
         shutil.rmtree(root, ignore_errors=True)
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class Uploads:
             base = Path(tempfile.gettempdir()) / f"popgate-{os.getuid()}"
             base.mkdir(mode=0o700, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
-            logger.warning("uploaded files go to %s: %s", base, e)
+            logger.warning("uploaded files are written to %s: %s", base, e)
         self._lock = _locked(made)
         # Only now may others look whether it is locked.
         mine = made.rename(base / made.name.replace(_NEW, _PREFIX))
@@ -95,9 +96,7 @@ class Uploads:
 
 
 def _locked(folder: Path) -> int:
-    """Return a descriptor that keeps the folder's lock; -1 where another process has
-    it.
-    """
+    """Return a descriptor with the folder's lock; -1 if another process has it."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

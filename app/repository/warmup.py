@@ -1,8 +1,8 @@
-"""Running a model before it takes requests, so that the first ones are not slow.
+"""Run a model before it accepts requests, so that the first requests are not slow.
 
-Every replica runs every batch size once (or what ``[warmup]`` says): ONNX Runtime
-allocates and chooses on the first run of a shape, and what cannot run at all shows
-before requests depend on it. For threads; blocks.
+Every replica runs every batch size once (or as ``[warmup]`` says). ONNX Runtime
+allocates memory and chooses kernels in the first run of a shape, and a model that
+cannot run fails before requests depend on it. For threads; blocks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SEED = 0
 
 
 class WarmupFailed(Exception):
-    """A run before the model was ready has failed; the message says which and why.
+    """A run before the model was ready failed; the message says which and why.
 
     `is_late`: it did not end in time.
     """
@@ -63,7 +63,7 @@ class WarmupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One request, and how often it is run; `rows` is 0 where they do not matter."""
+    """One request, and the number of its runs; `rows` is 0 if rows do not matter."""
 
     label: str
     inputs: Mapping[str, Tensor]
@@ -79,11 +79,11 @@ def warm_up(
     preferred: Sequence[int] = (),
     until: float = math.inf,
 ) -> int:
-    """Runs what `config` says on every replica; None makes something up.
+    """Run the warm-up of `config` on every replica; None uses synthetic values.
 
-    Files come from `folder`. It is to be done at `until`, a `time.monotonic()`.
-    Returns what free dimensions were where anything was run, else 0. Raises
-    `WarmupFailed`, and `engine.DeviceLost`, which says nothing about the model.
+    Files come from `folder`. The warm-up must end by `until`, a `time.monotonic()`.
+    Returns the size of free dimensions in the runs, or 0 without a run. Raises
+    `WarmupFailed`, and `engine.DeviceLost`, which is no fault of the model.
     """
     if config is not None and not config.enabled:
         return 0
@@ -113,9 +113,9 @@ def run_example(
 ) -> None:
     """Runs the values that are shown as an example, as a request with them would.
 
-    `example` are values by input, of `visible`, the model as requests see it; what else
-    `spec` takes is ones, in free dimensions of `fill`. It is to be done at `until`, a
-    `time.monotonic()`. Raises `WarmupFailed`, and `engine.DeviceLost`.
+    `example` are values by input of `visible`, the model as requests see it. Other
+    inputs of `spec` get ones, with free dimensions of `fill`. The run must end by
+    `until`, a `time.monotonic()`. Raises `WarmupFailed`, and `engine.DeviceLost`.
     """
     unknown = sorted(example.keys() - visible.inputs_by_name.keys())
     if unknown:
@@ -161,8 +161,10 @@ def _run_all(
 
 
 class _Budget:
-    """Budget of synthetic rows: rows are expected to take as long as those of the run
-    before, so that a slow model is not run with many.
+    """Budget of synthetic rows.
+
+    It assumes that a row takes as long as in the run before, so a slow model runs few
+    rows.
     """
 
     def __init__(self, until: float) -> None:
@@ -266,7 +268,7 @@ def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _
         inputs[tensor.name] = _checked(tensor, made)
     counts = {name: tensor.shape[0] for name, tensor in inputs.items() if tensor.shape}
     if spec.is_batched and len(set(counts.values())) > 1:
-        raise ValueError(f"inputs have different numbers of rows: {counts}")
+        raise ValueError(f"the inputs have different numbers of rows: {counts}")
     label = f"sample {sample.name!r}" if sample.name else "a sample"
     return _Run(label, inputs, sample.count)
 
@@ -348,11 +350,11 @@ def _from_file(
     wanted: WarmupInput,
     folder: Path | None,
 ) -> Tensor:
-    """Return the value in a file: an .npy file as it is, raw bytes in the input's
+    """Return the value in a file: a .npy file unchanged, raw bytes in the input's
     shape.
     """
     if folder is None:
-        msg = f"file {wanted.file}: a model without a folder has no files"
+        msg = f"file {wanted.file}: a model without a folder cannot have files"
         raise ValueError(msg)
     try:
         path = file_inside(folder, f"{WARMUP_FOLDER}/{wanted.file}")
@@ -371,7 +373,7 @@ def _from_file(
 def _from_bytes(
     tensor: TensorSpec, shape: tuple[int, ...], data: bytes, rows: int, name: str
 ) -> Tensor:
-    """Return bytes of all rows, or of one that every row is. Raises ValueError."""
+    """Return bytes of all rows, or of one row that is repeated. Raises ValueError."""
     count, size = math.prod(shape), tensor.type.item_size
     if size:
         found, rest = divmod(len(data), size)
@@ -387,7 +389,7 @@ def _from_bytes(
         one = f" (one row: {per_row})" if rows > 1 else ""
         msg = (
             f"file {name} has {what}, but input '{tensor.name}' of shape "
-            f"{list(shape)} takes {count * (size or 1)}{one}"
+            f"{list(shape)} needs {count * (size or 1)}{one}"
         )
         raise ValueError(msg)
     parts = (data,) * repeats if data else ()

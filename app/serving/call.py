@@ -1,12 +1,13 @@
 """One inference request, from its complete body to its answer, however it came in.
 
-    received -> decoded -> admitted -> queued, running -> answered
-        or: refused, failed, cancelled by its client, late
+received -> decoded -> admitted -> queued, running -> answered or: refused, failed,
+cancelled by its client, late
 
-`Call` owns all of it: look-up, loading on demand, decoding, the deadline, a client that
-goes, failures, the answer, accounting and tracing. What brings requests in is a
-subclass that can write a response (`respond`) and that tells of a client that has gone
-(`disconnect`): exchange.py in app/http/connection, app/http/asgi_call.py for ASGI.
+`Call` owns the whole life of a request: look-up, loading on demand, decoding, the
+deadline, disconnects, failures, the answer, accounting and tracing. Subclasses bring
+requests in. They can write a response (`respond`) and report that a client has
+disconnected (`disconnect`): exchange.py in app/http/connection, and
+app/http/asgi_call.py for ASGI.
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ _MOST_ID = 1000
 class Call(ABC):
     """One request to the model at an infer path. Belongs to the event loop's thread.
 
-    `deadline` is a `time.monotonic()` time; `is_exact` says that the client asked for
-    it, so that it should be kept to the millisecond. `arrived` is when the head of the
-    request came (`time.monotonic_ns()`), if it was measured. `key` is the one
-    that let it in, where keys are asked for. `response_complete` and `disconnected` are
-    uvicorn's words.
+    `deadline` is a `time.monotonic()` time; `is_exact` means that the client set it, so
+    it is kept to the millisecond. `arrived` is when the head of the request arrived
+    (`time.monotonic_ns()`), if it was measured. `key` is the key that admitted it, if
+    the server uses keys. `response_complete` and `disconnected` are uvicorn's names.
     """
 
     # All of it is set in the constructor: looking up a default of the class takes ten
@@ -127,7 +127,9 @@ class Call(ABC):
 
     @abstractmethod
     def respond(self, response: Response | None) -> None:
-        """Write the answer; None if the client is gone, or it cannot be made."""
+        """Write the answer; None if the client is gone, or the answer
+        cannot be made.
+        """
 
     def watch(self) -> None:  # noqa: B027 - most need not
         """Watch whether the client of a long request is still there."""
@@ -137,7 +139,7 @@ class Call(ABC):
         return ""
 
     def wire(self) -> tuple[str, str]:
-        """Return the scheme of its URL, and the version of HTTP that it came by."""
+        """Return the scheme of its URL, and its version of HTTP."""
         return "http", "1.1"
 
     def count_body(self, size: int) -> None:  # noqa: B027
@@ -184,7 +186,7 @@ class Call(ABC):
             self.fail(error)
 
     def _enter(self, key: Key) -> bool:
-        """Returns whether its key lets the request begin now; it is answered if not."""
+        """Return whether its key lets the request begin now; answer it if not."""
         try:
             key.enter()
         except Exception as error:
@@ -194,8 +196,8 @@ class Call(ABC):
         return True
 
     async def _prepare(self) -> None:
-        """Begin after something has been waited for: a thread that inflates or decodes
-        the body, or a model that has left memory.
+        """Begin after a wait: for a thread that inflates or decodes the body, or for a
+        model to load.
         """
         service, headers = self.service, self.headers
         body, self.body = self.body, []
@@ -229,10 +231,7 @@ class Call(ABC):
             self.fail(error)
 
     async def _decode(self, body: Body, latest: float) -> InferRequest:
-        """Return the request, decoded in a thread if that takes long; then once more
-        where its model was swapped meanwhile. Raises DeadlineExceeded at the time
-        `latest`.
-        """
+        """Return the decoded request."""
         decode = partial(self._decode_by, body)
         while True:
             entry = self.entry
@@ -265,7 +264,7 @@ class Call(ABC):
         )
 
     def _queue(self, entry: ModelEntry, request: InferRequest) -> None:
-        """Find out how long the request may take, and hand it to its model."""
+        """Determine the deadline of the request, and submit it to its model."""
         self._request = request
         regions = entry.regions
         if regions is not None and (request.places or request.read_from):
@@ -297,7 +296,7 @@ class Call(ABC):
             self.service.deadlines.add(self)
 
     def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
-        """Raises what is to be answered instead."""
+        """Raise the error that is to be answered instead."""
         if entry.scheduler is not None:
             request.owner = self._owner()
             return entry.scheduler.submit(request, self.deadline, self.done)
@@ -309,8 +308,9 @@ class Call(ABC):
         )
 
     def _owner(self) -> str | None:
-        """Return the name of its key: empty without a key, None on a server that has
-        no keys."""
+        """Return the name of its key: empty without a key, None if the server has no
+        keys.
+        """
         if self.key is not None:
             return self.key.config.name
         return "" if self.service.models.has_keys else None
@@ -324,9 +324,7 @@ class Call(ABC):
         self.abandon(DeadlineExceeded())
 
     def disconnect(self, why: str = "the client has disconnected") -> None:
-        """Cancel the request of a client that has gone, and discard all that
-        it sent.
-        """
+        """Cancel the request of a disconnected client, and discard its data."""
         self.disconnected = True
         self.body = []
         if self._preparing is not None:
@@ -343,7 +341,7 @@ class Call(ABC):
     # -- the end
 
     def done(self, submitted: Submitted) -> None:
-        """Answer the request, which is done, however it ended."""
+        """Answer the request, which has ended in any way."""
         if self.response_complete:
             return
         if self.disconnected:
@@ -359,8 +357,10 @@ class Call(ABC):
             self.respond(response)
 
     def _encode(self, submitted: Submitted) -> Response | None:
-        """Return the response to a request that is done, which is counted with it; None
-        if that is left to a thread. Raises how it failed.
+        """Return the response to a finished request and count it; None if a thread
+        makes the response.
+
+        Raises the request's error.
         """
         entry, request, form = self.entry, self._request, self.form
         assert entry is not None
@@ -395,7 +395,7 @@ class Call(ABC):
     async def _encode_in_thread(
         self, entry: ModelEntry, request: InferRequest, submitted: Submitted
     ) -> None:
-        """Answer with a response that takes long to write."""
+        """Answer with a response that takes long to encode."""
         try:
             encoding = monotonic_ns()
             response = await self.encoded(entry, request, submitted.outputs)
@@ -413,7 +413,7 @@ class Call(ABC):
     async def encoded(
         self, entry: ModelEntry, request: InferRequest, outputs: Mapping[str, Tensor]
     ) -> Response:
-        """Return the response of large outputs, written in a thread.
+        """Return the response of large outputs, encoded in a thread.
 
         Raises `RequestError`, and DeadlineExceeded when the request's time is over.
         """
@@ -431,7 +431,7 @@ class Call(ABC):
         submitted: Submitted,
         encoding: int,
     ) -> None:
-        """Count a request that is answered; `encoding` is when that was begun."""
+        """Count an answered request; `encoding` is when encoding began."""
         ended = monotonic_ns()
         if request.held is not None:
             request.held.release()
@@ -487,7 +487,7 @@ class Call(ABC):
                 self._stamps = (request, submitted, stamps)
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error, and count that."""
+        """Answer with an error, and count the error."""
         if self.response_complete:
             raise error
         try:
@@ -511,7 +511,7 @@ class Call(ABC):
         return response
 
     def _rows(self) -> int:
-        """Return the rows that it brought; 0 if it is not decoded."""
+        """Return the number of rows of the request; 0 if it is not decoded."""
         return 0 if self._request is None else self._request.rows
 
     def log_failed(
@@ -521,8 +521,7 @@ class Call(ABC):
         submitted: Submitted | None = None,
         rows: int = 0,
     ) -> None:
-        """Keep, and log, how the request has failed, and how far it came: it has been
-        answered."""
+        """Keep and log why the answered request failed, and which phases it reached."""
         entry = self.entry
         ended = monotonic_ns()
         since = self.arrived or self._began
@@ -553,7 +552,7 @@ class Call(ABC):
         self.service.journal.fail(failed, self._parts(submitted))
 
     def asked(self) -> Asked:
-        """Return the client and what it asked for."""
+        """Return the client and the description of its request."""
         trace = self.headers.get(b"traceparent", b"")
         key = "" if self.key is None else self.key.config.name
         client, span = self.client(), self._span
@@ -563,9 +562,7 @@ class Call(ABC):
         return Asked(self.request_id, "POST", self.path, client, trace, key, span, wire)
 
     def asker(self) -> Asker:
-        """Return the client for calls that are made on its behalf
-        (app/serving/requester.py).
-        """
+        """Return the client for calls made on its behalf (requester.py)."""
         given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
         if spans is not None:
             if self._span is None:
@@ -590,7 +587,7 @@ class Call(ABC):
         return parts
 
     def _forget(self) -> None:
-        """Forget the client, which is gone."""
+        """Release the client, which has disconnected."""
         if self.response_complete:
             return
         submitted, rows = self.submitted, self._rows()
@@ -600,7 +597,9 @@ class Call(ABC):
         self.log_failed(gone, row_of(gone).status, submitted, rows)
 
     def _end(self, failure: Row = _UNKNOWN) -> None:
-        """Release everything; a request that is not counted yet has failed."""
+        """Release everything, and count a request that was not counted yet
+        as failed.
+        """
         self.response_complete = True
         key, self._entered = self._entered, None
         if key is not None:
@@ -622,8 +621,9 @@ class Call(ABC):
             entry.stats.failure(failure, monotonic_ns() - self._began)
 
     def sent(self) -> None:
-        """Trace and log an answer that was handed to the connection, if it is in the
-        sample. Does nothing the second time.
+        """Trace and log an answer that was handed to the connection, if it is sampled.
+
+        A second call does nothing.
         """
         stamps, self._stamps = self._stamps, None
         entry = self.entry

@@ -1,4 +1,4 @@
-"""Calls between models: a call that would lead back to its caller is refused."""
+"""Calls between models: a call that leads back to its caller is refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from engine import Refused
 
 
 class CallGraph:
-    """Calls that were made, and those that `needs` of a model says it will make.
+    """The calls made so far, and those that a model announces by `needs`.
 
-    The process that would have to answer a call that leads back is the one that waits.
+    A call that leads back would wait for a process that itself waits.
     """
 
     def __init__(self, needs: Callable[[str], Iterable[str]]) -> None:
@@ -18,7 +18,7 @@ class CallGraph:
         self._called: dict[str, set[str]] = {}
 
     def add(self, caller: str, model: str) -> None:
-        """Note a call. Raises Refused where it leads back to the caller."""
+        """Record a call. Raises Refused if it leads back to the caller."""
         called = self._called.setdefault(caller, set())
         if model in called:
             return
@@ -36,7 +36,7 @@ class CallGraph:
 
 
 def leads_to(start: str, target: str, below_of: Callable[[str], Iterable[str]]) -> bool:
-    """Returns whether `target` is `start`, or below it, however far down."""
+    """Return whether `target` is `start`, or is reachable from it."""
     seen: set[str] = set()
     below = [start]
     while below:

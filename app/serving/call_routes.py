@@ -1,9 +1,11 @@
-"""Routes of the models in Python that call others: which of these their processes may
-feed themselves, through channels of their own (engine/calls/routes.py).
+"""Routes of Python models that call others.
 
-A route is offered for what a call has just found, if all that is done for a call can be
-done without the gateway, and taken back when that changes. What has been called by one
-is read from its process's log when somebody looks at the numbers.
+A route lets the process of the calling model feed the called model itself, through its
+own channels (engine/calls/routes.py).
+
+The gateway offers a route after a call if the gateway is not needed for further calls.
+It withdraws the route when that changes. Calls through a route are read from the
+process's log when the metrics are read.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def _key(device: Device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SharedRoute:
-    """A route that a process has, or is about to have."""
+    """A route that a process has or will have soon."""
 
     model: str
     version: str
@@ -70,7 +72,7 @@ class SharedRoute:
 class CallRoutes:
     """The routes of one process. For the event loop's thread.
 
-    `send` queues what is sent to it.
+    `send` queues messages to the process.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class CallRoutes:
         return iter(self._routes.values())
 
     def _present(self, model: str, version: str) -> SharedRoute | None:
-        """Return the route to a model as it is now; None if none may exist."""
+        """Return the present route to a model; None if no route is allowed."""
         entry = self._table.paths.get(infer_path(model, version))
         if entry is None or self._table.keeps_parts:
             return None
@@ -104,9 +106,7 @@ class CallRoutes:
         return SharedRoute(model, version, entry.runner, description, entry.stats)
 
     def offer(self, model: str, version: str) -> None:
-        """Offer a route for a model that was called through the gateway, if it can have
-        one.
-        """
+        """Offer a route to a model that was called through the gateway."""
         if self._offering is not None:
             return
         route = self._present(model, version)
@@ -155,7 +155,7 @@ class CallRoutes:
         self._routes[number] = route
 
     def refresh(self, name: str | None = None) -> None:
-        """Take back what is not as it was: of a model, or of all."""
+        """Withdraw outdated routes: of one model, or of all."""
         for number, route in self._routes.items():
             if number in self._leaving or name not in (None, route.model):
                 continue
@@ -170,7 +170,7 @@ class CallRoutes:
         self._routes.pop(number, None)
 
     def count(self) -> None:
-        """Count what has been called since."""
+        """Count the calls made since the last count."""
         for record in self._log.read() if self._log is not None else ():
             route = self._routes.get(record.route)
             if route is None:
@@ -194,7 +194,7 @@ class CallRoutes:
         return self._sock.fileno() < 0
 
     def close(self) -> None:
-        """End all that the process had in flight, because it has gone."""
+        """End all requests that the process had in flight, because it has ended."""
         if self._offering is not None:
             self._offering.cancel()
         self.count()

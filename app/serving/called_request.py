@@ -47,22 +47,22 @@ class Caller(Protocol):
     """The process of the model that calls."""
 
     def check(self, model: str) -> None:
-        """Raises Refused where the call would lead back to the caller."""
+        """Raises Refused if the call would lead back to the caller."""
 
     def requesters(self, numbers: Sequence[int]) -> list[Requester | None]:
-        """Return for whom the requests with these numbers are made."""
+        """Return the requests with these numbers, for which the call is made."""
 
     def asker(self, numbers: Sequence[int]) -> Asker | int:
-        """Return the first of those for whom they are made."""
+        """Return the first of the requests for which the calls are made."""
 
     async def askers(self, numbers: Sequence[int]) -> Sequence[Asker]:
-        """Return all of those for whom they are made."""
+        """Return all requests for which the calls are made."""
 
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
-        """Send a response of several."""
+        """Send one of several responses."""
 
     def answer(self, message: ModelCall, result: CallAnswer) -> None:
-        """Send how the call has ended."""
+        """Send the outcome of the call."""
 
 
 class CalledRequest:
@@ -90,7 +90,9 @@ class CalledRequest:
             self._requesters = [one for one in found if one is not None]
 
     def asker(self) -> Asker | int:
-        """Return the first of those for whom it is made, with its own parameters."""
+        """Return the first request for which the call is made, with the call's
+        parameters.
+        """
         asker = self._caller.asker(self._message.requests)
         if isinstance(asker, int):
             return asker
@@ -147,11 +149,11 @@ class CalledRequest:
             self._fail(error)
 
     def _needs_owner(self, entry: ModelEntry) -> bool:
-        """Return whether the model looks up what it keeps by the key that asks."""
+        """Return whether the model keeps data by the key of the caller."""
         return self._table.has_keys and isinstance(entry.scheduler, SequenceScheduler)
 
     async def _find_owner(self, entry: ModelEntry) -> None:
-        """Submit the call for the key of the requests that it is made for."""
+        """Submit the call for the key of the requests for which it is made."""
         try:
             await self._take_owner()
             self._submit(entry)
@@ -163,9 +165,9 @@ class CalledRequest:
         owners = {owner_in(said) or "" for _, _, said in askers}
         if len(owners) > 1:
             msg = (
-                f"a call of model '{self._message.model}', which has sequences, was "
-                "made for requests of several keys; set batching = False in the model "
-                "that calls"
+                f"a call to model '{self._message.model}', which has sequences, was "
+                "made for a batch of requests with several keys; set batching = False "
+                "in the calling model"
             )
             raise InvalidInput(msg)
         self._owner = owners.pop() if owners else ""
@@ -193,7 +195,7 @@ class CalledRequest:
         inputs = called_inputs(entry.spec, message.inputs)
         unknown = set(message.outputs or ()).difference(entry.spec.outputs_by_name)
         if unknown:
-            raise InvalidInput(f"there is no output {min(unknown)!r}")
+            raise InvalidInput(f"the model has no output {min(unknown)!r}")
         self._rows = checked_rows(entry.spec, inputs)
         entry.stats.begin()
         self._entry = entry
@@ -231,7 +233,7 @@ class CalledRequest:
         return {n: t for n, t in outputs.items() if n in wanted}
 
     def proceed(self) -> None:
-        """Make the next response: the one before was taken."""
+        """Make the next response after the caller has taken the one before."""
         if isinstance(self._submitted, StepRun):
             self._submitted.proceed()
 

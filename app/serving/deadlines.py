@@ -1,11 +1,12 @@
-"""The deadlines of all requests of a gateway, however they came and wherever they run.
+"""The deadlines of all requests of a gateway, however they arrived and wherever they
+run.
 
-One sweep looks at the calls in flight: it gives up those that are late, and has those
-that have waited for a whole period watched for their client. Deadlines that clients
-asked for are kept to the millisecond: one that passes before the next look gets a timer
-of its own. The device drops late requests before it runs them
-(`engine/worker/replica.py`) and ends runs whose requests are all cancelled
-(`engine/worker/cancellation.py`); nothing else in the gateway enforces a deadline.
+One sweep checks the calls in flight. It fails those that are late, and starts to watch
+the client of each call that has waited for a whole period. Deadlines that clients set
+are kept to the millisecond: a deadline before the next sweep gets its own timer. The
+device drops late requests before it runs them (`engine/worker/replica.py`) and ends
+runs whose requests are all cancelled (`engine/worker/cancellation.py`). Nothing else in
+the gateway enforces a deadline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The graph of an ensemble, checked against the models that it is made of."""
+"""The graph of an ensemble, checked against its member models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING_DECLARED = DeclaredTensors()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that can be run: (tensor of the model, tensor of the ensemble) each.
+    """A step of the graph; each pair is (tensor of the model, tensor of the ensemble).
 
     `needs` counts the steps whose outputs this step needs. `followers` are the steps
     that need its own.
@@ -42,7 +42,7 @@ class Face:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleGraph:
-    """The steps in the order in which they were written, and the whole as a model."""
+    """The steps in the order of the configuration, and the ensemble as a model."""
 
     spec: ModelSpec
     steps: tuple[Step, ...]
@@ -62,7 +62,7 @@ class _Known:
 
 
 def label_of(number: int, step: StepConfig) -> str:
-    """Return a step as messages call it."""
+    """Return the name of a step for messages."""
     return f"step {number + 1} ({step.model})"
 
 
@@ -75,12 +75,11 @@ def compose(
 ) -> EnsembleGraph:
     """Return the graph of an ensemble whose steps run `members`, in the same order.
 
-    `declared` is what is said of its own inputs and outputs. Where that, or one step,
-    counts rows and another step does not, tensors in between get or lose a first
-    dimension of 1.
+    `declared` are the declared inputs and outputs. If one of two connected tensors
+    counts rows and the other does not, a first dimension of 1 is added or removed.
 
-    Raises ValueError for a tensor that a model does not have, one that two steps give,
-    types and shapes that do not fit, and steps that wait for each other.
+    Raises ValueError for a tensor that a model does not have, a tensor with two
+    sources, types and shapes that differ, and steps that form a circle.
     """
     steps = [
         _step(label_of(n, step), step, spec, config)
@@ -116,13 +115,13 @@ def compose(
 
 
 def described(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
-    """Return the spec with what the ensemble's own options say. Raises ValueError."""
+    """Return the spec with the ensemble's own options. Raises ValueError."""
     unknown = set(config.labels).difference(spec.outputs_by_name)
     if unknown:
-        msg = f"there are labels for {sorted(unknown)}, which are no outputs"
+        msg = f"labels name {sorted(unknown)}, which are not outputs"
         raise ValueError(msg)
     if config.max_request_rows and not spec.is_batched:
-        msg = "max_request_rows is for ensembles of which every model is batched"
+        msg = "max_request_rows requires that every model of the ensemble is batched"
         raise ValueError(msg)
     most = [rows for rows in (spec.max_rows, config.max_request_rows) if rows]
     return replace(
@@ -138,7 +137,7 @@ def described(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
 def _check_rows(
     steps: Sequence[Step], members: Sequence[ModelSpec], declared: DeclaredTensors
 ) -> None:
-    """Raises ValueError where a step takes fewer rows than the ensemble says."""
+    """Raise ValueError if a step takes fewer rows than the ensemble declares."""
     most = declared.max_batch_size or 0
     for step, member in zip(steps, members, strict=True):
         if member.is_batched and 0 < member.max_rows < most:
@@ -150,7 +149,7 @@ def _check_rows(
 
 
 def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
-    """Return an input, whose tensor is already as it is declared."""
+    """Return an input with the declared type and shape."""
     shape = known.spec.shape
     if declared is None or declared.reshape is None:
         return Face(known.spec.name, shape, shape)
@@ -158,7 +157,7 @@ def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face
 
 
 def _given_face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
-    """Return an output. Raises ValueError where it cannot be as it is declared."""
+    """Return an output. Raises ValueError if it cannot be as declared."""
     name, shape = known.spec.name, known.spec.shape
     if declared is None:
         return Face(name, shape, shape)
@@ -171,7 +170,7 @@ def _given_face(known: _Known, declared: DeclaredTensor | None, batched: bool) -
     except ValueError:
         msg = (
             f"{declared.label}: output '{name}' is declared with shape "
-            f"{_shown(declared.inner_shape(batched=batched))}, {known.where} has "
+            f"{_shown(declared.inner_shape(batched=batched))}, but {known.where} has "
             f"{_shown(shape)}"
         )
         raise ValueError(msg) from None
@@ -185,7 +184,7 @@ def _check_type(declared: DeclaredTensor, spec: TensorSpec, where: str) -> None:
     if declared.datatype and declared.datatype != spec.datatype:
         msg = (
             f"{declared.label}: '{declared.name}' is declared as {declared.datatype}, "
-            f"{where} is {spec.datatype}"
+            f"but {where} is {spec.datatype}"
         )
         raise ValueError(msg)
 
@@ -199,7 +198,7 @@ def _step(
     ):
         for name in given:
             if name not in known:
-                msg = f"{label}: the model has no {kind} {name!r}, it has {list(known)}"
+                msg = f"{label}: the model has no {kind} {name!r}; it has {list(known)}"
                 raise ValueError(msg)
     inputs = tuple(
         (n, config.inputs.get(n, n))
@@ -214,13 +213,13 @@ def _step(
 
 
 def _producers(steps: Sequence[Step]) -> dict[str, int]:
-    """Return the step that gives each tensor."""
+    """Return the step that produces each tensor."""
     producers: dict[str, int] = {}
     for number, step in enumerate(steps):
         for _, tensor in step.outputs:
             if tensor in producers:
                 other = steps[producers[tensor]].label
-                msg = f"tensor {tensor!r} comes from {other} and from {step.label}"
+                msg = f"tensor {tensor!r} has two sources: {other} and {step.label}"
                 raise ValueError(msg)
             producers[tensor] = number
     return producers
@@ -259,7 +258,7 @@ def _tensors(
 
 
 def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
-    """Return an input of the ensemble as it is declared; None where it is not."""
+    """Return an input of the ensemble as declared; None if it is not declared."""
     said = declared.input(taken.spec.name)
     if said is None:
         return None
@@ -273,14 +272,13 @@ def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
 
 
 def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None:
-    """Return the shape that suits both the giver of a tensor and its taker, as it is
-    given.
+    """Return the shape that suits both the producer and the consumer of a tensor.
 
     Raises ValueError if there is none.
     """
     if known.spec.datatype != taken.spec.datatype:
         msg = (
-            f"tensor {tensor!r}: {known.where} is {known.spec.datatype}, "
+            f"tensor {tensor!r}: {known.where} is {known.spec.datatype}, but "
             f"{taken.where} is {taken.spec.datatype}"
         )
         raise ValueError(msg)
@@ -289,8 +287,8 @@ def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None
         return fitting(mine, known.batched, theirs, taken.batched)
     except ValueError:
         msg = (
-            f"tensor {tensor!r}: {known.where} has shape {_shown(mine)}, "
-            f"{taken.where} takes {_shown(theirs)}"
+            f"tensor {tensor!r}: {known.where} has shape {_shown(mine)}, but "
+            f"{taken.where} expects {_shown(theirs)}"
         )
         raise ValueError(msg) from None
 
@@ -301,8 +299,9 @@ def fitting(
     theirs: tuple[int, ...] | None,
     others_batched: bool,
 ) -> tuple[int, ...] | None:
-    """Return the shape `mine` with what is known from `theirs`, which may have one
-    dimension more or less where only one of both counts rows. Raises ValueError.
+    """Return the shape `mine` completed by `theirs`.
+
+    The ranks may differ by one if only one of them counts rows. Raises ValueError.
     """
     if mine is not None and theirs is not None and batched != others_batched:
         if others_batched and len(theirs) == len(mine) + 1:
@@ -334,18 +333,20 @@ def _check_inputs(
     config: EnsembleConfig, steps: Sequence[Step], inputs: Sequence[str]
 ) -> None:
     if not inputs:
-        raise ValueError("every step waits for another: no input is left")
+        raise ValueError(
+            "every step takes a tensor of another step, so the ensemble has no input"
+        )
     if config.inputs and set(config.inputs) != set(inputs):
         unknown = [name for name in inputs if name not in config.inputs]
         if unknown:
             taker = _first(steps, lambda step: unknown[0] in dict(step.inputs).values())
             msg = (
-                f"{taker.label} takes {unknown[0]!r}, which no step gives and which is "
-                f"not among the inputs {list(config.inputs)}"
+                f"{taker.label} takes {unknown[0]!r}, which neither a step produces "
+                f"nor the inputs {list(config.inputs)} include"
             )
             raise ValueError(msg)
         unused = [name for name in config.inputs if name not in inputs]
-        raise ValueError(f"no step takes the input {unused[0]!r} from outside")
+        raise ValueError(f"no step takes the declared input {unused[0]!r}")
 
 
 def _outputs(
@@ -354,18 +355,21 @@ def _outputs(
     taken = {tensor for step in steps for _, tensor in step.inputs}
     for name in config.outputs:
         if name not in producers:
-            msg = f"no step gives the output {name!r}; there are {list(producers)}"
+            msg = (
+                f"no step produces the output {name!r}; the steps produce "
+                f"{list(producers)}"
+            )
             raise ValueError(msg)
     outputs = config.outputs or [name for name in producers if name not in taken]
     if not outputs:
-        raise ValueError("every tensor is taken by a step: name the outputs")
+        raise ValueError(
+            "a step takes every tensor, so the ensemble has no output: name the outputs"
+        )
     return outputs
 
 
 def _linked(steps: Sequence[Step], producers: dict[str, int]) -> tuple[Step, ...]:
-    """Return the steps, each with those it waits for; ValueError where that
-    goes round.
-    """
+    """Return the linked steps. Raises ValueError if they form a circle."""
     needs = [
         {producers[tensor] for _, tensor in step.inputs if tensor in producers}
         for step in steps
@@ -376,7 +380,7 @@ def _linked(steps: Sequence[Step], producers: dict[str, int]) -> tuple[Step, ...
             del waiting[number]
     if waiting:
         labels = ", ".join(steps[n].label for n in waiting)
-        raise ValueError(f"steps wait for each other: {labels}")
+        raise ValueError(f"the steps form a circle: {labels}")
     return tuple(
         replace(
             step,
@@ -393,9 +397,10 @@ def _first(steps: Iterable[Step], holds: Callable[[Step], bool]) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps that lead to some `outputs`, by number, and what each is asked for.
+    """The steps that lead to some `outputs`, by number, with the outputs each must
+    return.
 
-    A step that is not among them is not run.
+    Other steps do not run.
     """
 
     outputs: frozenset[str]

@@ -1,9 +1,9 @@
-"""Ensembles at work: requests that go through several models without leaving here.
+"""Run ensembles: requests go through several models without leaving the gateway.
 
-Tensors between steps are what the engine gives: bytes in the gateway's memory, copied
-from one device's slot and into the next. A step starts as soon as what it takes is
-there, so steps that do not need each other run at the same time, and each is batched
-with its model's other requests. Everything here belongs to the event loop.
+Tensors between steps are copies in the gateway's memory, from one device's slot and
+into the next. A step starts as soon as its inputs are there. So independent steps run
+at the same time, and each is batched with its model's other requests. Everything here
+belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _DRAIN_TICK = 0.01  # seconds
 class EnsembleRunner:
     """Runner of the requests of an ensemble, in place of an `engine.ModelRunner`.
 
-    Members are looked up in the table for each request, so one that is swapped for an
-    equal one is used from then on, and one that is unloaded fails the requests that
-    need it with 503 until it is back. `compose` makes the graph of other members, or
-    raises ValueError.
+    The runner looks up members in the table for each request. So a member that is
+    swapped for an equal one is used immediately. If a member is unloaded, requests that
+    need it fail with 503 until it is back. `compose` makes the graph of other members,
+    or raises ValueError.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EnsembleRunner:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Return the devices of its members; none where a member is not loaded."""
+        """Return the devices of its members; none if a member is not loaded."""
         found: dict[Device, None] = {}
         for entry in self.entries():
             if entry is None:
@@ -105,9 +105,7 @@ class EnsembleRunner:
 
     @property
     def missing(self) -> str:
-        """Return the member that keeps it from running, in words; empty if there is
-        none.
-        """
+        """Return which member prevents it from running, and why; else empty."""
         for step, path in zip(self.steps, self._paths, strict=True):
             if path not in self.table.paths and not self.table.offers(path):
                 return f"{step.label} needs a model that is not loaded"
@@ -115,9 +113,7 @@ class EnsembleRunner:
 
     @property
     def is_current(self) -> bool:
-        """Return whether its models are those it was made for, or are loaded
-        on demand.
-        """
+        """Return whether its members are those of its graph or load on demand."""
         return all(
             self.table.offers(path) if entry is None else entry.spec is spec
             for entry, path, spec in zip(
@@ -138,9 +134,7 @@ class EnsembleRunner:
         priority: int = 0,
         outputs: Sequence[str] | None = None,
     ) -> EnsembleRequest:
-        """Start a request, for these `outputs` (all of them), which runs no step that
-        leads to none of them. Raises RunnerClosed; what goes wrong in a step is the
-        request's error."""
+        """Start a request for these `outputs`."""
         if self._closed:
             raise RunnerClosed(f"ensemble {self.spec.name!r} was unloaded")
         plan = self.plan(tuple(outputs or self.spec.outputs_by_name))
@@ -164,7 +158,10 @@ class EnsembleRunner:
         self._requests.discard(request)
 
     def drain(self, timeout: float) -> bool:
-        """Wait until nothing is in flight, at most `timeout` seconds. For a thread."""
+        """Wait until no request is in flight, at most `timeout` seconds.
+
+        For a thread.
+        """
         end = time.monotonic() + timeout
         while self._requests:
             if time.monotonic() > end:
@@ -173,7 +170,7 @@ class EnsembleRunner:
         return True
 
     def close(self) -> None:
-        """Fail what is in flight, and take nothing more."""
+        """Fail the requests in flight, and accept no more."""
         self._closed = True
         for request in list(self._requests):
             request.abandon(RunnerClosed(f"ensemble {self.spec.name!r} was unloaded"))
@@ -181,10 +178,9 @@ class EnsembleRunner:
     # -- what its requests ask for
 
     def entry_of(self, number: int) -> ModelEntry | None:
-        """Return the member that runs a step now; None where it must be loaded on
-        demand.
+        """Return the member that runs a step now; None if it must be loaded on demand.
 
-        Raises `ModelNotReady` where it cannot run.
+        Raises `ModelNotReady` if it cannot run.
         """
         path = self._paths[number]
         entry = self.table.paths.get(path)
@@ -204,13 +200,13 @@ class EnsembleRunner:
         await self.table.fetch(self._paths[number], TimeoutPolicy(left, asked=left))
 
     def _take_over(self) -> None:
-        """Goes on with members that were swapped, if they fit as the old ones did."""
+        """Continue with swapped members if they have the same tensors."""
         members = tuple(
             before if entry is None else entry.spec
             for entry, before in zip(self.entries(), self.members, strict=True)
         )
         mine = self.spec
-        why = "the ensemble would take or give other tensors than before"
+        why = "the ensemble would take or return other tensors than before"
         try:
             graph = self._compose(members)
         except ValueError as e:
@@ -219,7 +215,7 @@ class EnsembleRunner:
             if face_of(graph.spec) == face_of(mine) and graph.steps == self.steps:
                 self.members = members
                 return
-        why = f"its models have changed: {why}; load the ensemble again"
+        why = f"its member models have changed: {why}; load the ensemble again"
         raise ModelNotReady(mine.name, why)
 
     def __repr__(self) -> str:
@@ -254,8 +250,8 @@ class EnsembleScheduler:
 class EnsembleRequest(Pending):
     """One request to an ensemble.
 
-    `queue_ns` and `compute_ns` are sums over its steps, `batch_rows` is that of the
-    step that ended last.
+    `queue_ns` and `compute_ns` are sums over its steps; `batch_rows` is the value of
+    the step that ended last.
     """
 
     def __init__(
@@ -281,7 +277,7 @@ class EnsembleRequest(Pending):
         self._tensors = self.inputs
 
     def start(self) -> None:
-        """Start the steps that wait for no other."""
+        """Start the steps that depend on no other step."""
         runner, tensors = self._runner, self._tensors
         try:
             for face in runner.graph.inputs:
@@ -298,7 +294,7 @@ class EnsembleRequest(Pending):
     def withdraw(self) -> None:
         """Withdraw the request: its end is not reported."""
         self.on_done = None
-        self.resolve(Cancelled("it could not be started"))
+        self.resolve(Cancelled("the step could not be started"))
 
     def _start(self, number: int) -> None:
         if self.done:
@@ -348,7 +344,7 @@ class EnsembleRequest(Pending):
     def _ended(
         self, number: int, entry: ModelEntry, rows: int, submitted: Submitted
     ) -> None:
-        """Record that a step is done, however it ended."""
+        """Record the end of a step, successful or not."""
         self._running.pop(number, None)
         took = time.monotonic_ns() - self._began[number]
         error = submitted.error
@@ -413,7 +409,7 @@ class EnsembleRequest(Pending):
                 self._start(follower)
 
     def _end(self) -> None:
-        """Return the outputs as the ensemble gives them, when all steps are done."""
+        """Return the outputs of the ensemble after all steps have ended."""
         spec = self._runner.spec
         outputs: dict[str, Tensor] = {}
         try:
@@ -464,7 +460,7 @@ class EnsembleRequest(Pending):
 
 
 def named(error: E, label: str) -> E:
-    """Return the error with its place; errors may be shared, so it is a new object."""
+    """Return the error with its step; a new object, because errors may be shared."""
     copy = type(error).__new__(type(error))
     copy.__dict__.update(error.__dict__)
     copy.args = (f"{label}: {error}", *error.args[1:])

@@ -1,4 +1,4 @@
-"""Forms: how a request and its answer are written, other than by the codec."""
+"""Forms of requests and answers that the codec does not know."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from engine import Tensor
 
 
 class Form(Protocol):
-    """Form of one request and its answer, if the model's codec has no word for it.
-    `not_one` is the client's error if the model gives no single response.
+    """Form of one request and its answer.
+
+    `not_one` is the client's error if the model does not give exactly one response.
     """
 
     not_one: str
@@ -42,5 +43,5 @@ class NamingForm(Form, Protocol):
     def target(self, body: Body, models: ModelTable) -> str:
         """Return the infer path of the model that a body names. Raises `RequestError`.
 
-        Large bodies are read in a thread. A worker may ask twice for one body.
+        Large bodies are read in a thread. A worker may call it twice for one body.
         """

@@ -1,9 +1,9 @@
-"""Generators: models in Python that give several responses to a request.
+"""Generators: Python models that give several responses to a request.
 
-A step asks the generator of a request for its next response, which is made when the one
-before has been taken; the generator lives in the process of the replica where it was
-begun. A client that needs no more says so in a last step; one that hears nothing
-ends with the deadline of its request.
+A step asks the generator of a request for its next response after the response before
+has been taken. The generator lives in the process of the replica that started it. If
+the client needs no more responses, a last step ends the generator. Otherwise it ends at
+the deadline of its request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_MORE = -1
 
 
 class ReplicaRunner(Protocol):
-    """The part of `engine.ModelRunner` that is needed to stay on one replica."""
+    """The part of `engine.ModelRunner` that keeps a request on one replica."""
 
     @property
     def devices(self) -> Sequence[LinkedDevice]: ...
@@ -54,7 +54,7 @@ class ReplicaRunner(Protocol):
 
 
 class GeneratorRun(StepRun):
-    """The responses to one request, all of one replica."""
+    """The responses to one request, all from one replica."""
 
     number: int = 0
     replica: int = -1
@@ -71,7 +71,7 @@ class GeneratorRun(StepRun):
 
 
 class GeneratorScheduler(StepScheduler):
-    """Runs one version of a model in Python that is a generator.
+    """Runs one version of a Python model that is a generator.
 
     Belongs to the event loop's thread.
     """
@@ -107,7 +107,7 @@ class GeneratorScheduler(StepScheduler):
             return self._begin(run, on_done)
         device = self._replicas.devices[run.replica]
         if device.restarts != run.restarts:
-            raise DeviceLost(f"device {device.id} was lost, and the generator with it")
+            raise DeviceLost(f"device {device.id} was lost while the generator ran")
         return self._ask(run, self._empty, run.step, on_done)
 
     def _begin(
@@ -176,7 +176,7 @@ class GeneratorScheduler(StepScheduler):
 
 
 def _empty(shape: Sequence[int] | None, data_type: DataType) -> Tensor:
-    """Return a tensor that is not read."""
+    """Return a tensor whose content is ignored."""
     dims = [0] * len(shape or ())
     if data_type is DataType.STRING:
         return Tensor.from_numpy(np.full(dims, b"", dtype=object), data_type)

@@ -1,4 +1,4 @@
-"""Keys while the server runs: which one a request has, and whether it may go on now.
+"""Keys of a running server: the key of a request, and whether it may go on now.
 
 Belongs to the event loop's thread.
 """
@@ -40,15 +40,16 @@ MOST_LANES = 8
 
 
 class Lanes:
-    """Lanes of the keys of each weight that have requests in flight: each in a lane of
-    its own while there are enough.
+    """Lanes for the keys of each weight that have requests in flight.
+
+    Each key has its own lane as long as there are enough.
     """
 
     def __init__(self) -> None:
         self._keys: dict[int, list[int]] = {}
 
     def take(self, weight: int) -> int:
-        """Return the lane of one more key: the first of those with the fewest."""
+        """Return a lane for one more key: the first of those with the fewest keys."""
         keys = self._keys.setdefault(weight, [0] * MOST_LANES)
         lane = keys.index(min(keys))
         keys[lane] += 1
@@ -62,9 +63,7 @@ class Lanes:
 
 
 class OneLane(Lanes):
-    """A single lane: if several processes serve a key, each on its own, its requests
-    wait in one lane all the same.
-    """
+    """A single lane. If several processes serve a key, its requests share one lane."""
 
     def __init__(self, lane: int) -> None:
         self._lane = lane
@@ -80,9 +79,12 @@ class OneLane(Lanes):
 
 
 class Key:
-    """A key's use. `requests_per_second` is a bucket of tokens that holds one second's
-    worth of them, and one at the least. One that `is_free` has no limits and no weight:
-    requests only have to be counted in `in_flight`."""
+    """The use of a key.
+
+    `requests_per_second` is a token bucket that holds the tokens of one second, at
+    least one. A key that `is_free` has no limits and no weight; only its `in_flight` is
+    counted.
+    """
 
     __slots__ = (
         "_at", "_clock", "_lanes", "_models", "_tokens",
@@ -104,7 +106,7 @@ class Key:
         self.set_up(config)
 
     def set_up(self, config: KeyConfig, lanes: Lanes | None = None) -> None:
-        """Take a new configuration over; what is in flight stays."""
+        """Apply a new configuration; requests in flight are kept."""
         self.config = config
         if self.in_flight and self.weight:
             self._lanes.leave(self.weight, self.lane)
@@ -133,7 +135,7 @@ class Key:
         return config.requests_per_second is not None or config.concurrent is not None
 
     def take(self) -> None:
-        """Count a request. Raises `HttpError` (429) beyond the rate."""
+        """Count a request. Raises `HttpError` (429) above the rate."""
         rate = self.config.requests_per_second
         if rate is None:
             return
@@ -150,11 +152,13 @@ class Key:
         self._tokens = tokens - 1
 
     def enter(self) -> None:
-        """Count an inference that begins; `leave` ends it. Raises `HttpError` (429)
-        where it is one too many."""
+        """Count an inference that begins; `leave` ends it.
+
+        Raises `HttpError` (429) above the limit.
+        """
         most = self.config.concurrent
         if most is not None and self.in_flight >= most:
-            msg = f"key '{self.config.name}' is limited to {most} in flight"
+            msg = f"key '{self.config.name}' is limited to {most} requests in flight"
             raise HttpError(429, msg, "key_concurrency", ((b"retry-after", b"1"),))
         self.take()
         if self.weight and not self.in_flight:
@@ -171,8 +175,11 @@ class Key:
 
 
 class KeyTable:
-    """The keys that hold at one time. Never changed: a verdict that was made by it is
-    right as long as it is the current one."""
+    """The keys valid at one time.
+
+    A table never changes, so a verdict stays valid as long as its table is the current
+    one.
+    """
 
     def __init__(self, keys: Iterable[Key], anonymous: Iterable[Group] = ()) -> None:
         self.keys = tuple(keys)
@@ -183,7 +190,7 @@ class KeyTable:
         self._seen: dict[bytes, Key] = {}
 
     def find(self, given: bytes) -> Key | None:
-        """Return the key that these bytes are."""
+        """Return the key with these bytes."""
         # Only right ones are remembered, from a client that had them already.
         key = self._seen.get(given)
         if key is None and 0 < len(given) <= _LONGEST_KEY:
@@ -208,14 +215,17 @@ class KeyTable:
 
 
 class Keys:
-    """The keys of a file, which is read again when it changes, and that of
-    ``--api-key``, which allows everything."""
+    """The keys of a file, which is reloaded when it changes, and the key of
+    ``--api-key``, which allows everything.
+    """
 
     def __init__(
         self, path: Path | None, api_key: str | None = None, *, shared: bool = False
     ) -> None:
-        """Make the table; `shared`: other processes serve the same keys. Raises
-        `KeyProblem`, and OSError for a file that cannot be read.
+        """Load the keys.
+
+        With `shared`, other processes serve the same keys. Raises `KeyProblem`, and
+        OSError for a file that cannot be read.
         """
         self.path = path
         self._shared = shared
@@ -249,7 +259,7 @@ class Keys:
         return KeyTable(self._known.values(), config.anonymous)
 
     def read_again(self) -> KeysConfig | None:
-        """Return the present content of the file if it has changed. For another thread.
+        """Return the new content of the file if it has changed. For another thread.
 
         What cannot be read is logged once, and the keys stay as they were.
         """
@@ -268,7 +278,11 @@ class Keys:
         except OSError as e:
             self._problem = e.strerror or str(e)
         if self._problem != before:
-            logger.error("keys stay as they were: %s: %s", self.path, self._problem)
+            logger.error(
+                "keys were not reloaded, the former ones stay in use: %s: %s",
+                self.path,
+                self._problem,
+            )
         return None
 
     def take_over(self, config: KeysConfig) -> None:
@@ -276,7 +290,7 @@ class Keys:
         were = {name: key.config for name, key in self._known.items()}
         self.table = self._table_of(config)
         changes = _changes(were, {name: k.config for name, k in self._known.items()})
-        logger.info("read %d keys again from %s%s", len(config.key), self.path, changes)
+        logger.info("reloaded %d keys from %s%s", len(config.key), self.path, changes)
 
     def __repr__(self) -> str:
         return f"<Keys {self.path}, {self.table!r}>"

@@ -1,11 +1,10 @@
-"""Models in Python that call others: the gateway's end.
+"""The gateway's end of calls from Python models to other models.
 
-A call is a request like those of clients, to the model of that name: it is loaded
-on demand, waits in its queue, shares its batches, is counted, and ends with its
-deadline. It comes in on a socket from the process of the model that calls
-(engine/transport/call_messages.py), or goes by a route of that process
-(app/serving/call_routes.py). Everything here belongs to the event loop's thread, but
-for `ModelCalls.attach`.
+A call is a request like those of clients: the called model is loaded on demand, and the
+request is queued, batched, counted and ends at its deadline. It comes over a socket
+from the process of the calling model (engine/transport/call_messages.py), or through a
+route of that process (app/serving/call_routes.py). Everything here belongs to the event
+loop's thread, except `ModelCalls.attach`.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ logger = logging.getLogger(__name__)
 class ModelCalls:
     """The calls of all models of a gateway.
 
-    `timeout` is that of a call without a deadline, `leave_timeout` how long a process
-    has to let go of its routes to what is unloaded; both in seconds.
+    `timeout` applies to a call without a deadline. `leave_timeout` limits how long a
+    process keeps its routes to an unloaded model. Both are in seconds.
     """
 
     def __init__(
@@ -67,12 +66,14 @@ class ModelCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self) -> None:
-        """Take calls from now on, in the running event loop."""
+        """Accept calls from now on, in the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def attach(self, name: str, sock: CallSocket) -> None:
-        """Serve the calls of a process of model `name` on `sock`, until its other end
-        is closed. For any thread.
+        """Serve the calls of a process of model `name` on `sock`, until the peer closes
+        it.
+
+        For any thread.
         """
         if self._loop is None:
             sock.close()
@@ -95,13 +96,16 @@ class ModelCalls:
             process.routes.refresh(name)
 
     def count(self) -> None:
-        """Count what was called by routes since."""
+        """Count the calls made through routes since the last count."""
         for process in self._processes:
             process.routes.count()
 
     async def settled(self, leaving: Sequence[object]) -> None:
-        """Returns when no process has a route to these runners any more, which are
-        about to be unloaded; one that does not let go of them in time has failures."""
+        """Wait until no process has a route to these runners, which are about to be
+        unloaded.
+
+        If a process does not release its routes in time, its calls fail.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._leave_timeout):
                 while any(runs_any(one.routes, leaving) for one in self._processes):
@@ -109,7 +113,7 @@ class ModelCalls:
                     await self._news.wait()
 
     def route_left(self) -> None:
-        """Close a route, of any process."""
+        """Close a route of any process."""
         self._news.set()
 
     def _gone(self, process: CallingProcess) -> None:
@@ -118,7 +122,7 @@ class ModelCalls:
         self._news.set()
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more calls."""
         self._loop = None
         for process in list(self._processes):
             process.close()
@@ -158,7 +162,7 @@ class CallingProcess:
     # -- what it says
 
     def _read(self) -> None:
-        """Take one message: others have their turn before the next."""
+        """Handle one message, then let other processes have their turn."""
         try:
             found = self._sock.receive()
         except BlockingIOError:
@@ -167,7 +171,7 @@ class CallingProcess:
             self.close()
             return
         except EngineError as error:
-            logger.error("a call of model %s: %s", self.name, error)
+            logger.error("a call to model %s failed: %s", self.name, error)
             self.close()
             return
         self._take[type(found)](found)
@@ -181,7 +185,7 @@ class CallingProcess:
     def _give_up(self, told: CallGivenUp) -> None:
         called = self._under_way.get(told.number)
         if called is not None:
-            called.give_up(Cancelled("the call was given up"))
+            called.give_up(Cancelled("the calling model cancelled the call"))
 
     def _proceed(self, told: ResponseTaken) -> None:
         called = self._under_way.get(told.number)
@@ -244,8 +248,9 @@ class CallingProcess:
             self._send()
 
     def _send(self) -> None:
-        """Send what there is room for; a process that takes nothing holds up only
-        itself."""
+        """Send as much as the socket takes; a process that does not read delays only
+        itself.
+        """
         while self._unsent:
             try:
                 self._unsent[0]()
@@ -259,7 +264,7 @@ class CallingProcess:
         self._loop.remove_writer(self._sock)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel the calls under way."""
         if self._sock.fileno() < 0:
             return
         self._loop.remove_reader(self._sock)

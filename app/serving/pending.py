@@ -1,4 +1,4 @@
-"""Requests under way in the gateway itself, made of requests to devices."""
+"""Requests under way in the gateway, which consist of requests to devices."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ class Pending:
         self.on_done = on_done
 
     def abandon(self, error: EngineError) -> None:
-        """Give it up, and what runs for it."""
+        """Cancel it, and the runs for it."""
         if not self.done:
             self.give_up(error)
             self.resolve(error)
 
     def give_up(self, error: EngineError) -> None:
-        """End what runs for it; that may resolve it."""
+        """End the runs for it, which may resolve it."""
 
     def resolve(self, error: Exception | None = None) -> None:
-        """Mark the request as done, however it ended."""
+        """Mark the request as done, with any outcome."""
         if not self.done:
             self.done, self.error = True, error
             self.tell()
 
     def tell(self) -> None:
-        """Call back, once."""
+        """Call the callback, once."""
         # The callback leads back here: nothing may wait for the garbage collector.
         on_done, self.on_done = self.on_done, None
         if on_done is not None:

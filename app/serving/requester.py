@@ -1,7 +1,7 @@
-"""Clients behind a request to a device, found from the callback that it ends with.
+"""Find the clients behind a request to a device, from its callback.
 
-Requests lead back to what waits for them and to nothing else, so that following their
-callbacks costs nothing until one is looked at.
+A request refers only to the objects that wait for it, so nothing is computed until a
+client is looked up.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ NOBODY: Asker = ("", "", "")
 
 @runtime_checkable
 class Requester(Protocol):
-    """A request of a client, or a model's call of another one."""
+    """A request of a client, or a model's call to another model."""
 
     def asker(self) -> Asker | int:
-        """Return the request's id, the header ``traceparent`` for what is asked on its
-        behalf (empty if it is not traced), and what it says of itself, as `said_of`
-        has it. A number is that of the request of another process, which knows.
+        """Return the request's id, the header ``traceparent`` for calls on its behalf
+        (empty if it is not traced), and its description by `said_of`.
+
+        A number stands for the request of another process.
         """
 
     def add_part(self, part: Part) -> None:
@@ -38,7 +39,8 @@ class Requester(Protocol):
 
 def said_of(request: InferRequest | None, owner: str | None) -> str:
     """Return the id, timeout (in microseconds), parameters and owner of a request in
-    JSON; empty if it has none of them."""
+    JSON; empty if it has none.
+    """
     if request is None:
         return ""
     said: dict[str, object] = {}
@@ -54,13 +56,13 @@ def said_of(request: InferRequest | None, owner: str | None) -> str:
 
 
 def owner_in(said: str) -> str | None:
-    """Return the owner of a request, from the text that `said_of` has made."""
+    """Return the owner of a request from the string that `said_of` made."""
     owner: str | None = orjson.loads(said).get("key") if said else None
     return owner
 
 
 class OtherRequesters(Protocol):
-    """The other processes of a server, as far as requests to devices are theirs."""
+    """The other processes of a server, for the requests that they made."""
 
     async def askers(self, numbers: Iterable[int]) -> Mapping[int, Asker]:
         """Return the clients of the requests with these numbers that still exist."""
@@ -70,7 +72,7 @@ class OtherRequesters(Protocol):
 
 
 class RemoteRequester:
-    """A request that another process has made, by its number."""
+    """A request of another process, by its number."""
 
     def __init__(self, number: int, others: OtherRequesters) -> None:
         self._number, self._others = number, others
@@ -83,8 +85,9 @@ class RemoteRequester:
 
 
 class Requesters:
-    """Clients behind the requests to the models of a gateway. `others` know the
-    requests that are not made here.
+    """Clients behind the requests to the models of a gateway.
+
+    `others` know the requests of other processes.
     """
 
     def __init__(self, table: ModelTable, others: OtherRequesters) -> None:
@@ -115,7 +118,7 @@ class Requesters:
         return next((one.asker() for one in found if one is not None), NOBODY)
 
     async def askers(self, model: str, numbers: Iterable[int]) -> tuple[Asker, ...]:
-        """Return all clients, those of other processes too."""
+        """Return all clients, including those of other processes."""
         found = self.of(model, numbers)
         askers = [NOBODY if one is None else one.asker() for one in found]
         elsewhere = [one for one in askers if isinstance(one, int)]

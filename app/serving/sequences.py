@@ -1,10 +1,10 @@
 """Sequences: requests that follow each other and share a state of the model.
 
-The protocol calls them so: the first request carries ``sequence_start``, the last
+The names are the protocol's: the first request carries ``sequence_start``, the last
 ``sequence_end``, and all of them the same ``sequence_id``. Between two requests the
-state lies here, in the gateway: an output of one, an input of the next. So any replica
-may run any request, requests of different sequences share batches, and a device that
-dies takes no sequence with it.
+gateway keeps the state, which is an output of one run and an input of the next. So any
+replica may run any request, requests of different sequences share batches, and the loss
+of a device ends no sequence.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _MAX_ID_BYTES = 256
 
 
 class SequenceRequest(Pending):
-    """A request that waits for those before it, then for its device.
+    """A request that waits for the requests before it, then for its device.
 
-    One that is given up leaves the state of its sequence as it was before it.
+    A cancelled request leaves the state of its sequence unchanged.
     """
 
     inner: Submitted | None = None
@@ -61,7 +61,7 @@ class SequenceRequest(Pending):
 
 
 class LiveSequence:
-    """One live sequence: its state, who runs, who waits."""
+    """One live sequence: its state, the running request, the waiting requests."""
 
     __slots__ = (
         "controls",
@@ -106,9 +106,9 @@ class LiveSequence:
 class SequenceScheduler:
     """The sequences of one version of a model. Belongs to the event loop's thread.
 
-    `spec` is of all tensors that the model has; `visible` is what requests see. Raises
-    ValueError where the model has not what `config` names. Files of initial states
-    are in `folder`, or below `model_folder`.
+    `spec` has all tensors of the model; `visible` has those that requests see. Raises
+    ValueError if the model lacks a tensor that `config` names. Files of initial states
+    are in `folder` or below `model_folder`.
 
     A sequence belongs to the key that started it: requests with other keys cannot
     name it.
@@ -151,7 +151,7 @@ class SequenceScheduler:
 
     @property
     def waiting(self) -> int:
-        """Return requests that wait for the one before them in their sequence."""
+        """Return the requests that wait for the one before them in their sequence."""
         return sum(len(sequence.waiting) for sequence in self._sequences.values())
 
     def submit(
@@ -177,7 +177,7 @@ class SequenceScheduler:
         if sequence.is_busy and len(sequence.waiting) >= self.config.max_waiting:
             msg = (
                 f"Exceeds maximum queue size: {len(sequence.waiting)} requests of "
-                f"sequence {sequence.id} of model '{model}' wait already"
+                f"sequence {sequence.id} of model '{model}' are already queued"
             )
             raise QueueFull(msg)
         mine = SequenceRequest(request, deadline, on_done, start=start, end=end)
@@ -189,8 +189,9 @@ class SequenceScheduler:
         return mine
 
     def _take_slot(self, sequence: LiveSequence) -> bool:
-        """Returns whether a sequence may run; one that may not waits for those that
-        do."""
+        """Return whether a sequence may run; otherwise it waits until a running one
+        ends.
+        """
         if sequence.has_slot:
             return True
         if self._slots is None or self._slots > 0:
@@ -207,8 +208,11 @@ class SequenceScheduler:
         sequence.has_slot = True
 
     def _drop(self, sequence: LiveSequence) -> None:
-        """Forget a sequence that has ended, and give its slot to another one: that of
-        the key with the fewest, and of those the one that waits the longest."""
+        """Forget an ended sequence, and give its slot to another one.
+
+        The slot goes to the key with the fewest, and among its sequences to the one
+        that waits longest.
+        """
         name = sequence.owner, sequence.id
         if self._sequences.get(name) is sequence:
             del self._sequences[name]
@@ -235,7 +239,7 @@ class SequenceScheduler:
             self._is_admitting = False
 
     def _start(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
-        """Runs a request at once. If it is refused, it was never there."""
+        """Run a request immediately. A refused request leaves no trace."""
         was_open, sequence.is_open = sequence.is_open, not mine.end
         self._touch(sequence)
         try:
@@ -247,7 +251,7 @@ class SequenceScheduler:
             raise
 
     def _sequence(self, owner: Owner, value: object, *, start: bool) -> LiveSequence:
-        """Return the sequence that a request belongs to; a new one if it starts one."""
+        """Return the sequence of a request; a new one if the request starts one."""
         model = self.visible.name
         identifier = _identifier(value)
         if not identifier:
@@ -273,8 +277,8 @@ class SequenceScheduler:
     def _check_share(self, owner: Owner) -> None:
         """Raise `QueueFull` if `owner` may start no sequence now.
 
-        A key may have as many as are free. So some are free for the next key, however
-        many sequences a key starts.
+        A key may have as many sequences as are free for it. So some stay free for the
+        next key, however many sequences one key starts.
         """
         most = self.config.max_sequences
         free = most - len(self._sequences)
@@ -287,7 +291,7 @@ class SequenceScheduler:
         else:
             had = (
                 f"this key has {counted(mine, 'sequence')} of model '{model}', and "
-                f"{free} more are free for all keys"
+                f"{free} more are free for all keys together"
             )
         msg = f"Exceeds maximum queue size: {had}, and max_sequences is {most}"
         raise QueueFull(msg, self.config.max_idle)
@@ -300,7 +304,7 @@ class SequenceScheduler:
         )
 
     def _touch(self, sequence: LiveSequence) -> None:
-        """Makes it the one that was used last."""
+        """Mark the sequence as the last one used."""
         loop = asyncio.get_running_loop()
         sequence.last_used = loop.time()
         name = sequence.owner, sequence.id
@@ -313,7 +317,7 @@ class SequenceScheduler:
     # -- running
 
     def _run(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
-        """Hands a request to the runner. Raises what that raises."""
+        """Submit a request to the runner. Raises the runner's errors."""
         before = sequence.state
         if mine.start:
             sequence.state = self._states.initial
@@ -358,7 +362,7 @@ class SequenceScheduler:
             steps.callback(self._settle, sequence, mine)
 
     def _settle(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
-        """Update the sequence after a request has ended, well or not."""
+        """Update the sequence after a request has ended, successfully or not."""
         if mine.end:
             sequence.state = {}
         if sequence.waiting or (sequence.is_open and sequence.is_begun):
@@ -397,7 +401,7 @@ class SequenceScheduler:
         )
 
     def expire(self) -> None:
-        """Ends the sequences that have been idle for too long."""
+        """End the sequences that have been idle for too long."""
         self._timer = None
         loop = asyncio.get_running_loop()
         until = loop.time() - self.config.max_idle
@@ -422,7 +426,7 @@ def _expire(reference: weakref.ref[SequenceScheduler]) -> None:
 
 
 def _count_down(counts: Counter[Owner], owner: Owner) -> None:
-    """Count one less. Keys that have none take no memory."""
+    """Count one less. Keys without sequences take no memory."""
     counts[owner] -= 1
     if not counts[owner]:
         del counts[owner]
@@ -455,7 +459,7 @@ def _identifier(value: object) -> SequenceId:
 
 
 def _id_tensor(control: Control, identifier: SequenceId) -> Tensor:
-    """Return the correlation id as the model takes it, a number or a string."""
+    """Return the correlation id in the model's type, a number or a string."""
     value = identifier
     if control.is_text:
         value = str(identifier)

@@ -139,8 +139,10 @@ class Service:
         raise self.models.missing(path) or UnknownModel(path)
 
     def latest(self, entry: ModelEntry | None, headers: Mapping[bytes, bytes]) -> float:
-        """Return seconds that a request to `entry` may take at most, as far as is known
-        before its body has been decoded; None is a model that is not in memory.
+        """Return the longest time in seconds that a request to `entry` may take, as
+        known before its body is decoded.
+
+        `entry` is None for a model that is not in memory.
         """
         longest = self.timeout
         if entry is not None:

@@ -1,8 +1,8 @@
 """Tensors of a model that the gateway fills in and requests never see.
 
 *State*: an output of one run that is an input of the next. *Controls*: inputs with one
-number, or one text, that says something about the request. `app/serving/sequences.py`
-and `app/serving/steps.py` use them.
+number or string that describes the request. `app/serving/sequences.py` and
+`app/serving/steps.py` use them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_STATE_BYTES = 1 << 30
 class States:
     """The states of a model: outputs of one run that are inputs of the next.
 
-    `initial` is what they are at the start, by input; `outputs` where they come from.
-    Files of initial values lie in `folder`, those of bytes in `model_folder`. Raises
-    ValueError where the model has not what `configs` name.
+    `initial` are the initial states by input; `outputs` are their sources. Files of
+    initial values are in `folder`, files of bytes in `model_folder`. Raises ValueError
+    if the model lacks a tensor that `configs` name.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ def _initial(
     target = tensor_of(spec.outputs_by_name, config.output, "output", "state")
     if source.datatype != target.datatype:
         msg = (
-            f"state input '{source.name}' is {source.datatype}, its output "
+            f"state input '{source.name}' is {source.datatype}, but its output "
             f"'{target.name}' is {target.datatype}"
         )
         raise ValueError(msg)
@@ -86,13 +86,14 @@ def _initial(
     if source.type.item_size:
         if len(data) != array.nbytes:
             msg = (
-                f"{config.data_file} has {len(data)} bytes, the initial state of input "
-                f"'{source.name}' of shape {list(array.shape)} takes {array.nbytes}"
+                f"{config.data_file} has {len(data)} bytes, but the initial state of "
+                f"input '{source.name}' with shape {list(array.shape)} needs "
+                f"{array.nbytes}"
             )
             raise ValueError(msg)
     elif count_strings(data) != array.size:
         msg = (
-            f"{config.data_file} does not hold the {array.size} strings of the initial "
+            f"{config.data_file} must hold the {array.size} strings of the initial "
             f"state of input '{source.name}', each after its length in 4 bytes"
         )
         raise ValueError(msg)
@@ -101,7 +102,7 @@ def _initial(
 
 def _read_bytes(tensor: TensorSpec, folder: Path | None, name: str) -> bytes:
     if folder is None:
-        raise ValueError(f"{name}: a model without a folder has no files")
+        raise ValueError(f"{name}: a model without a folder cannot have files")
     try:
         path = file_inside(folder, f"{INITIAL_STATE_FOLDER}/{name}")
         return read_bytes(path, MAX_STATE_BYTES)
@@ -118,8 +119,8 @@ def _zeros(
             dims[0] = 1
         if tensor.shape is None or -1 in dims:
             msg = (
-                f"state input '{tensor.name}' leaves dimensions free; "
-                f"say with shape how large it is at the start"
+                f"state input '{tensor.name}' has free dimensions; set its initial "
+                "size with shape"
             )
             raise ValueError(msg)
     elif spec.is_batched and tensor.shape and len(dims) == len(tensor.shape) - 1:
@@ -139,7 +140,10 @@ def _read_array(tensor: TensorSpec, folder: Path, name: str) -> np.ndarray[Any, 
     except ValueError as e:
         raise ValueError(f"the initial state {shown(name)} {e}") from None
     if not tensor.type.item_size or array.dtype != tensor.type.dtype:
-        msg = f"{name} holds {array.dtype}, input '{tensor.name}' is {tensor.datatype}"
+        msg = (
+            f"{name} holds {array.dtype}, but input '{tensor.name}' is "
+            f"{tensor.datatype}"
+        )
         raise ValueError(msg)
     return array
 
@@ -153,8 +157,8 @@ def _check_fits(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> 
     if not fits or (spec.is_batched and shape[:1] != (1,)):
         rows = ", of which it has one row" if spec.is_batched else ""
         msg = (
-            f"the initial state of input '{tensor.name}' has shape {list(shape)}, the "
-            f"model takes {list(want or ())}{rows}"
+            f"the initial state of input '{tensor.name}' has shape {list(shape)}, but "
+            f"the model expects {list(want or ())}{rows}"
         )
         raise ValueError(msg)
 
@@ -162,10 +166,10 @@ def _check_fits(spec: ModelSpec, tensor: TensorSpec, shape: tuple[int, ...]) -> 
 def tensor_of(
     tensors: Mapping[str, TensorSpec], name: str, kind: str, role: str
 ) -> TensorSpec:
-    """Return the tensor of that name; ValueError names those there are."""
+    """Return the tensor with that name; ValueError lists the existing ones."""
     found = tensors.get(name)
     if found is None:
-        msg = f"there is no {kind} '{name}' ({role}); there are {', '.join(tensors)}"
+        msg = f"the model has no {kind} '{name}' ({role}); it has {', '.join(tensors)}"
         raise ValueError(msg)
     return found
 
@@ -176,12 +180,17 @@ class Control:
     __slots__ = ("_made", "_shape", "name", "spec")
 
     def __init__(self, spec: ModelSpec, name: str, role: str) -> None:
-        """Raises ValueError if there is no such input, or it takes more than one."""
+        """Describe the input.
+
+        Raises ValueError if it does not exist, or takes more than one value.
+        """
         self.spec = tensor_of(spec.inputs_by_name, name, "input", role)
         self.name = name
         shape = tuple(1 if d == -1 else d for d in self.spec.shape or (1,))
         if math.prod(shape) != 1:
-            msg = f"input '{name}' ({role}) must take one value, it has shape {shape}"
+            msg = (
+                f"input '{name}' ({role}) must take one value, but it has shape {shape}"
+            )
             raise ValueError(msg)
         self._shape = shape
         self._made: dict[bool, Tensor] = {}
@@ -191,18 +200,16 @@ class Control:
         return self.spec.type.kind == "s"
 
     def flag(self, *, on: bool) -> Tensor:
-        """Return the tensor that says yes or no: true or false, 1 or 0, ``1``
-        or ``0``.
-        """
+        """Return the tensor of a boolean: true or false, 1 or 0, ``1`` or ``0``."""
         found = self._made.get(on)
         if found is None:
             found = self._made[on] = self.tensor(str(int(on)) if self.is_text else on)
         return found
 
     def tensor(self, value: bool | int | float | str) -> Tensor:
-        """Return the tensor of a value, which must be of a fitting kind.
+        """Return the tensor of a value, which must have a fitting type.
 
-        Raises ValueError for one that the datatype does not hold.
+        Raises ValueError for a value that the datatype cannot hold.
         """
         kind, dtype = self.spec.type.kind, self.spec.type.dtype
         if self.is_text:

@@ -1,10 +1,10 @@
-"""Several responses to one request: a model that is run step by step.
+"""Several responses to one request, from a model that runs step by step.
 
-The model is the program of one step. Outputs of it say whether the step gives a
-response and whether another step follows; what is declared as state goes from step to
-step. A step is a request to the device like any other, so steps of different requests
-share batches, each response leaves as soon as its step is done, and nothing runs on for
-a client that has gone.
+The model is the program of one step. Its outputs say whether the step has a response
+and whether another step follows; the declared state goes from step to step. A step is a
+request to the device like any other. So steps of different requests share batches, each
+response leaves as soon as its step is done, and the steps end when the client
+disconnects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Outputs = Mapping[str, Tensor]
 class StepRun(Pending):
     """The steps of one request; done when the last response has been taken.
 
-    `on_response` gets the outputs of each response, and the next step waits until
+    `on_response` receives the outputs of each response, and the next step waits until
     `proceed` is called.
     """
 
@@ -57,13 +57,13 @@ class StepRun(Pending):
         self.on_response = on_response
 
     def proceed(self) -> None:
-        """Make the next response: the one before was taken."""
+        """Make the next response after the one before was taken."""
         go_on, self.go_on = self.go_on, None
         if go_on is not None and not self.done:
             go_on()
 
     def give_up(self, error: EngineError) -> None:
-        """Stop: run no further step."""
+        """Run no further step."""
         if self.inner is not None and not self.inner.done:
             self.inner.abandon(error)
 
@@ -79,8 +79,8 @@ class StepRun(Pending):
 class StepScheduler:
     """Runs one version of a model step by step. Belongs to the event loop's thread.
 
-    `spec` is of all tensors that the model has; `visible` is what requests see. Raises
-    ValueError where the model has not what `config` names.
+    `spec` has all tensors of the model; `visible` has those that requests see. Raises
+    ValueError if the model lacks a tensor that `config` names.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StepScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> StepRun:
-        """Runs a request that takes one response; any other number is its failure."""
+        """Run a request that expects one response; any other number fails it."""
 
         def keep(outputs: _Outputs) -> None:
             run.outputs = outputs
@@ -142,10 +142,10 @@ class StepScheduler:
         on_response: OnResponse,
         on_done: Callable[[Any], None],
     ) -> StepRun:
-        """Runs a request that takes any number of responses; never blocks.
+        """Run a request that expects any number of responses; never blocks.
 
-        `on_done` gets the run, however it ended. Raises `InvalidRequest`, and what the
-        runner raises for the first step.
+        `on_done` receives the run, with any outcome. Raises `InvalidRequest`, and the
+        runner's errors for the first step.
         """
         run = self._make(request, deadline, on_response, on_done)
         self._begin_run(run)
@@ -168,7 +168,9 @@ class StepScheduler:
             self._drained.set()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until every request has had its last response, at most so long."""
+        """Wait until every request has had its last response, at most `timeout`
+        seconds.
+        """
         if not self.in_flight:
             return
         drained = self._drained = asyncio.Event()
@@ -261,7 +263,7 @@ class StepScheduler:
         run.step += 1
         if run.step >= self.config.max_steps:
             msg = (
-                f"model '{self.visible.name}' came to no end within "
+                f"model '{self.visible.name}' did not finish within "
                 f"{counted(self.config.max_steps, 'step')} (max_steps)"
             )
             run.resolve(ExecutionFailed(msg))
@@ -299,7 +301,7 @@ def _check_output(spec: ModelSpec, name: str, role: str, datatype: str) -> None:
     one = found.shape is not None and all(dim in (1, -1) for dim in found.shape)
     if found.datatype != datatype or not one:
         msg = (
-            f"output '{name}' (responses.{role}) must be one {datatype}, it is "
+            f"output '{name}' (responses.{role}) must be one {datatype}, got "
             f"{found.datatype}{list(found.shape or ())}"
         )
         raise ValueError(msg)
@@ -310,6 +312,6 @@ def is_true(tensor: Tensor) -> bool:
 
 
 def _text(tensor: Tensor) -> str:
-    """Return the first text that is not empty."""
+    """Return the first string that is not empty."""
     texts = (bytes(item) for item in tensor.numpy().reshape(-1).tolist())
     return next((item.decode("utf-8", "replace") for item in texts if item), "")

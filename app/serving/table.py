@@ -31,8 +31,8 @@ def infer_path(name: str, version: int | str = 0) -> str:
 
 
 def infer_path_of(path: str, prefix: str, suffix: str) -> str:
-    """Return the infer path of the model that `path` is of, which is below `prefix` and
-    has `suffix` behind it; empty if it is not.
+    """Return the infer path of the model in `path`, which is below `prefix` and ends in
+    `suffix`; empty if there is none.
     """
     if not (path.startswith(prefix) and path.endswith(suffix)):
         return ""
@@ -41,7 +41,7 @@ def infer_path_of(path: str, prefix: str, suffix: str) -> str:
 
 
 def model_of(path: str) -> tuple[str, str | None] | None:
-    """Return the model and version that an infer path is of; None if `path` is none."""
+    """Return the model and version of an infer path; None if `path` is not one."""
     prefix = next((p for p in PREFIXES if path.startswith(p)), None)
     if prefix is None or not path.endswith(_SUFFIX):
         return None
@@ -76,8 +76,8 @@ class Submitted(Protocol):
 class Runner(Protocol):
     """The part of `engine.ModelRunner` that the front uses.
 
-    `on_done` is called once, in the event loop's thread: from within `submit`, from
-    within `abandon`, or from the device's `poll`.
+    `on_done` is called once, in the event loop's thread: within `submit`, within
+    `abandon`, or from the device's `poll`.
     """
 
     def submit(
@@ -100,16 +100,18 @@ class Absent(Protocol):
         """Return whether a server that starts may still load the model."""
 
     def offers(self, name: str, version: str | None) -> bool:
-        """Returns whether a request to it would have it loaded."""
+        """Return whether a request to the model would load it."""
 
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """Returns when it is loaded, or cannot be; raises when time is over."""
+        """Wait until the model is loaded or has failed to load; raise when time is
+        over.
+        """
 
 
 class NoneAbsent:
-    """`Absent` where all models are in the table."""
+    """`Absent` for a gateway whose models are all in the table."""
 
     def explain(self, name: str, version: str | None) -> str | None:
         return None
@@ -241,7 +243,7 @@ class ModelTable:
         default: str | None = None,
         routes: Sequence[ModelRoute] = (),
     ) -> None:
-        """Makes `entries` the versions of model `name`, instead of all before.
+        """Replace all versions of model `name` by `entries`.
 
         Requests that name no version go to `default` (None: the highest); nowhere, if
         that is not among the entries. Without entries the model is gone. `routes` are
@@ -280,7 +282,7 @@ class ModelTable:
             self._on_change(name)
 
     def remove(self, name: str) -> None:
-        """Takes a model out; nothing happens if it is not there."""
+        """Remove a model; do nothing if it is not there."""
         self.publish(name, ())
 
     def entries(self, name: str) -> tuple[ModelEntry, ...]:
@@ -303,7 +305,7 @@ class ModelTable:
         ]
 
     def offers(self, path: str) -> bool:
-        """Returns whether what is missing at `path` would be loaded on demand."""
+        """Return whether a request to the missing model at `path` would load it."""
         target = model_of(path)
         return target is not None and self._absent.offers(*target)
 
@@ -322,10 +324,9 @@ class ModelTable:
             await asyncio.sleep(_LOOK)
 
     async def fetch(self, path: str, policy: TimeoutPolicy) -> ModelEntry | None:
-        """Return the entry at `path`, once it is loaded on demand; None if it cannot
-        be.
+        """Return the entry at `path` once it is loaded on demand; None if it cannot be.
 
-        Raises `engine.DeadlineExceeded` when that is over.
+        Raises `engine.DeadlineExceeded` when the deadline has passed.
         """
         target = model_of(path)
         if target is not None:
@@ -333,7 +334,9 @@ class ModelTable:
         return self.paths.get(path)
 
     def missing(self, path: str) -> RequestError | None:
-        """Return why there is nothing at an infer path; None if `path` is none."""
+        """Return why an infer path has no model; None if `path` is not an
+        infer path.
+        """
         target = model_of(path)
         if target is None:
             return None
@@ -356,5 +359,5 @@ class ModelTable:
 
 
 def _order(version: str) -> tuple[int, str]:
-    """Return the order of a version: numbers, and before them all that are none."""
+    """Return the sort key of a version: other names come before numbers."""
     return (int(version), "") if version.isdecimal() else (-1, version)

@@ -1,4 +1,4 @@
-"""Fit of tensors that models give each other, and their shape."""
+"""Convert tensors between the models of an ensemble."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine import InvalidInput, Tensor
 def with_rank(
     tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
 ) -> Tensor:
-    """Return a tensor with or without rows, as `spec` counts them or not: one row is
-    added to, or taken from, what has one dimension too few or too many.
+    """Return a tensor with or without rows, as `spec` counts them: a first dimension of
+    1 is added or removed if the rank differs by one.
     """
     shape = tensor.shape
     if expected is None or len(shape) == len(expected):
@@ -33,13 +33,16 @@ def with_rank(
 
 
 def given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
-    """Return an output as clients see it. Raises InvalidTensor where it cannot be."""
+    """Return an output as clients see it.
+
+    Raises InvalidTensor if that is impossible.
+    """
     try:
         common_shape(face.inner, tensor.shape)
     except ValueError:
         msg = (
             f"output {face.name!r} of ensemble {spec.name!r} has shape "
-            f"{list(tensor.shape)}, and {list(face.inner or ())} is declared"
+            f"{list(tensor.shape)}, but the ensemble declares {list(face.inner or ())}"
         )
         raise InvalidTensor(msg) from None
     if face.outer == face.inner:
@@ -50,10 +53,10 @@ def given(tensor: Tensor, face: Face, spec: ModelSpec) -> Tensor:
 def reshaped(
     tensor: Tensor, wanted: tuple[int, ...] | None, *, batched: bool
 ) -> Tensor:
-    """Return the elements in another shape, with the same rows; -1 is what is left of
-    them.
+    """Return the elements in another shape, with the same rows; -1 stands for the
+    remaining size.
 
-    Raises InvalidTensor where they do not make it up.
+    Raises InvalidTensor if the sizes differ.
     """
     shape, dims = tensor.shape, wanted or ()
     rows, inner, dims = (
@@ -82,27 +85,33 @@ def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
             common_shape(item.shape, shape)
         except ValueError:
             expected = "any" if item.shape is None else list(item.shape)
-            msg = f"input {item.name!r} takes shape {expected}, and got {list(shape)}"
+            msg = f"input {item.name!r} expects shape {expected}, got {list(shape)}"
             raise InvalidTensor(msg) from None
         if not spec.is_batched:
             continue
         if rows not in (-1, shape[0]):
-            msg = f"input {item.name!r} has {counted(shape[0], 'row')}, another {rows}"
+            msg = (
+                f"input {item.name!r} has {counted(shape[0], 'row')}, another input "
+                f"{rows}"
+            )
             raise InvalidTensor(msg)
         rows = shape[0]
     if spec.is_batched and 0 < spec.max_rows < rows:
-        raise InvalidTensor(f"{counted(rows, 'row')}, at most {spec.max_rows} taken")
+        raise InvalidTensor(
+            f"the request has {counted(rows, 'row')}, at most {spec.max_rows} are "
+            "allowed"
+        )
     return max(1, rows)
 
 
 def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the inputs as the model takes them. Raises InvalidInput."""
+    """Return the inputs in the model's types. Raises InvalidInput."""
     found = {}
     for name, tensor in given.items():
         want = spec.inputs_by_name.get(name)
         if want is None:
             known = ", ".join(spec.inputs_by_name)
-            raise InvalidInput(f"there is no input {name!r}; there are {known}")
+            raise InvalidInput(f"the model has no input {name!r}; it has {known}")
         if tensor.data_type is not want.data_type:
             tensor = _converted(tensor, want)
         found[name] = tensor
@@ -121,13 +130,11 @@ def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _converted(tensor: Tensor, want: TensorSpec) -> Tensor:
-    """Return numbers of another type where that keeps their kind.
-    Raises InvalidInput.
-    """
+    """Return numbers in another type of the same kind. Raises InvalidInput."""
     array, dtype = tensor.numpy(), want.type.dtype
     fits = dtype is not None and np.can_cast(array.dtype, dtype, "same_kind")
     if not fits or want.datatype == "BF16":
         raise InvalidInput(
-            f"input {want.name!r} is {want.datatype}, got {array.dtype.name}"
+            f"input {want.name!r} must be {want.datatype}, got {array.dtype.name}"
         )
     return Tensor.from_numpy(array.astype(dtype), want.data_type)

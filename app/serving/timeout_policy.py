@@ -1,4 +1,4 @@
-"""Timeout of a request: its own, or the one that applies otherwise."""
+"""Timeout of a request: its own, or the default that applies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_TIMEOUT = 1e6
 class TimeoutPolicy:
     """Timeout of a request whose model is not in memory yet.
 
-    `asked` is what the request says, in seconds, None where it does not; `default` what
-    holds where neither it nor its model does.
+    `asked` is the request's own timeout in seconds, or None; `default` applies if
+    neither the request nor its model has one.
     """
 
     default: float
@@ -28,7 +28,7 @@ class TimeoutPolicy:
     priority: int = 0
 
     def with_model(self, config: ModelConfig) -> float:
-        """Return seconds for a request to a model with these options."""
+        """Return the timeout in seconds for a request to a model with these options."""
         wanted = self.asked
         if wanted is None:
             options = ModelRunnerConfig(
@@ -44,7 +44,10 @@ class TimeoutPolicy:
 
 
 def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
-    """Return seconds of the header ``X-Request-Timeout``. Raises `InvalidRequest`."""
+    """Return the seconds in the header ``X-Request-Timeout``.
+
+    Raises `InvalidRequest`.
+    """
     value = headers.get(b"x-request-timeout")
     if value is None:
         return None
@@ -54,6 +57,6 @@ def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         shown = value[:40].decode("ascii", "backslashreplace")
-        msg = f"X-Request-Timeout must be seconds, a number above 0, got '{shown}'"
+        msg = f"X-Request-Timeout must be a number of seconds above 0, got '{shown}'"
         raise InvalidRequest(msg)
     return seconds

@@ -1,7 +1,8 @@
 """Limit of the memory of all large bodies and answers in transit.
 
-Each is bounded anyway, and so is the time for which it stands still; but there may be
-any number of them. Small ones are served in any case: a connection has one of each.
+Each body and answer has its own limit, and so has the time for which it may stall, but
+their number is unlimited. Small ones are always accepted, because a connection has at
+most one of each.
 """
 
 from __future__ import annotations

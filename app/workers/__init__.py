@@ -1,4 +1,4 @@
-"""Several processes that take connections for one server: the supervisor's side, and
+"""Several processes that accept connections for one server: the supervisor's side, and
 the worker process.
 
 Runs in the gateway process, which is the supervisor then, and in its workers. May

@@ -1,4 +1,4 @@
-"""Front of a worker: what it answers itself, and what it relays to its supervisor."""
+"""Front of a worker: answers some requests, and relays the others to its supervisor."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class WorkerFront(InferFront):
             watch.end()
 
     def _mine(self, scope: Scope) -> str:
-        """Return the infer path of the model that is to be run here; empty if
-        none is.
+        """Return the infer path of a model that this worker runs; empty if it runs
+        none.
         """
         if scope["method"] != "POST":
             return ""
@@ -116,9 +116,9 @@ class WorkerFront(InferFront):
         return key is not None and key.is_limited
 
     def _may_be_named(self, scope: Scope) -> bool:
-        """Return whether the body of a request may name a model to be run here.
+        """Return whether the body of a request may name a model that this worker runs.
 
-        Bodies that are compressed, long or come in pieces are read elsewhere.
+        Bodies that are compressed, long or chunked are read by the supervisor.
         """
         path: str = scope["path"]
         root: str = scope.get("root_path", "")

@@ -28,7 +28,7 @@ MOST = 160 * 1024
 
 
 class TooLong(Exception):
-    """The message is longer than one may be."""
+    """The message exceeds the length limit."""
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
@@ -52,7 +52,7 @@ def close_all(fds: Sequence[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SharedEnsemble:
-    """An ensemble, and what its members take and give."""
+    """An ensemble, and the tensors of its members."""
 
     graph: EnsembleGraph
     members: tuple[ModelSpec, ...]
@@ -60,7 +60,7 @@ class SharedEnsemble:
     def compose(self, members: Sequence[ModelSpec]) -> EnsembleGraph:
         """Return the same graph for equal members. Raises ValueError."""
         if list(map(face_of, members)) != list(map(face_of, self.members)):
-            raise ValueError("they take or give other tensors than before")
+            raise ValueError("the members take or return other tensors than before")
         return self.graph
 
     def to_message(self) -> Message:
@@ -92,11 +92,10 @@ def _frozen(value: Any) -> Any:
 class SharedEntry:
     """A version of a model that workers run.
 
-    `key` is another one for everything that is loaded: a runner that a worker has for
-    it is for this and for nothing else. `block` is where it is counted. `timeout`,
-    `max_timeout` and `level_timeouts` are those of the `ModelEntry`; `generator` is of
-    all tensors of a model that gives several responses, `format` what stands in front
-    of a model of a plugin's format.
+    `key` is unique for each load, so a worker's runner belongs to one load only.
+    `block` is its block of counters. `timeout`, `max_timeout` and `level_timeouts` are
+    those of the `ModelEntry`; `generator` has all tensors of a model that gives several
+    responses, `format` describes the scheduler of a plugin's format.
     """
 
     key: int

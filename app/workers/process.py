@@ -1,7 +1,7 @@
 """The worker process. Started by app/workers/supervisor.py, never imported.
 
 It has the supervisor's socket, and the read end of a pipe that the supervisor holds
-open: when that dies, however it does, the kernel ends this process.
+open. When the supervisor dies in any way, the kernel ends this process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ from engine import die_with, leave_ending_to_owner
 
 
 class WorkerServer(GatewayServer):
-    """Ends when its supervisor says so: signals are that one's business."""
+    """End when the supervisor requests it, because the supervisor handles
+    the signals.
+    """
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The supervisor's server: what has sockets of its own, and the workers beside it."""
+"""The supervisor's server: its own sockets, and the workers beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from app.workers.supervisor import Workers
 
 
 class SupervisorServer(GatewayServer):
-    """Lives until the last worker has ended, to which it answers what they relay."""
+    """Lives until the last worker has ended, and answers the requests that
+    they relay.
+    """
 
     def __init__(
         self,

@@ -1,11 +1,10 @@
-"""`Workers`: the processes that take connections for a server, as their supervisor has
-them.
+"""`Workers`: the supervisor's side of the processes that accept connections.
 
-The supervisor owns devices, repository and the state of the models. Each worker is told
-what it may run, in whole models, and says when it has taken that over and when nothing
-of what it replaced is in flight any more. What a worker cannot run it relays: the
-supervisor's application answers it as if it had come here (app/http/relay.py). A worker
-that dies takes its own connections along, and is started again.
+The supervisor owns devices, repository and the state of the models. It tells each
+worker which models to run. The worker reports when it has applied a change, and when no
+request to a replaced model is in flight any more. Requests that a worker cannot run go
+to the supervisor's application, which answers them as its own (app/http/relay.py). If a
+worker dies, its connections are lost, and the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -50,10 +49,12 @@ LEAVE_GRACE = 10.0
 
 
 class Workers(OtherProcesses):
-    """All workers of one server, which run what `table` holds and count for `metrics`.
+    """All workers of one server, which run the models of `table` and count for
+    `metrics`.
+
     Belongs to the event loop's thread.
 
-    `listeners` are the sockets that they take connections from, one for each.
+    `listeners` are the sockets from which they accept connections, one for each.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class Workers(OtherProcesses):
         return len(self._workers)
 
     async def start(self, app: ASGIApp) -> None:
-        """Start them all; they are started again when they die. `app` answers what
-        they relay."""
+        """Start all workers; they are restarted when they die.
+
+        `app` answers relayed requests.
+        """
         self._relay = RelayServer(app)
         self.start_message["relay"] = self._relay.address
         await self._relay.start()
@@ -127,7 +130,7 @@ class Workers(OtherProcesses):
             worker.listener.close()
 
     def hand_over(self, connection: socket.socket) -> bool:
-        """Hand a connection to the next worker that can serve it; returns whether there
+        """Pass a connection to the next worker that can serve it; return whether there
         is one.
         """
         found = itertools.islice(self._in_turn, self.count)
@@ -205,7 +208,7 @@ class Workers(OtherProcesses):
         if why != self._relayed.get(key, ""):
             self._relayed[key] = why
             if why:
-                logger.info("model %s/%s is run by the supervisor: %s", *key, why)
+                logger.info("model %s/%s runs in the supervisor: %s", *key, why)
 
     def device_is_back(self) -> None:
         for name in self._table.names():
@@ -298,9 +301,11 @@ class Workers(OtherProcesses):
     # -- what they have done
 
     async def settled(self, leaving: Sequence[object]) -> None:
-        """Returns when all workers have taken over what was published, and have nothing
-        in flight on the runners `leaving`. One that does not let go of them in time is
-        ended: they are about to be unloaded."""
+        """Wait until all workers have applied the published table and have nothing in
+        flight on the runners `leaving`, which are about to be unloaded.
+
+        A worker that is too slow is ended.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWITCH_TIMEOUT):
                 for worker in self._workers:
@@ -319,7 +324,9 @@ class Workers(OtherProcesses):
                 async with asyncio.timeout(self._drain_timeout + LEAVE_GRACE):
                     await worker.until(lambda w: keys.isdisjoint(w.held))
             except TimeoutError:
-                logger.error("%r holds a model that is unloaded: it is ended", worker)
+                logger.error(
+                    "%r still holds an unloaded model: ending the worker", worker
+                )
                 worker.kill()
         self._forget()
 
@@ -386,8 +393,8 @@ def _why_relayed(scheduler: RequestScheduler | None) -> str:
     ):
         return ""
     if isinstance(scheduler, StepScheduler):
-        return "its requests go by [responses]"
-    return "its format runs in one process"
+        return "its requests go through [responses]"
+    return "its model format runs in one process only"
 
 
 def settings_message(settings: Settings) -> Message:

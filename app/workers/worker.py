@@ -1,9 +1,9 @@
-"""`Worker`: a process that takes connections, and runs what its supervisor has loaded.
+"""`Worker`: a process that accepts connections and runs models that its supervisor has
+loaded.
 
-It owns its connections, their requests, and links and channels of its own to the
-devices, so that batches mix the requests of all workers. It runs what it can run right
-now: plain inference with models that it was told of. Everything else goes to the
-supervisor (app/http/relay.py), which is the one place that knows.
+It owns its connections, their requests, and its own links and channels to the devices,
+so batches mix the requests of all workers. It runs plain inference with known models.
+All other requests go to the supervisor (app/http/relay.py), which knows everything.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Worker:
             pass
 
     def _receive(self) -> bool:
-        """Take one message, if there is one; returns whether there was."""
+        """Handle one message, if there is one; return whether there was."""
         try:
             message, fds = receive(self._sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -203,7 +203,7 @@ class Worker:
         return [(number, *one) for number, one in askers if not isinstance(one, int)]
 
     def _requester(self, number: int) -> Requester | None:
-        """Return for whom a request is made, while it is in flight."""
+        """Return the request with this number, while it is in flight."""
         devices = (joined.device for joined in self._devices.values())
         requests = (d.request_of(number) for d in devices if d is not None)
         request = next(filter(None, requests), None)
@@ -258,8 +258,9 @@ class Worker:
             self._begin(self._leave(key, runner, streams[key]))
 
     async def _runner(self, one: SharedEntry) -> LocalRunner | None:
-        """Return the runner; None if a device has died meanwhile: the supervisor runs
-        it then, and reports when it is back.
+        """Return the runner; None if a device has died.
+
+        The supervisor then runs the model, and reports when the device is back.
         """
         if isinstance(one.runner, SharedEnsemble):
             shared = one.runner
@@ -285,8 +286,11 @@ class Worker:
     async def _found(
         self, one: SharedEntry
     ) -> tuple[LocalRunner, RequestScheduler | None] | None:
-        """Return the runner of a version, and its scheduler. None if a device
-        has died meanwhile, or files of the model differ from what was loaded."""
+        """Return the runner of a version, and its scheduler.
+
+        None if a device has died, or the files of the model differ from the loaded
+        ones.
+        """
         runner = await self._runner(one)
         if runner is None:
             return None
@@ -300,7 +304,7 @@ class Worker:
             made = await asyncio.to_thread(join_format, one.format, runner)
         except (ValueError, OSError) as error:
             logger.warning(
-                "model %s/%s is run by the supervisor: %s",
+                "model %s/%s runs in the supervisor: %s",
                 *(one.spec.name, one.spec.version, error),
             )
             await asyncio.to_thread(runner.close)
@@ -325,22 +329,25 @@ class Worker:
     async def _leave(
         self, key: int, runner: LocalRunner, scheduler: RequestScheduler | None
     ) -> None:
-        """Gives back a runner that gets no new requests, when its streams have had
-        their last response."""
+        """Release a runner that gets no new requests, when its streams have had their
+        last response.
+        """
         end = time.monotonic() + self._drain_timeout
         if isinstance(scheduler, StepScheduler):
             await scheduler.drain(self._drain_timeout)
         left = max(0.0, end - time.monotonic())
         if not await asyncio.to_thread(runner.drain, left):
-            logger.warning("%r is closed with requests in flight", runner)
+            logger.warning("closing %r with requests in flight", runner)
             runner.close()  # in this thread, which is the one that answers them
         else:
             await asyncio.to_thread(runner.close)
         self._send({"op": "left", "key": key})
 
     def _publish(self, name: str) -> dict[str, ModelEntry]:
-        """Publish what can be run now. Returns by path what cannot run any more but may
-        have requests: it stays in the table until `_linger` ends.
+        """Publish the models that can run now.
+
+        Return by path those that no longer run but may have requests: they stay in the
+        table until `_linger` ends.
         """
         before = {p: e for p, e in self.table.paths.items() if e.spec.name == name}
         entries = [e for e, runner in self._models[name].values() if _can_run(runner)]
@@ -364,7 +371,7 @@ class Worker:
                 self._publish_users(user)
 
     async def _linger(self, left: Mapping[str, ModelEntry]) -> None:
-        """Keep what is run no more for requests whose bodies are still coming."""
+        """Keep removed models for requests whose bodies are still being received."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._drain_timeout
         while self._is_awaited(left):
@@ -389,7 +396,7 @@ class Worker:
         )
 
     def _renew_short(self) -> None:
-        """Choose the short way for requests, unless keys must be counted for all
+        """Choose the direct path for requests, unless keys must be counted for all
         workers.
         """
         self.short.clear()
@@ -397,8 +404,8 @@ class Worker:
             self.short.update(self.paths)
 
     def _lost(self, key: str) -> None:
-        """Leave the models of a dead device to the supervisor, if they have
-        no other.
+        """Leave the models of a dead device to the supervisor, if they have no other
+        device.
         """
         joined = self._devices.pop(key, None)
         for name in list(self._models):
@@ -448,15 +455,17 @@ class Worker:
 
 
 class _Elsewhere:
-    """Stands for a model that has left this process while the body of a request to it
-    came (`app.serving.table.Absent`). Later requests are relayed.
+    """Replaces a model that left this process while the body of a request to it arrived
+    (`app.serving.table.Absent`).
+
+    Later requests are relayed.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def explain(self, name: str, version: str | None) -> str | None:
-        return "it has just changed: ask again" if self._worker.knows(name) else None
+        return "the model has just changed: retry" if self._worker.knows(name) else None
 
     def is_to_come(self, name: str) -> bool:
         return False

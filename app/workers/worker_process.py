@@ -1,4 +1,4 @@
-"""`WorkerProcess`: one worker as its supervisor has it."""
+"""`WorkerProcess`: one worker from the supervisor's view."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Supervisor(Protocol):
 
 
 class WorkerProcess:
-    """One worker: its process, the next one when that has died, and what it knows."""
+    """One worker: its process, the next process after a death, and its state."""
 
     def __init__(
         self, workers: Supervisor, number: int, listener: socket.socket
@@ -119,7 +119,7 @@ class WorkerProcess:
                 self._start()
                 await self._feed()
             except OSError as error:
-                logger.error("worker %d does not start: %s", self.number, error)
+                logger.error("worker %d cannot start: %s", self.number, error)
             finally:
                 self._clean_up()
             if self._workers.is_ending:
@@ -188,15 +188,18 @@ class WorkerProcess:
             logger.warning("worker %d, process %d: %s", self.number, process.pid, how)
 
     async def _watch(self, most: float) -> None:
-        """End it when it does not answer a ping for `most` seconds: its connections
-        would wait for ever. Its event loop answers, which is what hangs if it does."""
+        """End the worker if it does not answer a ping for `most` seconds, because its
+        connections would wait for ever.
+
+        The ping is answered by its event loop, which is the part that can hang.
+        """
         first = max(START_TIMEOUT, most)
         # Twice: the first time may be over because this process was stopped.
         while await self._answers(first / 2) or await self._answers(first / 2):
             first = most
             await asyncio.sleep(min(most / 2, STALLED))
         if not self._workers.is_ending:
-            text = "worker %d has not answered a ping for %g s: it is ended"
+            text = "worker %d has not answered a ping for %g s: ending it"
             logger.error(text, self.number, first)
             self.kill()
 
@@ -212,14 +215,16 @@ class WorkerProcess:
         return answer is not None
 
     def _stand_in(self) -> None:
-        """Let others take its connections until it accepts them again."""
+        """Let others accept its connections until it accepts them again."""
         self._accepts = False
         if self._standing_in is None or self._standing_in.done():
             accept = self._accept_for_it()
             self._standing_in = asyncio.get_running_loop().create_task(accept)
 
     async def _accept_for_it(self) -> None:
-        """Accept the connections in its socket, which would wait until it is back."""
+        """Accept the connections in its socket, which would otherwise wait until it is
+        back.
+        """
         waiting: socket.socket | None = None
         try:
             while self.listener.fileno() >= 0 and (waiting or not self._accepts):
@@ -295,7 +300,7 @@ class WorkerProcess:
                 send(self._sock, message)
 
     async def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message, and wait while it has no room for it. Raises `TooLong`."""
+        """Send a message, and wait while the socket has no room. Raises `TooLong`."""
         while self._sock is not None:
             try:
                 send(self._sock, message, fds)
@@ -314,7 +319,7 @@ class WorkerProcess:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether it still has to take over changes."""
+        """Return whether the worker still has changes to apply."""
         return bool(self._due or self._sending or self._unacknowledged)
 
     async def until(self, condition: Callable[[WorkerProcess], bool]) -> None:
@@ -356,7 +361,8 @@ class WorkerProcess:
             await self._send(message)
         except TooLong:
             logger.info(
-                "model %s runs in the supervisor: its description is too long",
+                "model %s runs in the supervisor: its description exceeds the message "
+                "limit",
                 name,
             )
             self.held -= new
@@ -366,8 +372,8 @@ class WorkerProcess:
             await self._send(message)
 
     def _expect(self, message: Message) -> set[int]:
-        """Expect an answer before the message is sent, because it comes at once;
-        returns the new keys.
+        """Expect an answer before the message is sent, because it arrives quickly;
+        return the new keys.
         """
         new = {entry["key"] for entry in message["entries"]} - self.held
         self.held |= new
@@ -445,11 +451,13 @@ class WorkerProcess:
         return await self._ask("journal", JOURNAL_TIMEOUT)
 
     async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str, str]]:
-        """Return for whom it has made these requests, if they still exist."""
+        """Return the requests with these numbers that the worker made, if they still
+        exist.
+        """
         return await self._ask("askers", ASKERS_TIMEOUT, numbers=numbers) or []
 
     async def _ask(self, op: str, seconds: float, **more: Any) -> Any:
-        """Ask it and return the answer; None if it does not come in time."""
+        """Ask the worker and return its answer; None if it does not answer in time."""
         if self._sock is None:
             return None
         number = next(self._asks)

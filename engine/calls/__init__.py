@@ -1,4 +1,5 @@
-"""Calls of Python models to others: a device process as a client of other devices.
+"""Calls from Python models to other models: a device process as a client of other
+devices.
 
 Runs in the device processes of Python models. May import `runner`, `devices`,
 `programs`, `transport` and the ground.

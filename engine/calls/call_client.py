@@ -1,8 +1,9 @@
-"""A device process as the client of its owner, for calls of a Python model to others.
+"""A device process as the client of its owner, for calls from a Python model to other
+models.
 
-A call goes by a route of this process (routes.py) if there is one. Else it goes to
-the owner of the device, over the socket that came with the load message; a thread takes
-the answers. Calls may be made in any thread of the model.
+A call uses a route of this process (routes.py) if there is one. Otherwise it goes to
+the owner of the device, over the socket that came with the load message; a thread
+receives the answers. Any thread of the model may make calls.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 
 class CallClient:
-    """Sends calls and questions of a model, whose context this is, and takes what is
-    answered; `running` says what runs now."""
+    """Sends calls and questions of a model, in its context, and receives the answers;
+    `running` says what runs now.
+    """
 
     def __init__(self, sock: socket.socket, context: Context, running: Running) -> None:
         self._sock = sock
@@ -66,7 +68,8 @@ class CallClient:
         on_done: Callable[[], object] = bool,
     ) -> RoutedCall | PendingCall:
         """Send a call to a model and version; `on_done` is called in another thread, or
-        in any that waits for another call."""
+        in any thread that waits for another call.
+        """
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
         context = self._context_of_call(options)
         if self._routes is not None:
@@ -126,7 +129,7 @@ class CallClient:
         self._send(call, message, fds)
 
     def go_on(self, call: PendingStream) -> None:
-        """Record that a response was taken: the next may come."""
+        """Record that a response was taken: the next may follow."""
         self.tell({"next": call.number})
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
@@ -148,8 +151,10 @@ class CallClient:
         return bool(self._ask("ready", {"model": model, "version": version}))
 
     def askers(self) -> Askers:
-        """Return the ids of the requests that the present run answers: asked for once a
-        run, where a model wants to know. Raises DeviceLost.
+        """Return the ids of the requests that the present run answers, requested once
+        for each run.
+
+        Raises DeviceLost.
         """
         running = self._running()
         if running is None:
@@ -201,7 +206,7 @@ class CallClient:
             control.send(self._sock, message)
 
     def _give_up(self, number: int) -> None:
-        """Cancel a call. Does nothing if it is done."""
+        """Cancel a call; do nothing if it is done."""
         if self._calls.pop(number, None) is not None:
             self.tell({"cancel": number})
 

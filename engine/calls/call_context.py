@@ -23,9 +23,9 @@ Running = Callable[[], RunningBatch | None]
 
 
 class CallContext(NamedTuple):
-    """The numbers of the requests that the present run answers, when the last of them
-    has its deadline (0: one has none), and the line that they stand in, as
-    `ModelRunner.submit` takes it."""
+    """The numbers of the requests that the present run answers, the latest of their
+    deadlines (0: one has none), and their line, as in `ModelRunner.submit`.
+    """
 
     requests: list[int]
     deadline_ns: int

@@ -13,7 +13,7 @@ from engine.devices.joined_device import JoinedDevice
 
 
 class LoopWatch:
-    """Lets an event loop take the results of routed calls. For the loop's thread.
+    """Lets an event loop receive the results of routed calls. For the loop's thread.
 
     The loop is the author's, and stops between the calls of his model: devices are
     watched while something waits for one.

@@ -18,7 +18,8 @@ Result: TypeAlias = Outputs | Askers | bool | EngineError
 class PendingCall:
     """One call under way; `end` it, however it ends.
 
-    `on_done` is called in the thread that takes the answers, `on_end` with the number.
+    `on_done` is called in the thread that receives the answers, `on_end` with the
+    number.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class PendingCall:
         self._result: Result | None = None
 
     def take(self, result: Result, more: bool) -> None:
-        """Store an answer; `more` says that it is the first of several responses."""
+        """Store an answer; `more` is true for the first of several responses."""
         self._result = result
         self._done.set()
         self._on_done()

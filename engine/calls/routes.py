@@ -1,11 +1,11 @@
-"""Ways to other models that do not lead through the server: channels of this process's
-own to the replicas of a model, as any process has that joins their device.
+"""Routes to other models that bypass the server: this process's own channels to the
+replicas of a model, as any process has that joins their device.
 
-The owner of this process offers a route once a model has been called through it, and
-takes it back when the model changes. It says what may be called, loads on demand, and
-knows what to answer where a request does not fit; so what cannot go by a route goes
-through the owner, who is always right. What goes by one is told in a log
-(engine/transport/call_log.py).
+The owner of this process offers a route after a model was called through it, and
+withdraws the route when the model changes. The owner decides which models may be
+called, loads on demand, and answers requests that do not fit. So a call that cannot use
+a route goes through the owner, which is always correct. Calls over a route are recorded
+in a log (engine/transport/call_log.py).
 
     route    {route, model, version, devices, runner, timeout}   from the owner
              beside it a door to each of `devices`, and the log with the first route
@@ -42,7 +42,7 @@ _THREAD = "routes"
 
 
 class Route:
-    """The way to one version of a model, as its owner has described it."""
+    """The route to one version of a model, as its owner has described it."""
 
     def __init__(self, message: Message) -> None:
         self.number = int(message["route"])
@@ -89,8 +89,8 @@ class RoutedCall:
         self._began = time.monotonic_ns()
 
     def wait(self) -> None:
-        """Wait until the call is done; this thread takes the results of all calls
-        meanwhile.
+        """Wait until the call is done; meanwhile this thread receives the results of
+        all calls.
         """
         self.request.wait()
 
@@ -179,7 +179,7 @@ class Routes:
         )
 
     def leave(self, number: int) -> None:
-        """Leave the routes of a model that has changed or is unloaded."""
+        """Close the routes to a model that has changed or is unloaded."""
         with self._lock:
             route = self._by_number.get(number)
             if route is not None and not route.is_leaving:
@@ -203,9 +203,11 @@ class Routes:
         on_done: Callable[[], object],
         wanted: Collection[str] = (),
     ) -> RoutedCall | None:
-        """Submit a call for the outputs `wanted`, or all; None where it is the owner's:
-        there is no route, or the call does not fit. Raises Refused as
-        `JoinedRunner.submit`."""
+        """Submit a call for the outputs `wanted`, or all.
+
+        Return None if the owner must handle it: there is no route, or the call does not
+        fit. Raises Refused as `JoinedRunner.submit`.
+        """
         route, log = self._by_target.get(target), self._log
         if route is None or log is None or not route.outputs.issuperset(wanted):
             return None

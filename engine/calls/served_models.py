@@ -24,8 +24,10 @@ class ServedModels:
         self._allowed = None if allowed is None else frozenset(allowed)
 
     def __getitem__(self, name: str) -> ServedModel:
-        """Return the model. Raises KeyError for one that may not be called; a missing
-        model shows in the call.
+        """Return the model.
+
+        Raises KeyError for a model that may not be called; a missing one only fails in
+        the call.
         """
         return ServedModel(self._client, *self._target(name))
 
@@ -49,12 +51,13 @@ class ServedModels:
 class ServedModel:
     """A model that another model calls: inputs by name in, NumPy arrays by name out.
 
-    What is no array yet is made one; numbers are converted to what the model takes
-    where that keeps their kind. The outputs are the caller's own. A call ends with the
-    deadline of the requests that are being answered, and is given up with them.
-    Raises `popgate.EngineError`: `Refused` where the model cannot take it now (it is
-    not loaded, its queue is full), DeviceLost where it dies, DeadlineExceeded,
-    InvalidInput, ExecutionFailed. What is not caught becomes of the request.
+    Other values are converted to arrays, and numbers to the model's type if that keeps
+    their kind. The outputs belong to the caller. A call ends at the deadline of the
+    requests that are being answered, and is cancelled with them. Raises
+    `popgate.EngineError`: `Refused` if the model cannot accept it now (it is not
+    loaded, its queue is full), DeviceLost if its device dies, DeadlineExceeded,
+    InvalidInput, ExecutionFailed. If the caller does not catch it, its own request
+    fails with that error.
     """
 
     __slots__ = ("_client", "_target")
@@ -87,9 +90,11 @@ class ServedModel:
     def stream(
         self, inputs: Mapping[str, Any], **options: Any
     ) -> Iterator[dict[str, Array]]:
-        """Yield the responses of a model that gives several, or the only one of
-        another; the call begins now, and each next response is made when the one before
-        was taken. `options` as of `call`.
+        """Yield the responses of a model that gives several, or the only response of
+        another.
+
+        The call begins immediately, and each next response is made after the one before
+        was taken. `options` are the same as for `call`.
         """
         run = self._client.options
         return self._responses(self._client.stream(self._target, inputs, options), run)

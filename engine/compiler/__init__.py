@@ -4,7 +4,7 @@ models.
 Needs the `onnx` package, which is imported when something is compiled and not before;
 the rest of the engine does without it.
 
-Runs in the process that compiles: the command line's, or one of its own. May import
+Runs in the process that compiles: the command line's, or a separate one. May import
 `model`, `programs`, `transport` and the ground.
 """
 

@@ -71,9 +71,9 @@ def compile_model(
     """Compile an ONNX model into a container at `target`, which it replaces.
 
     `source` is a path, the bytes of a file, or an `onnx.ModelProto` (not changed). The
-    same source and options give the same bytes. Raises InvalidModel, naming the node
-    or tensor, for what cannot be run or served; OSError if a file cannot be read or
-    written. Thread-safe; nothing is at `target` unless it succeeds.
+    same source and options give the same bytes. Raises InvalidModel, naming the node or
+    tensor, for a model that cannot run or be served; OSError if a file cannot be read
+    or written. Thread-safe; `target` is only written if compiling succeeds.
     """
     options = options or CompileOptions()
     say = progress or _silent
@@ -107,10 +107,10 @@ def compile_fused(
 ) -> CompileReport:
     """Compile several models into one container, one of which runs at a time.
 
-    The input `selector` (one integer) says which: 0 for the first, and so on. Inputs,
-    outputs and weights are called `<name>/<tensor>`; a run reads and writes only
-    those of the chosen model. Rows are never mixed. Of the options, `batch`, `inputs`,
-    `outputs` and `shapes` cannot be given here. Raises what `compile_model` raises.
+    The input `selector` (one integer) chooses the model: 0 for the first, and so on.
+    Inputs, outputs and weights are called `<name>/<tensor>`; a run reads and writes
+    only those of the chosen model. Rows are never mixed. The options `batch`, `inputs`,
+    `outputs` and `shapes` are not allowed here. Raises what `compile_model` raises.
     """
     options = options or CompileOptions()
     names = [name for name, _ in sources]

@@ -1,10 +1,10 @@
 """Conversions that make the default output of model converters servable.
 
-- A `ZipMap` that gives an output (scikit-learn, LightGBM, XGBoost: one map for each
-  row, from class to probability) becomes the tensor that it is made of; the classes are
-  kept as the labels of that output.
-- A `StringNormalizer` asks for the locale ``en_US``, which slim container images lack;
-  ``C.UTF-8``, which every C library has, brings letters to the same case.
+- A `ZipMap` that produces an output (scikit-learn, LightGBM, XGBoost: one map for each
+row, from class to probability) is replaced by the tensor that it reads; the classes
+become the labels of that output. - A `StringNormalizer` requests the locale ``en_US``,
+which slim container images lack. ``C.UTF-8``, which every C library has, converts
+letters to the same case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from engine.compiler.graphs import all_nodes
 
 Labels: TypeAlias = dict[str, tuple[str, ...]]
-"""The names of the classes, in order, by the output that has a number for each."""
+"""The names of the classes, in order, for each output with one number per class."""
 
 PORTABLE_LOCALE = b"C.UTF-8"
 _OPSET = 13  # of a model that names no version of ONNX's own operators

@@ -1,4 +1,4 @@
-"""May rows be mixed in an executable that something else has made?"""
+"""May rows be mixed in an executable that another program made?"""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def decide_rows(
 ) -> BatchDecision:
     """Decide whether rows of different requests may share a run of the program `main`.
 
-    They may only if the program is one graph between streams and keeps no state.
-    `weights` are by variable. Raises InvalidModel for a graph that cannot be loaded.
+    They may if the program is one graph between streams and keeps no state. `weights`
+    are by variable. Raises InvalidModel for a graph that cannot be loaded.
     """
     if options.batch == "off":
         return BatchDecision(False, 0, "batching is switched off")
@@ -77,7 +77,7 @@ def decide_rows(
 
 
 def _single(executable: Executable, main: int) -> Execute | str:
-    """Return the one graph of a program, or why there is none."""
+    """Return the one graph of a program, or why it has none."""
     program = executable.programs.get(main)
     if not isinstance(program, Steps):
         raise InvalidModel(f"there is no program {main} that is a sequence")

@@ -1,4 +1,6 @@
-"""Tensors whose data is in files beside the model, mapped and never read whole."""
+"""Tensors whose data is in files beside the model; the files are mapped and never read
+whole.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from engine.errors import InvalidModel
 
 
 class ExternalFiles:
-    """The data files of one model, inside its folder and nowhere else. Close it."""
+    """The data files of one model, all inside its folder. Close it."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = None if folder is None else folder.resolve()
         self._maps: dict[str, npt.NDArray[np.uint8]] = {}
 
     def bytes_of(self, tensor: Any, size: int | None) -> npt.NDArray[np.uint8]:
-        """Return a view of the data of `tensor`, which must be `size` bytes if that is
-        given.
+        """Return a view of the data of `tensor`, which must be `size` bytes if `size`
+        is set.
 
         Raises InvalidModel if the file is missing, outside the folder or too short.
         """

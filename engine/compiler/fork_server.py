@@ -1,9 +1,9 @@
 """A process with the compiler in it, from which a process for each job is forked.
 
-What compiles a model needs numpy, onnx and ONNX Runtime, which take a quarter of a
-second of processor time to import: more than most models take. So one process imports
-them once, and forks for each job. It runs nothing of a model itself, and has one
-thread, so that what is forked from it is as good as what is started anew.
+Compiling needs numpy, onnx and ONNX Runtime, whose import takes a quarter of a second
+of processor time: more than most models take. So one process imports them once, and
+forks for each job. It runs no part of a model itself and has one thread, so a forked
+process is as good as a new one.
 
 `ForkServer` is the owner's side. Over a socket that keeps messages apart go
 
@@ -36,8 +36,8 @@ _DESCRIPTORS = 3
 class ForkServer:
     """Starts processes that are forked. Thread-safe; its owner closes it.
 
-    Each calls `function(stdin, stdout, owner)` of `module`, given three descriptors,
-    and ends. `imports` are modules that it finds imported.
+    Each process calls `function(stdin, stdout, owner)` of `module`, with three
+    descriptors, and ends. `imports` are modules that it finds imported.
     """
 
     def __init__(self, module: str, function: str, imports: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> bool:
-    """Do what one message asks for; returns False if none comes any more."""
+    """Handle one message; return False if none follows."""
     message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _DESCRIPTORS)
     if not message:
         return False

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a graph: what they are, and changes that were asked for."""
+"""The inputs and outputs of a graph, and the requested changes to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.programs.session import Port
 from popef_io import DataType, TensorInfo
 
 Dimension: TypeAlias = int | str | None
-"""A number, the name of a free dimension, or None for one that has no name."""
+"""A number, the name of a free dimension, or None for a free one without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Interface:
 
     @classmethod
     def of(cls, model: Any, session: OnnxSession) -> Interface:
-        """Return the interface of a loaded model; its session knows what the file
-        leaves out.
+        """Return the interface of a loaded model; its session knows facts that the file
+        omits.
 
         Raises InvalidModel for inputs and outputs that no request could carry.
         """
@@ -69,9 +69,9 @@ class Interface:
 
 
 def check_types(model: Any) -> None:
-    """Refuse inputs and outputs that are no tensors of a type that can be served.
+    """Refuse inputs and outputs that are not tensors of a supported type.
 
-    Before ONNX Runtime is asked, whose answer would not name them.
+    This happens before ONNX Runtime sees them, because its error would not name them.
     """
     for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:

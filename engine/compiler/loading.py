@@ -86,8 +86,8 @@ def _names_a_node(model: Any, text: str) -> bool:
 def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
     """Return the first node without which the model would not fail in this way.
 
-    Nodes stand in the order in which they are computed, so that the first so many of
-    them are a model too; found by halving.
+    Nodes are in the order of their computation, so the first N nodes are a model too.
+    The number is found by halving.
     """
     count = len(model.graph.node)
     if not _fails(model, weights, count, text):

@@ -12,12 +12,14 @@ from engine.model.batch_plan import MAX_BATCH
 from popef_io import DataType, TensorInfo
 
 Progress: TypeAlias = Callable[[str, float], None]
-"""Called with the name of a stage and how much of all the work is done, 0 to 1."""
+"""Called with the name of a stage and the finished part of all work, 0 to 1."""
 Dims: TypeAlias = tuple[int | str, ...]
 """Dimensions of a shape override: numbers, names of free dimensions, or -1 (free)."""
 
 MAX_THREADS = 1024
-"""Of the check: more than any machine has cores, and few enough to be started."""
+"""Limit of the check's threads: more than the cores of any machine, and few enough to
+start.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,13 @@ class CompileOptions:
     user_metadata: Mapping[str, str] = field(default_factory=dict)
     """Kept in the container under `user.<key>`."""
     description: str = ""
-    """For a person; empty: what the source says of itself."""
+    """Description for people; empty: the description in the source."""
     threads: int = 1
     """Threads of the check."""
     seed: int = 0
     """Of the data that the check makes up."""
     check_seconds: float = 5.0
-    """How long the check may take, about, before it makes do with fewer trials."""
+    """Approximate time limit of the check, after which it uses fewer trials."""
     check_limit: float = 30.0
     """Seconds after which the runs of the check are ended and rows are not mixed."""
 

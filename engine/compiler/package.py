@@ -44,7 +44,7 @@ _CHUNK = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One graph of a container: its weights, and what its tensors are called outside.
+    """One graph of a container: its weights, and the public names of its tensors.
 
     `prefix` is put before the names of weights, to keep those of several models apart.
     """
@@ -158,7 +158,7 @@ class Package:
 
 
 class WeightStreams:
-    """Streams that give the weights of a package, for loading it here."""
+    """Streams that supply the weights of a package, for loading it in this process."""
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
         self._data = {input_handle(name): w.data for name, w in weights.items()}

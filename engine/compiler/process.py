@@ -1,14 +1,14 @@
 """Compiling in a process of its own, with limits of time and memory.
 
 Processes are forked from one that has imported the compiler (`ForkServer`), which ends
-when nothing has been compiled for a while.
+after some time without a job.
 
-A model may be made to compile for ever, to take all memory, or to crash what runs it:
-the compiler loads it into ONNX Runtime and runs it. What such a model can do in here
-ends with this process, which ends with its owner, at the latest.
+A hostile model may compile for ever, take all memory, or crash the process that runs
+it, because the compiler runs it in ONNX Runtime. The damage stays within this process,
+which ends with its owner at the latest.
 
-`Compilations.run` is the owner's side. The name of a function and its arguments go over
-as JSON; so does what comes back, a line each: `{"stage", "done"}`, and at the end
+`Compilations.run` is the owner's side. The name of a function and its arguments are
+sent as JSON. The process answers in lines of JSON: `{"stage", "done"}`, and at the end
 `{"result"}` or an error as in control messages (`engine.transport.control.from_error`).
 """
 
@@ -45,7 +45,7 @@ _MEMORY_PART = 0.75
 _IDLE = 5.0
 _READ = 1 << 16
 _MOST_RESULT = 64 << 20
-"""Bytes that a compiler may have to say."""
+"""Most bytes that a compiler may write as its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,10 @@ class CompileLimits:
 
 
 class Compilations:
-    """The compilations that run now. Thread-safe. `close` ends them all; leaving it as
-    a context manager does so, too."""
+    """The compilations that run now.
+
+    Thread-safe. `close` ends them all, and so does leaving it as a context manager.
+    """
 
     def __init__(self, limits: CompileLimits | None = None) -> None:
         self._limits = limits or CompileLimits()
@@ -87,9 +89,9 @@ class Compilations:
         """Run `call(*arguments, progress)` in a process of its own and return its
         result.
 
-        The function is one of a module; JSON must be able to hold the rest. Blocks.
+        The function is one of a module; the arguments must fit into JSON. Blocks.
         Raises the engine's errors that it raises, OSError, and InvalidModel if it
-        takes longer or more memory than it may, or crashes.
+        exceeds its time or memory, or crashes.
         """
         limits = self._limits.seconds, self._limits.bytes
         call_named = call.__module__, call.__name__
@@ -270,7 +272,7 @@ def compile_in_process(
 ) -> CompileReport:
     """Run `compile_model` in a process of its own. Raises as `Compilations.run` does.
 
-    Several start sooner if they are given the same `compilations`.
+    Several start faster if they share `compilations`.
     """
     job = str(source), str(target), options.to_message()
     return _reported(compilations, compile_job, job, progress)

@@ -1,4 +1,4 @@
-"""Reads an ONNX model without its external data, and says what is wrong with it."""
+"""Read an ONNX model without its external data, and report what is wrong with it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class OnnxModel:
 
     proto: Any
     folder: Path | None
-    """Where its external data may be; None if it did not come from a file."""
+    """Folder of its external data; None if the model did not come from a file."""
     name: str
     """What to call it by default."""
 
 
 def read_model(source: OnnxSource) -> OnnxModel:
-    """Read a model; its external data stays where it is.
+    """Read a model; its external data stays in its files.
 
     Raises InvalidModel if it is not a usable ONNX model, and OSError if the file
     cannot be read.
@@ -45,7 +45,7 @@ def read_model(source: OnnxSource) -> OnnxModel:
     else:
         path = Path(source)
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InvalidModel("not an ONNX model: it is no regular file")
+            raise InvalidModel("not an ONNX model: it is not a regular file")
         # A container's names are Unicode; those of files may be any bytes.
         name = os.fsencode(path.stem).decode(errors="replace")
         model = OnnxModel(_parse(path.read_bytes()), path.parent, name)
@@ -99,7 +99,7 @@ def _initializers_are_no_inputs(proto: Any) -> None:
 
 
 def _name_nodes(graph: Any) -> None:
-    """Give every node a name, so that messages can say which one failed."""
+    """Give every node a name, so that messages can name the node that failed."""
     for inner in all_graphs(graph):
         taken = {node.name for node in inner.node if node.name}
         for number, node in enumerate(inner.node):

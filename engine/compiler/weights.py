@@ -1,4 +1,4 @@
-"""Takes large initializers out of a graph; their data goes to the container instead."""
+"""Move large initializers out of a graph into the container."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ class Weight:
 
 
 def data_type_of(number: int) -> DataType | None:
-    """Return our data type for a TensorProto.DataType; None if there is none."""
+    """Return the engine's data type for a TensorProto.DataType; None if
+    there is none.
+    """
     return _TYPES.get(number)
 
 
 def drop_unused(graph: Any) -> None:
-    """Remove initializers that nothing reads; ONNX Runtime would forget them."""
+    """Remove initializers that no node reads; ONNX Runtime would drop them."""
     used = used_names(graph)
     unused = [i for i, t in enumerate(graph.initializer) if t.name not in used]
     for index in reversed(unused):
@@ -65,7 +67,7 @@ def take_out(model: Any, files: ExternalFiles, least: int) -> list[Weight]:
     """Remove the data of initializers of at least `least` bytes from `model`.
 
     They stay as initializers with external data, at a location that does not exist;
-    other external data is put inside. Order is that of the model.
+    other external data is moved into the graph. Their order is the model's.
     """
     weights = []
     for number, tensor in enumerate(model.graph.initializer):

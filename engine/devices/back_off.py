@@ -17,8 +17,8 @@ class BackOff:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds to wait before the next try; 0 if the last
-        one succeeded.
+        """Return the seconds to wait before the next attempt; 0 if the last one
+        succeeded.
         """
         if self._failures == 0:
             return 0.0

@@ -14,9 +14,9 @@ from engine.transport.link import Link
 class Connection:
     """The link, the eventfds and the control socket of one device process.
 
-    `wake_fd` wakes the thread that runs programs, `cancel_fd` the one that ends runs
-    whose requests are all cancelled. `sock` is only polled: it is readable when the
-    process has ended, or reports the fault that ends it.
+    `wake_fd` wakes the thread that runs programs, `cancel_fd` the thread that ends runs
+    whose requests are all cancelled. `sock` is only polled: it becomes readable when
+    the process ends, or reports the fault that ends it.
     """
 
     __slots__ = ("cancel_fd", "link", "number", "sock", "wake_fd")
@@ -30,8 +30,7 @@ class Connection:
         """Link up with the process behind `sock`, which is ours to close and has a
         timeout; it writes to `result_fd`.
 
-        Raises DeviceLost if it does not answer in that time, and what `watch` raises
-        meanwhile.
+        Raises DeviceLost if it does not answer in time, and the errors of `watch`.
         """
         self.link = link = Link.create()
         self.sock = sock

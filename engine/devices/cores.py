@@ -13,8 +13,9 @@ _PROC = Path("/proc/self")
 
 @dataclass(frozen=True, slots=True)
 class CpuBudget:
-    """Cores that may be used: those of the affinity mask, and what the quotas of the
-    cgroup and those around it leave (None: no quota), which may be a fraction."""
+    """Usable cores: those of the affinity mask, and the share that the quotas of the
+    cgroup and its parents leave (None: no quota), which may be a fraction.
+    """
 
     affinity: int
     quota: float | None = None
@@ -72,7 +73,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _cgroups(proc: Path) -> Iterator[Path]:
-    """Yield the folders that may limit the processor, each with those around it."""
+    """Yield the folders that may limit the processor, each with its parents."""
     groups = _own_groups(proc)
     for root, mount_point, controllers in _mounts(proc):
         kind = "" if controllers is None else "cpu"

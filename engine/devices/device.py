@@ -1,7 +1,8 @@
 """`Device`: one attached device, and the process of ours that is it.
 
 The owner of a device holds its claim (engine/devices/device_lock.py), starts the
-process, feeds it over a link (engine/devices/linked_device.py) and lets others join.
+process, feeds it over a link (engine/devices/linked_device.py) and lets other processes
+join.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class DeviceUser(Protocol):
 
     @property
     def is_warming_up(self) -> bool:
-        """Return whether the model is not served yet: the first failure of a run is
-        then its last.
+        """Return whether the model is not served yet; then its first failed run is its
+        last.
         """
 
     def fail_started(self, device: Device, error: EngineError) -> None:
@@ -149,8 +150,9 @@ class Device(LinkedDevice):
 
     @property
     def threads(self) -> int:
-        """Return the threads of a graph that is loaded now. Graphs loaded before keep
-        theirs.
+        """Return the threads for a graph that is loaded now.
+
+        Graphs loaded before keep theirs.
         """
         return self._share()
 
@@ -169,8 +171,8 @@ class Device(LinkedDevice):
         """Returns whether the process answers within `ping_timeout` seconds; one that
         does not is killed. Blocks meanwhile.
 
-        A caller that waits for it, however long, calls this from time to time: the
-        process answers beside whatever it is doing.
+        Callers that wait long for it call this from time to time; the process answers
+        while it runs programs.
         """
         self.origin.check("Device")
         if self.state is not DeviceState.READY:
@@ -216,8 +218,8 @@ class Device(LinkedDevice):
         """Send a control message to the process; returns its answer and the descriptors
         beside it, which are the caller's.
 
-        Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
-        and DeviceLost if the process dies, or is found hanging, meanwhile.
+        Raises the error in the answer, TimeoutError after `timeout` seconds,
+        DeviceClosed, and DeviceLost if the process dies or hangs meanwhile.
         """
         self.origin.check("Device")
         self._refuse_if_closed()
@@ -234,9 +236,10 @@ class Device(LinkedDevice):
             raise self.loss() from error
 
     def invite(self) -> socket.socket:
-        """Return a door to the process, to be handed to another one: `JoinedDevice`
-        feeds the device through it. It leads to the present process of the device only,
-        and what comes through can neither load, unload nor stop anything. Raises as
+        """Return a door to the process, for another process:
+
+        `JoinedDevice` feeds the device through it. A door leads to the present process
+        of the device only, and does not allow loading, unloading or stopping. Raises as
         `ask`.
         """
         mine, theirs = HeldSocket.pair()
@@ -260,7 +263,7 @@ class Device(LinkedDevice):
     # -- life and death
 
     def ping(self, timeout: float = 5.0) -> Message:
-        """Ask the process how it is; DeviceLost if it does not answer in time."""
+        """Ask the process for its state; DeviceLost if it does not answer in time."""
         self.origin.check("Device")
         try:
             return self._ask_state(timeout)
@@ -307,14 +310,16 @@ class Device(LinkedDevice):
         self._cancelled_runs.add(replica)
 
     def judge_run(self, status: Message) -> Callable[[], None] | None:
-        """Look at the answer of a `ping`: whether what runs takes longer than its model
-        may. For the thread that drives the device.
+        """Check in the answer of a `ping` whether the present run exceeds its time
+        limit.
 
-        Returns what is to be done in another thread, if anything: the process is told
-        to end such a run, whose requests fail. If that does not help, or the run is a
-        Python model's, the process is ended and comes back with its models.
-        A model that is warming up, or has failed too often in a row
-        (engine/run_failures.py), fails for good.
+        For the thread that drives the device.
+
+        Returns the action for another thread, if one is needed: it tells the process to
+        end the run, whose requests fail. If that does not help, or the run is a Python
+        model's, the process is ended and restarted with its models. A model that is
+        warming up, or has failed too often in a row (engine/run_failures.py), fails for
+        good.
         """
         if self.python is not None and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
             self.kill("a run goes on that no client waits for")
@@ -377,8 +382,9 @@ class Device(LinkedDevice):
         return next(runners, None)
 
     def _has_succeeded(self, replica: int) -> bool:
-        """Return whether a run of a replica has succeeded since its last failure. Lock
-        held by the caller.
+        """Return whether a run of a replica has succeeded since its last failure.
+
+        The caller holds the lock.
         """
         connection = self._connection
         if connection is None:
@@ -398,8 +404,8 @@ class Device(LinkedDevice):
         return self.state is DeviceState.READY and process is self._launcher.process
 
     def loading(self, name: str) -> AbstractContextManager[None]:
-        """Mark a model of this name as being loaded: if the process crashes, that may
-        be its doing.
+        """Mark a model of this name as loading: if the process crashes, that model may
+        be the cause.
         """
         return self._failures.loading(name)
 
@@ -437,12 +443,13 @@ class Device(LinkedDevice):
         self._on_lost.append(callback)
 
     def on_wanted(self, callback: Callable[[], None]) -> None:
-        """Call back (in the thread of a request) when one needs the device while it is
-        lost."""
+        """Call `do`, in the thread of a request, if a request needs the device while it
+        is lost.
+        """
         self._on_wanted = callback
 
     def on_close(self, callback: Callable[[Device], None]) -> None:
-        """Call back when it is about to be closed, in the thread that closes it."""
+        """Call `do` before the device is closed, in the thread that closes it."""
         self._on_close.append(callback)
 
     @property
@@ -458,8 +465,8 @@ class Device(LinkedDevice):
     def recover(self, *, by_hand: bool = False) -> None:
         """Start a new process and load the models again; blocks meanwhile.
 
-        `by_hand`: also if it has FAILED. Safe to call from several threads and where
-        nothing is lost. Raises what kept it from starting; try again after `back_off`
+        `by_hand`: also if it has FAILED. Several threads may call it, also if nothing
+        is lost. Raises the error that prevents the start; try again after `back_off`
         seconds.
         """
         self.origin.check("Device")
@@ -492,8 +499,9 @@ class Device(LinkedDevice):
                 runner.fail(ExecutionFailed(str(error)))
 
     def rest_of(self, name: str) -> float:
-        """Return the seconds until a model that has failed is loaded again; 0: it is,
-        or may be at once."""
+        """Return the seconds until a failed model is loaded again; 0: it is loaded, or
+        may be now.
+        """
         return self._failures.pause(name) if name in self._resting else 0.0
 
     @property
@@ -504,8 +512,10 @@ class Device(LinkedDevice):
         return any(not self.rest_of(name) for name in tuple(self._resting))
 
     def resume(self) -> None:
-        """Load the models again whose pause is over; blocks meanwhile. Raises what
-        keeps the device from it."""
+        """Load the models again whose pause is over; blocks meanwhile.
+
+        Raises the error that prevents it.
+        """
         with self._recovering:
             if self.state is not DeviceState.READY:
                 return
@@ -518,8 +528,10 @@ class Device(LinkedDevice):
                         self._reload(runner)
 
     def close(self, *, kill: bool = False) -> None:
-        """Detach: fail what is in flight, end the process, free the device. `kill`: at
-        once, as it does not answer."""
+        """Detach: fail the requests in flight, end the process, free the device.
+
+        `kill` ends the process immediately, because it does not answer.
+        """
         if self.origin.left:
             self._abandon()
             return
@@ -565,7 +577,9 @@ class Device(LinkedDevice):
             claim.close()
 
     def _start(self) -> None:
-        """Start the process and link up; DeviceClosed if it is too late for that."""
+        """Start the process and link up; DeviceClosed if the device was closed
+        meanwhile.
+        """
         self._cancelled_runs.clear()  # a new process counts anew
         self._is_shared = False
         process = self._launcher.start()
@@ -641,16 +655,14 @@ class Device(LinkedDevice):
                 runner.fail(ExecutionFailed(why))
 
     def want(self) -> DeviceLost:
-        """Return the error with which to refuse a request that needs the
-        lost device.
-        """
+        """Return the error for a request that needs the lost device."""
         if self._on_wanted is not None and self.state is DeviceState.LOST:
             self._on_wanted()
         return self.loss()
 
     def loss(self) -> DeviceLost:
-        """Return the error of all requests from when the process was lost until it is
-        back.
+        """Return the error of all requests from the loss of the process until its
+        return.
         """
         why = self._lost_by or Death("it has not started yet")
         if isinstance(why, DeviceFault):

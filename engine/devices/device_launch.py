@@ -54,7 +54,7 @@ class Launcher:
 
     @property
     def process(self) -> LaunchedProcess:
-        """Return the latest one; it may have ended."""
+        """Return the latest process, which may have ended."""
         assert self._latest is not None, "none has been started"
         return self._latest
 
@@ -65,7 +65,7 @@ class Launcher:
         return None if latest is None or latest.has_ended else latest.pid
 
     def start(self) -> LaunchedProcess:
-        """Start a new process, once the one before is gone. For one thread at a time.
+        """Start a new process after the one before has ended. For one thread at a time.
 
         Raises DeviceLost if it cannot be started.
         """
@@ -82,12 +82,12 @@ class Launcher:
         return self._latest
 
     def kill(self) -> None:
-        """End the process at once, whatever it is doing."""
+        """End the process immediately, whatever it is doing."""
         if self._latest is not None:
             self._latest.kill()
 
     def end(self, *, kill: bool) -> None:
-        """Return when the process is gone, if there is one."""
+        """Wait until the process has ended, if there is one."""
         if self._latest is not None:
             self._latest.end(kill=kill)
 
@@ -101,7 +101,7 @@ class Launcher:
 
 
 class _Child(subprocess.Popen[bytes]):
-    """A process that a forked child of its owner has nothing to do with."""
+    """A process that forked children of its owner must not touch."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self._origin = here()
@@ -185,8 +185,9 @@ class LaunchedProcess:
         return self._process.pid
 
     def has_worked(self) -> bool:
-        """Returns whether it has used the processor since this was asked last; one that
-        starts does, on however busy a machine."""
+        """Return whether it has used the processor since the last call; a process that
+        starts up does, even on a busy machine.
+        """
         before = self._ticks
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
@@ -197,14 +198,13 @@ class LaunchedProcess:
         return self._ticks != before
 
     def last_words(self) -> str:
-        """Return the last line that the process of a Python model, which has ended,
-        printed; empty if there is none.
+        """Return the last line that the ended process of a Python model printed; empty
+        if there is none.
         """
         return "" if self._output is None else self._output.last_words(1.0)
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing; with it what the process of a Python
-        model has started."""
+        """End it immediately, with the processes that a Python model has started."""
         if not self._leads_group:
             self._process.kill()
             return
@@ -240,9 +240,9 @@ class LaunchedProcess:
             return f"exit code {code}"
 
     def end(self, *, kill: bool) -> None:
-        """Wait until it has ended by itself, or kill it; returns when it is gone.
+        """Wait until it has ended by itself, or kill it; return when it has ended.
 
-        Thread-safe, and nothing happens if it has ended.
+        Thread-safe; does nothing if it has ended.
         """
         if kill and not self.has_ended:
             self.kill()

@@ -89,7 +89,7 @@ class DeviceInfo:
 
 
 def parse_devices(specification: str) -> tuple[str, ...]:
-    """Return the ids a specification names; InvalidConfig if it is not understood."""
+    """Return the ids in a specification; InvalidConfig if it is malformed."""
     ids: list[str] = []
     for item in specification.split(","):
         match = _ITEM.fullmatch(item.strip())
@@ -129,13 +129,12 @@ def named_devices(devices: str | None) -> tuple[str, ...] | None:
 class DeviceManager:
     """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
 
-    `devices` is the pool (None: what `POPGATE_DEVICES` in the environment says, or the
-    default pool: a CPU device for each usable core, and at least two). A manager that
-    may `overcommit` takes CPU devices beyond the default pool if all of it is attached.
-    `reserve_cores` are left to other work when threads are shared out (a gateway keeps
-    one), or the devices share `threads` of them (0: all that are left): `plan` says
-    how. Thread-safe. Raises InvalidConfig for devices that cannot be understood, or not
-    be used.
+    `devices` is the pool (None: the value of `POPGATE_DEVICES` in the environment, or
+    the default pool: a CPU device for each usable core, and at least two). A manager
+    that may `overcommit` uses CPU devices beyond the default pool if all of it is
+    attached. `plan` shares out the threads: either all cores but `reserve_cores` (a
+    gateway keeps one), or `threads` of them (0: all others). Thread-safe. Raises
+    InvalidConfig for devices that are malformed or unusable.
     """
 
     def __init__(
@@ -193,7 +192,7 @@ class DeviceManager:
 
     def ipu_hardware_version(self) -> int:
         """Return -1: devices of an architecture that the original does not know (0
-        would mean that there are none, 2 and 21 that they are IPUs).
+        would mean no devices, 2 and 21 IPUs).
         """
         return UNKNOWN_VERSION
 
@@ -203,12 +202,12 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Mapping[str, str] | None = None,
     ) -> Device:
-        """Attach free units as one device: so many, or as many as a model needs.
+        """Attach free units as one device: a given number, or as many as a model needs.
 
-        `options` are device options (`engine.devices.device_spec`); a model brings
-        its own. Raises NoDeviceAvailable (policy NO_WAIT; at once, whatever the policy,
-        for what the pool can never give) or DeviceWaitTimeout, InvalidConfig for an
-        option with a value it cannot have.
+        `options` are device options (`engine.devices.device_spec`); a model brings its
+        own. Raises NoDeviceAvailable with policy NO_WAIT, and with any policy if the
+        pool is too small. Raises DeviceWaitTimeout, and InvalidConfig for an invalid
+        value of an option.
         """
         return self._attach(DeviceSpec.of(wanted, options), 1, wait_config)[0]
 
@@ -220,10 +219,10 @@ class DeviceManager:
         beside: Sequence[Device] = (),
     ) -> Sequence[Device]:
         """Attach as many devices as a model has replicas, each as by `get_device`; all
-        of them, or none.
+        or none.
 
-        `beside` are devices that other replicas of the model have: their units will not
-        come free. Raises as `get_device`.
+        `beside` are devices that other replicas of the model hold: their units will not
+        become free. Raises as `get_device`.
         """
         held = frozenset(unit for device in beside for unit in device.units)
         held &= frozenset(self.units)
@@ -246,8 +245,9 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Model | Mapping[str, str] | None = None,
     ) -> Device:
-        """Attach the device of this id ("cpu:1"), with the options of a model or of the
-        caller."""
+        """Attach the device with this id ("cpu:1"), with the options of a model or of
+        the caller.
+        """
         if device_id not in self.graph_units:
             raise NoDeviceAvailable(
                 f"there is no device {device_id!r}; the pool has "
@@ -277,9 +277,9 @@ class DeviceManager:
         """Return a device outside the pool, that takes no unit of it: software instead
         of hardware, as Poplar's IPU model is.
 
-        It calls itself `ipu_version`, which for a model is the model's. `tiles_per_ipu`
-        (0: all 1472) scales its threads: a part of the tiles has that part of them, one
-        at least. Raises InvalidConfig for what there is not.
+        It calls itself `ipu_version`, or what the model says. `tiles_per_ipu` (0: all
+        1472) scales its threads: a part of the tiles gives the same part of the
+        threads, at least one. Raises InvalidConfig for hardware that does not exist.
         """
         spec = DeviceSpec.of(wanted)
         if isinstance(wanted, Model):
@@ -299,9 +299,10 @@ class DeviceManager:
     def create_python_device(self, options: PythonOptions) -> Device:
         """Return a process for one Python model, started as `options` say.
 
-        One of the pool's units of kind `python` where it has some (NoDeviceAvailable if
-        none of them is free), else a device outside the pool, of which there may be any
-        number. DeviceLost where the process does not start, saying what it printed.
+        If the pool has units of kind `python`, the process takes one of them
+        (NoDeviceAvailable if none is free). Otherwise it is a device outside the pool,
+        and their number is unlimited. Raises DeviceLost with the printed output if the
+        process does not start.
         """
         units = [unit for unit in self.units if _kind(unit) == PYTHON_KIND]
         claims: Mapping[str, socket.socket] = {}
@@ -332,8 +333,8 @@ class DeviceManager:
     def create_small_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2
     ) -> Device:
-        """Create a device as `create_ipu_model_device` does, with four tiles and so
-        with one thread.
+        """Create a device as `create_ipu_model_device` does, with four tiles and
+        therefore one thread.
         """
         return self.create_ipu_model_device(wanted, ipu_version, SMALL_TILES)
 
@@ -344,7 +345,9 @@ class DeviceManager:
         wait: DeviceWaitConfig | None,
         held: frozenset[str] = frozenset(),
     ) -> Sequence[Device]:
-        """Attach `count` devices for one spec; `held` are the caller's for good."""
+        """Attach `count` devices for one spec; `held` are devices that the caller
+        keeps.
+        """
         size = spec.num_ipus
         units = [unit for unit in self.graph_units if unit not in held]
         if size < 1 or count > _most(units, size):
@@ -410,7 +413,7 @@ class DeviceManager:
 
 
 def _cpu_devices(overcommit: bool) -> tuple[str, ...]:
-    """Return the default pool, or all CPU devices of a manager that overcommits."""
+    """Return the default pool, or all CPU devices if the manager may overcommit."""
     cores = usable_cores()
     count = max(OVERCOMMITTED, 2 * cores) if overcommit else max(MIN_DEVICES, cores)
     return parse_devices(f"cpu:{min(count, MAX_DEVICES)}")
@@ -433,8 +436,7 @@ def _providers(unit: str) -> list[str]:
 
 
 def _has_gpu_build() -> bool:
-    """Returns whether the ONNX Runtime that is installed, but need not be loaded, has
-    CUDA."""
+    """Return whether the installed ONNX Runtime, which need not be loaded, has CUDA."""
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return False
@@ -442,8 +444,8 @@ def _has_gpu_build() -> bool:
 
 
 def _most(units: Sequence[str], size: int) -> int:
-    """Return how many devices of `size` units, each of one kind, `units` make
-    at most.
+    """Return how many devices of `size` units, each of one kind, the `units` make at
+    most.
     """
     kinds = Counter(_kind(unit) for unit in units)
     return sum(number // size for number in kinds.values())
@@ -484,8 +486,9 @@ def _claim(
 def _try_claim(
     candidates: Sequence[str], size: int, count: int
 ) -> Sequence[Mapping[str, socket.socket]]:
-    """Claims on `count` times `size` free units of one kind. All, or none at all: two
-    who each hold what the other waits for would wait for ever."""
+    """Return claims on `count` times `size` free units of one kind, all or none: two
+    callers that each hold what the other waits for would wait for ever.
+    """
     groups: list[dict[str, socket.socket]] = []
     for kind in dict.fromkeys(_kind(unit) for unit in candidates):
         group: dict[str, socket.socket] = {}

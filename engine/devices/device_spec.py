@@ -53,7 +53,7 @@ class DeviceSpec:
 
     @property
     def threads(self) -> int | None:
-        """Return the threads that the options ask for; None if they do not say."""
+        """Return the threads that the options request; None if they do not say."""
         text = str(self.options.get(OPTION_THREADS, ""))
         if not text.isdecimal() or len(text) > 4:
             return None
@@ -61,7 +61,7 @@ class DeviceSpec:
 
 
 def checked_ipu_model(num_ipus: int, ipu_version: int, tiles: int) -> None:
-    """Raises InvalidConfig for a software model of what there is not."""
+    """Raise InvalidConfig for a software model of hardware that does not exist."""
     if not 1 <= num_ipus <= MAX_THREADS:
         raise InvalidConfig(f"num_ipus must be from 1 to {MAX_THREADS}, got {num_ipus}")
     if ipu_version not in IPU_VERSIONS:

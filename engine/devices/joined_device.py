@@ -1,10 +1,10 @@
-"""`JoinedDevice`: a device of another process, which has let this one join.
+"""`JoinedDevice`: a device of another process, which lets this process join.
 
-The owner hands a socket over (`Device.invite`), the door; each call to the device
-process goes through it on a socket of its own, as an owner's goes to the address. What
-joins has a link and channels to replicas that the owner has loaded, and nothing else:
-the device process refuses to load, unload or stop anything for it. When this process
-ends its channels are freed, and no other process notices.
+The owner passes a socket (`Device.invite`), the door. Each call to the device process
+goes through the door on its own socket, as an owner's goes to the address. A joined
+process has a link, and channels to replicas that the owner has loaded. The device
+process refuses to load, unload or stop anything for it. When this process ends, its
+channels are freed, and no other process notices.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ANSWER_TIMEOUT = 60.0
 
 
 class JoinedDevice(LinkedDevice):
-    """One process of a device, fed through `door`, which is its own from now on.
+    """One process of a device, fed through `door`, which it owns from then on.
 
-    `device_id` is what the owner calls the device. Made in a thread: it waits for the
-    process. When that has died it is LOST for good; the owner, who brings the device
-    back, invites again. Thread-safe. Close it to leave.
+    `device_id` is the owner's name of the device. Make it in a thread, because it waits
+    for the process. After that process has died it stays LOST; the owner, which
+    restarts the device, invites again. Thread-safe. Close it to leave.
     """
 
     def __init__(self, device_id: str, door: socket.socket) -> None:
@@ -82,7 +82,7 @@ class JoinedDevice(LinkedDevice):
         return mine
 
     def ping(self, timeout: float = 5.0) -> Message:
-        """Ask the process how it is; DeviceLost if it does not answer in time."""
+        """Ask the process for its state; DeviceLost if it does not answer in time."""
         try:
             return self.call({"op": "ping"}, (), timeout)
         except TimeoutError as error:

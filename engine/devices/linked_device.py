@@ -1,6 +1,6 @@
 """`LinkedDevice`: a device as seen by a process that sends it requests.
 
-The owner of a device sends requests (`Device`), and so do processes that join it
+Requests come from the owner of a device (`Device`) and from processes that join it
 (`JoinedDevice`). Each has its own link to the device process, with channels on it.
 There is no thread here, so the waiting side reads the link. An event loop watches
 `fileno()` and `lost_fileno()` and calls `poll()` and `check()`. `Request.wait` of a
@@ -68,8 +68,8 @@ class LinkedDevice(ABC):
     ) -> Message:
         """Send a control message to the process and return its answer.
 
-        Raises what the answer says, TimeoutError after `timeout` seconds, DeviceClosed,
-        and DeviceLost if the process dies, or is found hanging, meanwhile.
+        Raises the error in the answer, TimeoutError after `timeout` seconds,
+        DeviceClosed, and DeviceLost if the process dies or hangs meanwhile.
         """
 
     @abstractmethod
@@ -78,20 +78,21 @@ class LinkedDevice(ABC):
 
     @abstractmethod
     def want(self) -> DeviceLost:
-        """Return the error with which to refuse a request that needs the
-        lost device.
-        """
+        """Return the error for a request that needs the lost device."""
 
     @abstractmethod
     def _lose(self) -> None:
-        """End what is in flight, because the process is gone. Once for each process."""
+        """End the requests in flight, because the process has ended.
+
+        Once for each process.
+        """
 
     # -- driving
 
     @property
     def in_flight(self) -> int:
-        """Return the number of requests in flight; cheap, however many models there
-        are.
+        """Return the number of requests in flight; takes the same time for any number
+        of models.
         """
         return self.outstanding
 
@@ -104,8 +105,9 @@ class LinkedDevice(ABC):
             return next((request for request in found if request is not None), None)
 
     def run_since(self, replica: int) -> int:
-        """Return when the present run began (`time.monotonic_ns`), if it is of this
-        replica, else 0; looks at memory only."""
+        """Return when the present run began (`time.monotonic_ns`) if it is this
+        replica's, else 0; reads memory only.
+        """
         with self.lock:
             connection = self._connection
             if connection is None:
@@ -159,8 +161,8 @@ class LinkedDevice(ABC):
     def look(self, alone: bool) -> bool:
         """Returns whether `collect` would find something; looks at memory only.
 
-        `alone`: the caller goes on looking, for the only request in flight. From the
-        thread that drives; if the process is gone there is nothing to wait for.
+        `alone`: the caller keeps polling, for the only request in flight. For the
+        thread that drives; if the process has ended, there is nothing to wait for.
         """
         connection = self._connection
         if connection is None:
@@ -174,14 +176,14 @@ class LinkedDevice(ABC):
             return True
 
     def catch_up(self) -> None:
-        """Resolve what has finished, if no event loop sees to that."""
+        """Resolve finished requests, if no event loop does."""
         if not self._blocking.adopted:
             connection = self._connection
             if connection is not None and self.look(connection.link.words[ALONE] != 0):
                 self.collect()
 
     def poll(self) -> int:
-        """Resolve what has finished; returns how many requests. Never blocks."""
+        """Resolve finished requests and return their number. Never blocks."""
         if self.origin.left:
             raise self.origin.error("Device")
         try:  # noqa: SIM105 - for every wake, where a context manager costs
@@ -248,9 +250,10 @@ class LinkedDevice(ABC):
         return False
 
     def expire(self) -> int:
-        """Fail the requests whose deadline has passed; returns how many.
+        """Fail the requests whose deadline has passed; return their number.
 
-        What has not begun is dropped, else its result. Event loops call it often.
+        Requests that have not begun are dropped; results of the others are discarded.
+        Event loops call it often.
         """
         self.origin.check("Device")
         if not self._busy:
@@ -270,8 +273,9 @@ class LinkedDevice(ABC):
         return count
 
     def wait(self, request: Request, timeout: float | None = None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; returns whether it
-        is."""
+        """Block until a request is done, at most `timeout` seconds; return whether it
+        is.
+        """
         if self.origin.left and not request.done:
             raise self.origin.error("request")
         return self._blocking.wait(request, timeout)
@@ -294,8 +298,8 @@ class LinkedDevice(ABC):
         os.eventfd_write(self._result_fd, 1)
 
     def tell_cancelled(self) -> None:
-        """Tell the device that requests were marked as cancelled: a run of nothing else
-        ends now.
+        """Tell the device that requests were marked as cancelled; a run of only such
+        requests ends now.
         """
         with self.lock:
             if self._connection is not None:
@@ -336,9 +340,9 @@ class LinkedDevice(ABC):
         return connection.number
 
     def _fail_all(self, error: EngineError) -> None:
-        """End all that is in flight, and let go of the link. Lock held by the caller.
+        """End all requests in flight, and release the link. The caller holds the lock.
 
-        Each of its steps is made, whatever another one raises.
+        Every step is made, even if another one raises.
         """
         with contextlib.ExitStack() as ends:
             ends.callback(self._drop_link)
@@ -354,8 +358,9 @@ class LinkedDevice(ABC):
             self._left_behind.append(after)
 
     def _bequeath(self) -> None:
-        """Move requests that have not begun to another device, whose lock is taken.
-        Lock not held by the caller.
+        """Move requests that have not begun to another device, and take its lock.
+
+        The caller does not hold the lock.
         """
         while self._left_behind:
             self._left_behind.popleft()()

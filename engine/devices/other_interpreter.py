@@ -1,8 +1,8 @@
-"""Lends the engine to another Python interpreter, which starts with this file.
+"""Lend the engine to another Python interpreter, which starts with this file.
 
-That one need not have PopGate: the packages of `LENT` are found where this file lies,
-and nothing else of what lies there is. What they need of others, numpy and msgpack, and
-what the model needs, is the interpreter's own. Standard library only.
+That interpreter need not have PopGate installed: it finds the packages of `LENT` in the
+folder of this file, and nothing else there. Their dependencies, numpy and msgpack, and
+those of the model come from the interpreter. Standard library only.
 """
 
 from __future__ import annotations

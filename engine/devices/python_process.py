@@ -1,5 +1,6 @@
-"""The process of a Python model, as its owner starts it: whose interpreter, with what
-around it, and where what it prints goes."""
+"""The process of a Python model from its owner's view: its interpreter, its
+environment, and the destination of its output.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +52,10 @@ def device_process() -> list[str]:
 class PythonOptions:
     """Options for starting the process of a Python model.
 
-    `label` names the model in the log. `interpreter` is a path (empty: this one's),
-    `environment` is set over ours, `folder` is where it works (empty: ours). It may
-    take so many bytes of `memory` (0: any), and `start_timeout` seconds until it
-    answers first.
+    `label` names the model in the log. `interpreter` is a path (empty: this process's),
+    `environment` overrides ours, `folder` is its working folder (empty: ours). It may
+    take `memory` bytes (0: any number), and `start_timeout` seconds until its first
+    answer.
     """
 
     label: str = "model"
@@ -74,7 +75,7 @@ class PythonOptions:
         return [*device_process(), *memory]
 
     def variables(self, threads: int) -> dict[str, str]:
-        """Return the environment of the process, which tells libraries to use this many
+        """Return the environment of the process, which limits libraries to this many
         threads.
         """
         inherited = environment()
@@ -98,8 +99,8 @@ class Output:
         self._thread.start()
 
     def last_words(self, timeout: float) -> str:
-        """Return the last line of a process that has ended, once all is read; empty
-        where it said nothing.
+        """Return the last line of a process that has ended, once all is read; empty if
+        it printed nothing.
         """
         self._thread.join(timeout)
         return self._last[-1].splitlines()[-1] if self._last else ""

@@ -83,7 +83,7 @@ class Request:
         self.slot = -1
 
     def cancel(self) -> None:
-        """Give it up: dropped if it does not run yet, else its result is discarded."""
+        """Cancel it: drop it if it does not run yet, else discard its result."""
         self.abandon(Cancelled("the request was cancelled"))
 
     def abandon(self, error: EngineError) -> None:
@@ -109,7 +109,7 @@ class Request:
                     logger.exception("on_done of %r failed", self)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is done, at most `timeout` seconds; returns whether it is."""
+        """Block until it is done, at most `timeout` seconds; return whether it is."""
         return self.channel.wait(self, timeout)
 
     def __repr__(self) -> str:
@@ -178,8 +178,9 @@ class RequestChannel(ABC):
 
     @abstractmethod
     def wait(self, request: Request, timeout: float | None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; returns whether it
-        is."""
+        """Block until a request is done, at most `timeout` seconds; return whether it
+        is.
+        """
 
     @abstractmethod
     def fail_all(self, error: EngineError) -> None:

@@ -1,4 +1,4 @@
-"""The lease of a device: which session is loaded, and which thread runs programs."""
+"""The lease of a device: the loaded session, and the thread that runs programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class LeaseHolder(Protocol):
 
 
 class SessionLease:
-    """One session at a time is loaded on a device (Model Runtime: `Device`).
+    """Makes sure that one session at a time is loaded on a device (Model Runtime:
+    `Device`).
 
     Model runners need no lease: their replicas run beside the session.
     """

@@ -19,10 +19,10 @@ _LONGEST_SPIN_US = 10_000
 class ThreadPlan:
     """Shares of the cores of this process.
 
-    `reserved` cores are other work's (a gateway's event loop), `devices` share the
-    rest. A thread more than there are cores makes all of them slower, so shares are
-    rounded down, to one thread at least. With a `limit`, devices share that
-    many threads instead: others compute on the machine's cores too.
+    `reserved` cores are for other work (a gateway's event loop), and `devices` share
+    the others. More threads than cores make all of them slower, so shares are rounded
+    down, to at least one thread. With a `limit`, devices share that many threads
+    instead, because other programs use the machine's cores too.
     """
 
     budget: CpuBudget

@@ -46,13 +46,13 @@ class Driven(Protocol):
 class BlockingDriver:
     """Drives a device for threads that block, if no event loop has adopted it.
 
-    Of the threads that wait, the one that has the driver's lock watches the device's
-    descriptors and calls `poll`, for all of them. Thread-safe.
+    Among the waiting threads, the one with the driver's lock watches the device's
+    descriptors and calls `poll` for all of them. Thread-safe.
 
-    To wake a process takes longer than many a request. So if there is a core for
-    the device and for who asks it (`spin_us`, engine/devices/thread_plan.py), the
-    driver looks for results for a moment before it sleeps, while that is worth it;
-    other threads of this process and other processes run meanwhile.
+    Waking a process takes longer than many requests. So if there is a core for both the
+    device and the caller (`spin_us`, engine/devices/thread_plan.py), the driver polls
+    for results for a moment before it sleeps, as long as that pays. Other threads of
+    this process and other processes run meanwhile.
     """
 
     def __init__(self, device: Driven) -> None:
@@ -77,8 +77,9 @@ class BlockingDriver:
                 self._turn.notify_all()
 
     def wait(self, request: Request, timeout: float | None) -> bool:
-        """Block until `request` is done, at most `timeout` seconds; returns whether it
-        is."""
+        """Block until `request` is done, at most `timeout` seconds; return whether it
+        is.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         while not request.done:
             left = None if end is None else end - time.monotonic()

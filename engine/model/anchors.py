@@ -1,6 +1,6 @@
-"""Anchors of a model that requests carry, and anchors that have data in the device.
+"""Anchors that requests carry, and anchors whose data is in the device.
 
-Client and device work it out from the same file with the same functions, so the order
+Client and device derive them from the same file with the same functions, so the order
 of the rings of a channel needs no negotiation.
 """
 
@@ -30,8 +30,8 @@ OPTION_LABELS = "popgate.labels."
 class MainAnchors:
     """The anchors of the main programs.
 
-    `inputs` and `outputs` are what a request carries (Model Runtime: execute inputs
-    and outputs); `constants` are inputs whose data is in the file or frozen.
+    `inputs` and `outputs` are those of a request (Model Runtime: execute inputs and
+    outputs); `constants` are inputs whose data is in the file or frozen.
     """
 
     inputs: tuple[Anchor, ...]
@@ -66,8 +66,9 @@ def main_anchors(model: Model, frozen: Collection[str] = ()) -> MainAnchors:
 
 
 def check_data(model: Model, frozen: Collection[str] = ()) -> None:
-    """Raises InvalidModel if the load programs take what neither the file nor `frozen`
-    has: loading such a model fails."""
+    """Raise InvalidModel if the load programs read data that neither the file nor
+    `frozen` has, because loading would fail.
+    """
     load = set(model.metadata.program_flow.load)
     given = {*frozen, *model.tensors, *model.feeds}
     for anchor in model.metadata.anchors:
@@ -78,8 +79,8 @@ def check_data(model: Model, frozen: Collection[str] = ()) -> None:
 
 
 def labels_of(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes, by output, that the file gives; what is no list of
-    texts is left out.
+    """Return the class names in the file, by output; entries that are not lists of
+    strings are left out.
     """
     found: dict[str, tuple[str, ...]] = {}
     for option in model.metadata.engine_options:

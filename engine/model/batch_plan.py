@@ -1,10 +1,10 @@
 """Mapping of requests to runs of the main programs: units, transfers and their sizes.
 
-A *unit* is what requests are counted in: one row where rows may be regrouped freely
+A *unit* is what requests are counted in: one row if rows may be regrouped freely
 (`batching_dim`, or a model whose rows may be mixed), else one compiled batch. A
 *transfer* is one read or write of a stream; a run has several of a stream if the
-program repeats (device iterations). The client works the plan out and the device
-process is told.
+program repeats (device iterations). The client computes the plan and sends it to the
+device process.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MAX_BATCH = 1 << 20
 class AnchorRows:
     """Units of an anchor: sizes along the batch dimension.
 
-    `size` of one transfer (0: free), `span` of one unit, and how many `transfers`
-    a run has.
+    `size` is the size of one transfer (0: free), `span` that of one unit, and a run has
+    `transfers` of them.
     """
 
     name: str
@@ -58,9 +58,9 @@ class AnchorRows:
 class BatchPlan:
     """Units that one run takes.
 
-    `dim` is the batch dimension. `run_units` units make a run (0: as many as there
-    are), `batch_units` one transfer. At most about `max_units` are run together; 0:
-    units of different requests are not. `ragged` is set if rows of different length run
+    `dim` is the batch dimension. A run has `run_units` units (0: as many as there are),
+    a transfer `batch_units`. At most about `max_units` run together; 0: units of
+    different requests do not. `ragged` is set if rows of different lengths run
     together.
     """
 
@@ -116,7 +116,7 @@ class BatchPlan:
 
     def _uneven(self, tensors: Mapping[str, Tensor], rows: int) -> InvalidInput:
         """Return the error for inputs of which the first has `rows` rows and another
-        has not.
+        does not.
         """
         shapes = {name: list(t.shape) for name, t in tensors.items()}
         (one, first), *others = shapes.items()
@@ -135,7 +135,7 @@ class BatchPlan:
 
     @property
     def depth(self) -> int:
-        """Return the units that keep a device busy: those of a run, or that run
+        """Return the units that keep a device busy: those of a run, or those that run
         together.
         """
         return max(1, self.run_units, self.max_units)
@@ -149,8 +149,9 @@ class BatchPlan:
     def request_descs(
         self, descs: Iterable[DataDesc], anchors: Iterable[AnchorRows]
     ) -> tuple[DataDesc, ...]:
-        """Return the shapes that requests may bring to (or get from) these anchors; -1
-        for any size. A scalar stays one, so requests that have one are of one unit.
+        """Return the shapes that requests may have for these anchors; -1 for any size.
+
+        A scalar stays a scalar, so requests with a scalar have one unit.
         """
         return tuple(map(self._request_desc, descs, anchors))
 
@@ -162,7 +163,7 @@ class BatchPlan:
     def result_descs(
         self, descs: Iterable[DataDesc], units: int
     ) -> tuple[DataDesc, ...]:
-        """Return the outputs `descs` of a request that has so many units."""
+        """Return the outputs `descs` of a request with `units` units."""
         if not (self.run_units or self.max_units):
             return tuple(descs)
         extents = (anchor.span * units for anchor in self.outputs)
@@ -208,8 +209,8 @@ def plan_batches(
 ) -> BatchPlan:
     """Return the plan for a model under a configuration.
 
-    Raises InvalidConfig if the configuration asks for what the model cannot do,
-    InvalidModel for metadata or programs that make no sense.
+    Raises InvalidConfig if the model cannot follow the configuration, and InvalidModel
+    for contradictory metadata or programs.
     """
     plan = _plan_of(model, anchors, config)
     shown = model.metadata.option(OPTION_RAGGED) if config.ragged else None
@@ -333,8 +334,9 @@ def _free(anchor: Anchor, transfers: Mapping[str, int]) -> AnchorRows:
 
 
 def _size(anchor: Anchor, dim: int) -> int:
-    """Return the size in `dim`; -1: free, 0: there is no such dimension. A scalar is 1
-    row.
+    """Return the size in `dim`; -1: free, 0: the dimension does not exist.
+
+    A scalar is 1 row.
     """
     shape = anchor.tensor_info.shape
     if shape is None:

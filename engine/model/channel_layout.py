@@ -24,10 +24,10 @@ def plan_layout(
     """Return the sizes of a channel: `memory` bytes for each direction, divided by
     need.
 
-    What is usual is known where the size of an anchor is: `slots` requests of up to
-    `rows` rows, as far as `memory` goes. A request may be larger than that: it may take
-    its share of `memory`, which is by size where all sizes are known (they grow with
-    the rows of a request) and else equal. None of it costs anything until it is used.
+    The usual size is known if the anchor's size is: `slots` requests of up to `rows`
+    rows, as far as `memory` allows. A larger request may use its whole share of
+    `memory`. Shares follow the sizes if all are known, and are equal otherwise. Unused
+    memory costs nothing.
 
     Raises InvalidModel if a run needs more than a channel can have.
     """

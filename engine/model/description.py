@@ -1,5 +1,5 @@
-"""Description of a model's inputs and outputs under a configuration, without
-a device.
+"""Description of a model's inputs and outputs under a configuration,
+without a device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.tensor import DataDesc
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The properties of the same names that a `ModelRunner` of the model would have.
+    """The properties that a `ModelRunner` of the model would have, by the same names.
 
     `num_ipus` is how many units of the pool its device takes.
     """
@@ -41,8 +41,8 @@ def describe_model(
 ) -> ModelDescription:
     """Reads the files' metadata; loads nothing.
 
-    Raises InvalidModel for files that are none, or lack data, InvalidConfig if the
-    configuration asks for what the model cannot do.
+    Raises InvalidModel for files that are invalid or lack data, and InvalidConfig if
+    the model cannot follow the configuration.
     """
     config = config or ModelRunnerConfig()
     opened = open_model(model)

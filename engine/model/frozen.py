@@ -1,4 +1,4 @@
-"""Frozen inputs: constants that take the place of what requests or the file bring."""
+"""Frozen inputs: constants that replace the values of requests or of the file."""
 
 from __future__ import annotations
 

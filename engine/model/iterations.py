@@ -12,12 +12,11 @@ from engine.tensor import Tensor
 def split_iterations(
     plan: BatchPlan, outputs: Mapping[str, Tensor]
 ) -> list[Mapping[str, Tensor]]:
-    """Return the outputs of a request, for each device iteration that made a part of
-    them.
+    """Return the outputs of a request, one part for each device iteration.
 
-    What a run writes once is in every part. All in one part for models with one
-    iteration, and if the outputs do not agree how many there are. Strings and other
-    outputs are views if they can be.
+    An output that a run writes once is in every part. There is one part for models with
+    one iteration, and if the outputs disagree about the number. Outputs other than
+    strings are views if possible.
     """
     cuts = {
         rows.name: _extents(rows, outputs[rows.name], plan.dim)

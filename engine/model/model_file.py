@@ -1,4 +1,4 @@
-"""Opening the files of a model; every fault of them becomes an engine error."""
+"""Open the files of a model; every fault of them becomes an engine error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rows of different length: which axes of a model are lengths, and how far rows may be
-padded to run together.
+"""Rows of different lengths: which axes of a model are lengths, and how much padding is
+allowed to run rows together.
 
-The compiler writes what it has shown into the file (engine/compiler/rows/lengths.py);
-the runner makes a `RaggedPlan` of it, which the device process is given.
+The compiler writes its findings into the file (engine/compiler/rows/lengths.py); the
+runner makes a `RaggedPlan` from it and sends it to the device process.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class RaggedPlan:
 
 
 def padding_of(data_type: DataType, value: float) -> float:
-    """Return a padding value as arrays hold it: BF16 is held as unsigned numbers."""
+    """Return a padding value in the form of arrays: BF16 is stored as
+    unsigned numbers.
+    """
     if data_type is DataType.BF16:
         return int(np.float32(value).view(np.uint32)) >> 16
     return value

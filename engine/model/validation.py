@@ -16,8 +16,8 @@ def check_inputs(
 ) -> None:
     """Check names, data types, shapes and sizes of a request.
 
-    The shapes of `descs` are those of requests: -1 where any size may come. Raises
-    UnknownAnchor or InvalidInput with what was expected and what came.
+    The shapes of `descs` are those of requests: -1 allows any size. Raises
+    UnknownAnchor or InvalidInput with the expected and the given value.
     """
     for name in inputs:
         if name not in descs:
@@ -35,9 +35,9 @@ def check_inputs(
 
 
 def check_outputs(descs: Iterable[DataDesc], memory: Mapping[str, Array]) -> None:
-    """Check that there is memory for every output, and that the output fits it.
+    """Check that every output has memory of the right size and type.
 
-    Raises InvalidInput with what was expected and what came.
+    Raises InvalidInput with the expected and the given value.
     """
     for desc in descs:
         array = memory.get(desc.name)

@@ -1,9 +1,9 @@
-"""Turns programs into closures, once, so that running them looks nothing up.
+"""Turn programs into closures once, so that running them needs no look-ups.
 
 A step is a function of the streams and the run options. The steps of a sequence are
-kept flat; the shape that every ordinary model has, stream copies in, one graph, stream
-copies out over variables that nothing else uses, becomes a single step that never
-touches the variables at all (`engine.programs.graph_call`).
+kept flat. Every ordinary model has the same shape: stream copies in, one graph, and
+stream copies out, over variables that nothing else uses. That becomes a single step
+that never touches the variables (`engine.programs.graph_call`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Assembler:
         return {n: self.step(p) for n, p in self._executable.programs.items()}
 
     def step(self, node: Node) -> Step:
-        """Return the step that does what `node` says."""
+        """Return the step for `node`."""
         match node:
             case Steps():
                 return _in_order(self._flat(node))
@@ -200,7 +200,7 @@ class Assembler:
 
     def _call(self, program: int) -> Step:
         """Return one step for each program, however often it is called: programs that
-        call each other twice, and so on, are no larger for it, only longer to run.
+        call each other twice, and so on, take no more memory, only more time.
         """
         made = self._called.get(program)
         if made is None:
@@ -234,13 +234,12 @@ class Assembler:
 
 
 def take_turn(turns: list[int], options: RunOptions) -> None:
-    """End a run that should end. Called before every turn of a loop, and every call.
+    """End a cancelled run. Called before every turn of a loop, and every call.
 
-    Raises Cancelled. Lets other threads have the interpreter now and then: compiled
-    code does not do so by itself, and a loop over nothing but copies would keep the
-    device from answering, and from hearing that it should stop. For the same reason
-    signals are looked for, of which a caller's own process (`LocalSession`) may get
-    some: Ctrl-C.
+    Raises Cancelled. It lets other threads have the interpreter now and then, which
+    compiled code does not do by itself. A loop of copies would otherwise keep the
+    device from answering and from stopping. It also checks for signals, which a
+    caller's own process (`LocalSession`) may receive: Ctrl-C.
     """
     turns[0] += 1
     if turns[0] & _LOOK_EVERY == 0:

@@ -1,9 +1,9 @@
 """Data flow of variables in programs: decides which values are borrowed and which
 copied.
 
-A stream lends its data only until the program ends. So a value that came from a stream
-may be passed on without a copy if the variable does not outlive the program, and an
-output may be computed straight into the stream's memory if nothing else reads it.
+A stream lends its data only until the program ends. So a value from a stream may be
+passed on without a copy if the variable does not outlive the program, and an output may
+be computed straight into the stream's memory if nothing else reads it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Dataflow:
     persistent: frozenset[str]
     """Some program reads them before it writes them: they live across runs."""
     single_use: frozenset[str]
-    """Written by one node and read by one node, and not persistent."""
+    """Written by one node, read by one node, and not persistent."""
     load_only: frozenset[str]
     """Written by stream copies of load programs and by nothing else."""
 
     @classmethod
     def of(cls, executable: Executable, load_programs: Iterable[int]) -> Dataflow:
-        """Analyse `executable`, of which `load_programs` run before all others."""
+        """Analyse `executable`, whose `load_programs` run before all others."""
         programs = executable.programs
         persistent: set[str] = set()
         known: _Summaries = {}
@@ -100,8 +100,9 @@ def _live_in(
     programs: Mapping[int, Node],
     known: _Summaries,
 ) -> None:
-    """Add to `live` what `node` reads and `assigned` lacks; add to `assigned` what it
-    surely writes."""
+    """Add to `live` the variables that `node` reads and `assigned` lacks; add to
+    `assigned` those that it surely writes.
+    """
     live.update(v for v in reads_of(node) if v not in assigned)
     match node:
         case Steps(nodes):

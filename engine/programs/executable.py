@@ -1,4 +1,4 @@
-"""An executable: what a device runs, and how it is written down.
+"""An executable: what a device runs, and its form in a file.
 
 The content of an executable blob is a msgpack map:
 
@@ -7,13 +7,13 @@ The content of an executable blob is a msgpack map:
     variables  list of [name, data type, shape]; shape is null or dimensions, -1 free
     programs   list of [number, node], see `engine.programs.program`
 
-`model` is a serialized ONNX ModelProto, `digest` the SHA-256 of it, `weights` names the
-initializers that are not inside the model but come from variables, `opsets` tells
-which operator sets it was made for. `docs/reference/executables.md` describes all of
+`model` is a serialized ONNX ModelProto, `digest` its SHA-256. `weights` names the
+initializers that are not in the model but come from variables. `opsets` states the
+operator sets for which it was made. `docs/reference/executables.md` describes all of
 it.
 
-Nothing here looks into a model; a document is checked in full before it is believed:
-every number has a bound, every name must lead somewhere, programs may not call
+This module does not examine models. It checks a document in full before it trusts it:
+every number has a bound, every name must refer to something, and programs may not call
 themselves.
 """
 
@@ -70,7 +70,7 @@ MAX_VARIABLES = 1 << 20
 MAX_PROGRAMS = 1 << 16
 MAX_RANK = 64
 MAX_STEPS = 1 << 40
-"""Node executions that one run of a program may take, repeats multiplied out."""
+"""Node executions that one run of a program may take, with repeats multiplied."""
 MAX_CALLS = 8
 """How deep programs may call each other."""
 
@@ -82,7 +82,9 @@ def digest_of(model: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One ONNX graph; it becomes one ONNX Runtime session (or one a weight set)."""
+    """One ONNX graph; it becomes one ONNX Runtime session (or one for each
+    weight set).
+    """
 
     name: str
     model: bytes = field(repr=False)
@@ -349,8 +351,8 @@ def _check_length(executable: Executable) -> None:
 class _Lengths:
     """Numbers of steps that programs take, with repeats multiplied out.
 
-    A class and not functions inside each other, which would refer to each other and so
-    keep the executable in memory until the garbage collector comes by.
+    It is a class and not nested functions, which would refer to each other and keep the
+    executable in memory until the next garbage collection.
     """
 
     def __init__(self, programs: Mapping[int, Node]) -> None:

@@ -1,13 +1,12 @@
 """Runs the programs of an executable on this machine, in the device process.
 
-Everything expensive happens when it is made and after load programs have run: sessions
-are created, programs become closures. Running an ordinary main program then costs a
-microsecond over ONNX Runtime's own call.
+All expensive work happens when it is made and after load programs have run: sessions
+are created, programs become closures. An ordinary main program then takes a microsecond
+more than ONNX Runtime's own call.
 
-Weights: what load programs stream in for a graph's weights is handed to ONNX Runtime
-when its session is created, so sessions of graphs that have weights exist only after
-the load programs have run; running those again makes new sessions (frozen inputs,
-`reload`).
+The weights that load programs stream in are passed to ONNX Runtime when it creates a
+graph's session. So sessions of graphs with weights exist only after the load programs
+have run; running those again makes new sessions (frozen inputs, `reload`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ("Executor", "RunOptions", "Streams", "make_executor")
 _log = logging.getLogger(__name__)
 
 _SessionKey: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
-"""A graph, and which variable each of its weights comes from."""
+"""A graph, and the variable that holds each of its weights."""
 
 
 @dataclass(slots=True)
@@ -71,13 +70,12 @@ class _Sessions:
 class Executor:
     """Programs of one executable over one set of variables.
 
-    threads: how many threads ONNX Runtime uses for one operator (default 1).
-    providers: ONNX Runtime's execution providers, in order of preference.
-    sessions: sessions that exist already, by graph, with their first weights in them.
-    new_options: makes the options of a run (None: ONNX Runtime's).
-    on_close: called once, when it is closed.
-    Raises InvalidModel if a graph cannot be loaded or does not fit its programs.
-    Not thread-safe: one thread at a time; `clone` gives another thread its own.
+    threads: threads of ONNX Runtime for one operator (default 1). providers: ONNX
+    Runtime's execution providers, in order of preference. sessions: existing sessions,
+    by graph, with their first weights. new_options: makes the options of a run (None:
+    ONNX Runtime's). on_close: called once, when it is closed. Raises InvalidModel if a
+    graph cannot be loaded or does not fit its programs. Not thread-safe: one thread at
+    a time; `clone` makes a copy for another thread.
     """
 
     _sessions: _Sessions
@@ -114,8 +112,9 @@ class Executor:
     def clone(self) -> Executor:
         """Return an executor for another thread (a replica on the same device).
 
-        Shares the loaded graphs and weights; has variables of its own, which start
-        with this one's values. Loading other weights into one leaves the other alone.
+        It shares the loaded graphs and weights, and has its own variables, which start
+        with this one's values. Loading other weights into one does not change the
+        other.
         """
         self._check_open()
         clone = Executor.__new__(Executor)
@@ -195,7 +194,7 @@ class Executor:
         self._steps = {}
 
     def _make_sessions(self, changed: frozenset[str]) -> None:
-        """Make the sessions that can now be made, or must be made anew."""
+        """Make the missing sessions that can be made now."""
         made = self._sessions.made
         for key in self._keys:
             variables = {variable for _, variable in key[1]}
@@ -226,7 +225,9 @@ def _key_of(executable: Executable, node: Execute) -> _SessionKey:
 
 
 def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKey]:
-    """Return the sessions that the programs need, each checked to be possible."""
+    """Return the sessions that the programs need, after checking that each
+    is possible.
+    """
     keys: dict[_SessionKey, None] = {}
     for program in executable.programs.values():
         for node in walk(program):
@@ -272,7 +273,7 @@ def _weights_loaded_by(
 
 
 def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
-    """Return the executor of a model, as a message of the owner's says."""
+    """Return the executor of a model as described in a message of the owner."""
     return Executor(
         Executable.decode(
             model.executable.raw(),

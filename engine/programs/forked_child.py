@@ -1,7 +1,7 @@
-"""The end of a child that the code of a Python model has forked.
+"""End a child process that the code of a Python model has forked.
 
-A child has a copy of the whole device process, which it would go on being: it would
-answer requests of its parent. It ends as soon as it comes back from the author's code.
+A child is a copy of the whole device process and would go on like it: it would answer
+requests of its parent. So it ends as soon as the author's code returns in it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import traceback
 
 
 def leave_if_forked(pid: int, error: BaseException | None = None) -> None:
-    """End the process unless it is `pid`, with the exit code that `error` means to the
-    interpreter; what was printed is flushed."""
+    """End the process unless it is `pid`, with the interpreter's exit code for `error`,
+    after flushing its output.
+    """
     if os.getpid() == pid:
         return
     code = 0

@@ -1,9 +1,10 @@
-"""One execution of a graph, made ready: where inputs come from, where outputs go.
+"""One prepared execution of a graph: the sources of its inputs, the targets of its
+outputs.
 
-Two ways to run it. The plain one hands arrays to ONNX Runtime and gets new arrays back:
-the cheapest for small tensors. The bound one (`engine.programs.output_binding`) lets it
-write large outputs straight into memory that the streams offer, and is the only one
-that knows BF16.
+There are two ways to run it. The plain one passes arrays to ONNX Runtime and receives
+new arrays, which is cheapest for small tensors. The bound one
+(`engine.programs.output_binding`) lets it write large outputs straight into memory that
+the streams offer, and is the only one that supports BF16.
 """
 
 from __future__ import annotations
@@ -73,9 +74,7 @@ class GraphCall:
         return self._general_step(bound)
 
     def _bound_run(self) -> BoundRun | None:
-        """Return the way to run with outputs bound; None if that can never be
-        of use.
-        """
+        """Return the bound way to run; None if it can never pay."""
         if not self._session.is_onnx:
             return None
         types = {*self._input_types.values(), *self._output_types.values()}
@@ -142,7 +141,7 @@ class GraphCall:
         return routed
 
     def _gated_step(self, bound: BoundRun) -> Step:
-        """Return the ordinary step if nothing is large, which costs 0.2 µs to know."""
+        """Return the ordinary step if nothing is large; checking that takes 0.2 µs."""
         gate = gate_of(bound.offers)
         if gate is None:
             return self._general_step(bound)

@@ -19,9 +19,9 @@ from popef_io import Anchor, FeedReader, Model, TensorType
 class ModelData:
     """The data of the inputs of one replica, by stream handle.
 
-    A frozen value wins over tensor data, and those over a feed. A feed gives its next
-    tensor at each read and begins again after its last; each replica has its own
-    place in it. Read by one thread.
+    A frozen value overrides tensor data, which overrides a feed. A feed gives its next
+    tensor at each read and begins again after its last; each replica has its own place
+    in it. Read by one thread.
     """
 
     def __init__(self, model: Model, frozen: Mapping[str, Array]) -> None:
@@ -82,8 +82,9 @@ class ModelData:
 
 
 class ProgramStreams:
-    """The streams of load and save programs: what they read comes from `data`, what
-    they write is kept in `outputs`, by stream handle, the last of each."""
+    """The streams of load and save programs: they read from `data`, and `outputs` keeps
+    the last value written to each stream, by handle.
+    """
 
     def __init__(self, data: ModelData) -> None:
         self.outputs: dict[str, Array] = {}

@@ -1,19 +1,16 @@
 """One ONNX Runtime session, and the only place that knows ONNX Runtime's ways.
 
-What is here and not at the call sites:
-- options: threads as told, no spinning on cores we share, no worker threads for one
-  thread, silence (every message also arrives as an exception, and a client's bad input
-  must not fill the log);
-- calls go to the session object below `InferenceSession.run`: that method costs 1.2 µs
-  of checks that the engine has already made, and prints and falls back to other
-  providers on its own;
-- element types: BF16 travels as uint16 bits, which only I/O binding accepts; strings
-  must be `str`, which only `run` accepts;
-- memory: sessions share one arena, so that hundreds of small models take half the
-  memory and, run in turns, find it in the cache (3.6 µs a run against 11.6); it keeps
-  what the largest run took until `give_back_memory`;
-- errors: whatever ONNX Runtime raises leaves as an `EngineError` with its own words,
-  without its source paths.
+This module collects what each call would otherwise need: - options: the configured
+number of threads, no spinning on shared cores, no worker threads for one thread, and
+silence (every message also arrives as an exception, and a client's bad input must not
+fill the log); - calls go to the session object below `InferenceSession.run`: that
+method spends 1.2 µs on checks that the engine has already made, prints, and falls back
+to other providers on its own; - element types: BF16 travels as uint16 bits, which only
+I/O binding accepts; strings must be `str`, which only `run` accepts; - memory: sessions
+share one arena, so hundreds of small models take half the memory and, run in turns,
+find it in the cache (3.6 µs a run against 11.6); it keeps the memory of the largest run
+until `give_back_memory`; - errors: every error of ONNX Runtime becomes an `EngineError`
+with its words, without its source paths.
 """
 
 from __future__ import annotations
@@ -157,7 +154,7 @@ def _provider(text: str) -> str | tuple[str, dict[str, str]]:
 class Binding:
     """Inputs and outputs of one run, bound to memory. Not thread-safe; reusable.
 
-    For numbers of all types, not for strings. `run` leaves nothing bound.
+    For all numeric types, not for strings. `run` leaves nothing bound.
     """
 
     __slots__ = ("_binding", "_session")
@@ -174,9 +171,9 @@ class Binding:
     ) -> list[Array]:
         """Run; an output that comes with an array is written into it.
 
-        The arrays must be C-contiguous. Returns the outputs in order, the given array
-        itself if there is one. Raises ONNX Runtime's own exceptions, and
-        BoundShapeMismatch if a given array has not the shape that came out.
+        The arrays must be C-contiguous. Returns the outputs in order; a given array is
+        returned itself. Raises ONNX Runtime's own exceptions, and BoundShapeMismatch if
+        an output has another shape than its given array.
         """
         binding = self._binding
         try:
@@ -231,7 +228,7 @@ def _take(value: Any, data_type: DataType, memory: Array | None) -> Array:
 
 
 def session_options(threads: int) -> Any:
-    """Return the options every session of ours has, before weights are added."""
+    """Return the options of every session, before weights are added."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -271,10 +268,11 @@ def _tiny_session() -> OnnxSession:
 
 
 def give_back_memory() -> None:
-    """Give what the shared arena holds and no session uses back to the system.
+    """Return the unused memory of the shared arena to the system.
 
-    It is done at the end of a run, so a tiny one is made. Thread-safe; milliseconds
-    if there is nothing to give back, a third of a second for a gigabyte.
+    It happens at the end of a run, so the function makes a tiny one. Thread-safe; it
+    takes milliseconds if there is nothing to return, a third of a second for a
+    gigabyte.
     """
     gc.collect()  # an error and the frames it came through hold what they worked on
     options = make_run_options()
@@ -357,11 +355,11 @@ def load_error(error: BaseException) -> EngineError:
 def run_error(error: BaseException, options: RunOptions) -> EngineError:
     """Return the error to raise if a run with `options` failed with `error`.
 
-    Decided by where it failed, not by ONNX Runtime's words, which change with every
-    release: the graph and its kernels were accepted when it was loaded, so a graph that
-    fails while it runs fails on what it was fed. Load and save programs, whose data are
-    the file's, pass no `callers_fault` on (engine/transport/control.py). A lack of
-    memory is the one thing that only words tell; a test has ONNX Runtime say them.
+    The place of the failure decides, not ONNX Runtime's words, which change with every
+    release. The graph and its kernels were accepted at load, so a graph that fails
+    while it runs fails on its input. Load and save programs, whose data come from the
+    file, do not pass `callers_fault` on (engine/transport/control.py). Only a lack of
+    memory is recognised by words; a test makes ONNX Runtime say them.
     """
     if isinstance(error, EngineError):
         return error

@@ -1,7 +1,7 @@
 """Lets ONNX Runtime compute large outputs straight into memory of the streams.
 
-Before the run the shape of an output must be known: its dimensions are numbers, or
-symbols that an input has too, whose size is then read off the input.
+The shape of an output must be known before the run: its dimensions are numbers, or
+symbols that an input also has, whose size gives the value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ take a new array, as much as copying that many bytes."""
 InputAxis: TypeAlias = tuple[str, int]
 """An input, and one of its axes."""
 Dimension: TypeAlias = int | InputAxis
-"""A size, or where it can be read."""
+"""A size, or the place where it can be read."""
 
 
 class Offer:
@@ -53,7 +53,9 @@ class Offer:
         return self.known is not None and not _is_large(self.known, self.dtype)
 
     def ask(self, streams: Streams, feed: Mapping[str, Array]) -> Array | None:
-        """Return the memory for this run, if the output is large and there is some."""
+        """Return the memory for this run, if the output is large and the stream offers
+        some.
+        """
         shape = self.known
         if shape is None:
             try:
@@ -75,7 +77,9 @@ def offers_for(
     handles: Mapping[str, str],
     types: Mapping[str, DataType],
 ) -> tuple[Offer, ...]:
-    """Return the outputs that may be bound, of those that leave through `handles`."""
+    """Return the outputs that may be bound, among those that leave through
+    `handles`.
+    """
     offers = []
     for name, handle in handles.items():
         dims = _dimensions(session, name)
@@ -89,8 +93,8 @@ def offers_for(
 
 
 def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
-    """Return the one dimension that all `offers` depend on, and from which size one of
-    them is large; None if it is not that simple.
+    """Return the one dimension that all `offers` depend on, and the size from which one
+    of them is large; None if it is not that simple.
     """
     sources: set[InputAxis] = set()
     least = []

@@ -1,7 +1,7 @@
 """Metrics of a Python model's own, for the metrics of the server.
 
-Values are kept here, in the model's process; what has changed is told to the server a
-few times a second and at the end, by a thread that is there once a metric is.
+Values are kept here, in the model's process. Once there is a metric, a thread reports
+changes to the server a few times a second and at the end.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MetricSeries:
 
 
 class MetricFamily:
-    """The metrics of one name, told apart by their labels. For any thread."""
+    """The metrics of one name, distinguished by their labels. For any thread."""
 
     def __init__(self, owner: OwnMetrics, name: str, text: str, kind: str) -> None:
         self.owner, self.name, self.text, self.kind = owner, name, text, kind
@@ -93,8 +93,9 @@ class MetricFamily:
     def series(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] = ()
     ) -> MetricSeries:
-        """Return the series with these labels: the same one each time. A histogram has
-        `buckets`, their ascending upper bounds. Raises ValueError.
+        """Return the series with these labels, the same object each time.
+
+        A histogram has `buckets`, their ascending upper bounds. Raises ValueError.
         """
         key = self._labels(labels or {})
         bounds = tuple(map(float, buckets or ()))
@@ -149,7 +150,10 @@ class OwnMetrics:
         self._thread: threading.Thread | None = None
 
     def family(self, name: str, text: str, kind: str) -> MetricFamily:
-        """Return the metrics of a name: the same ones each time. Raises ValueError."""
+        """Return the metrics of a name, the same object each time.
+
+        Raises ValueError.
+        """
         if not (_NAME.fullmatch(name) and len(name) <= MAX_NAME):
             raise ValueError(f"{name[:MAX_NAME]!r} cannot be the name of a metric")
         if name.startswith(TAKEN):
@@ -172,8 +176,9 @@ class OwnMetrics:
     def add(
         self, known: dict[Labels, MetricSeries], series: MetricSeries
     ) -> MetricSeries:
-        """Return the known one with the labels of `series`, else that. Raises
-        ValueError.
+        """Return the known series with the labels of `series`, else `series`.
+
+        Raises ValueError.
         """
         with self._lock:
             found = known.get(series.labels)

@@ -20,7 +20,7 @@ def upcoming_reads(
 ) -> Iterator[str]:
     """Yield the handles of `streams` that `programs` will read, one by one.
 
-    Ends at the first switch: which case it takes is known only then. Made as it goes: a
+    It ends at the first switch, because the case is known only then. It is lazy: a
     repeat of a million steps takes no memory.
     """
     known: dict[int, bool] = {}
@@ -35,7 +35,7 @@ def upcoming_reads(
 def _reads(
     node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
 ) -> Generator[str, None, bool]:
-    """Yields the reads of `node`; returns whether what follows is certain too."""
+    """Yield the reads of `node`; return whether the reads after it are certain too."""
     match node:
         case StreamIn(handle, _):
             if handle in streams:
@@ -63,8 +63,11 @@ def _reads(
 def _matters(
     node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
 ) -> bool:
-    """Returns whether running it reads one of `streams`, or is not certain. `known`:
-    what was found of programs; calls of calls are many, however few the programs."""
+    """Return whether running it reads one of `streams`, or is not certain.
+
+    `known` remembers results for programs, because calls of calls are many even if
+    programs are few.
+    """
     match node:
         case StreamIn(handle, _):
             return handle in streams

@@ -1,8 +1,8 @@
-"""Programs: what a device is told to do, as trees of a few node kinds.
+"""Programs: instructions for a device, as trees of a few node kinds.
 
-A program works on *variables*, memory of the device that lives across runs. It has no
-arithmetic of its own: that is in the graphs that `Execute` runs. The kinds are those
-of the design, section 6, and each is written as a small map whose `do` says which:
+A program works on *variables*, memory of the device that lives across runs. Arithmetic
+is in the graphs that `Execute` runs. Each node is written as a small map whose `do`
+names its kind:
 
     sequence    nodes, one after the other
     stream_in   the next data of an input stream becomes the value of a variable
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 MAX_DEPTH = 64
-"""How deep nodes may stand inside each other."""
+"""Deepest nesting of nodes."""
 MAX_NODES = 1 << 20
 """Nodes of all programs of one executable."""
 MAX_REPEAT = 1 << 31
@@ -81,7 +81,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Runs the case whose number the variable `selector` (one integer) holds.
+    """Runs the case whose number is in the variable `selector` (one integer).
 
     Only the chosen case touches its streams. Without `default`, a number that has no
     case is an error of the caller's input.
@@ -103,7 +103,9 @@ Node: TypeAlias = Steps | StreamIn | Execute | StreamOut | Copy | Repeat | Switc
 
 
 class BadProgram(Exception):
-    """A document that is no program; becomes InvalidModel if it is known whose."""
+    """A document that is not a program; becomes InvalidModel once its model
+    is known.
+    """
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -159,7 +161,7 @@ class NodeReader:
         self._left = MAX_NODES
 
     def read(self, document: object, depth: int = 0) -> Node:
-        """Return the node that `document` stands for; BadProgram if it is none."""
+        """Return the node for `document`; BadProgram if it is invalid."""
         self._left -= 1
         if self._left < 0:
             raise BadProgram(f"more than {MAX_NODES} nodes")

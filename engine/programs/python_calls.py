@@ -1,5 +1,5 @@
-"""Calls of a Python model's code, whatever kind of function it is: one that gives its
-answer, a generator, or a coroutine, for which there is an event loop of the author's.
+"""Call a Python model's code, whatever kind of function it is: a plain one, a
+generator, or a coroutine, which runs in the author's event loop.
 
 All for the one thread that runs programs.
 """
@@ -32,8 +32,9 @@ MAX_LINE = 4096
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the traceback of what an author's code raised, of bounded length: the
-    message may be of any."""
+    """Return the traceback of an author's exception, cut to a fixed length because its
+    message may be long.
+    """
     lines = traceback.format_exception(error)
     short = (f"{line[:MAX_LINE]} …" if len(line) > MAX_LINE else line for line in lines)
     text = "".join(short).rstrip()
@@ -42,7 +43,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 class AuthorsLoop:
-    """Runs what an author's code awaits; made when it is first needed."""
+    """Runs the coroutines of an author's code; made when it is first needed."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,7 +86,7 @@ class AuthorsLoop:
                 options.forget(end)
 
     def close(self) -> None:
-        """End what the author's code has left running."""
+        """End everything that the author's code has left running."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -112,8 +113,8 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
 class Responses:
     """The requests to a generator that have not had their last response.
 
-    `call` makes the iterator of a request. One that is not asked for a response until
-    its deadline is closed.
+    `call` makes the iterator of a request. An iterator without a further step is closed
+    at the deadline.
     """
 
     def __init__(self, call: Callable[..., Any], loop: AuthorsLoop) -> None:
@@ -126,8 +127,10 @@ class Responses:
         feed: Mapping[str, Array],
         options: RunOptions,
     ) -> Any:
-        """Return the next response of a request, or NOTHING. `step` and `feed` as STEP
-        of engine/programs/python_interface.py has them. Raises what the author raises.
+        """Return the next response of a request, or NOTHING.
+
+        `step` and `feed` follow STEP of engine/programs/python_interface.py. Raises the
+        author's exceptions.
         """
         request, number, deadline = map(int, step)
         self._close_late(time.monotonic_ns())

@@ -66,7 +66,7 @@ class PythonTensor:
 
 @dataclass(frozen=True, slots=True)
 class PythonInterface:
-    """The tensors of a model, and whether rows of requests may come together.
+    """The tensors of a model, and whether rows of requests may run together.
 
     `streams`: it gives any number of responses to a request, one for each run; then
     `STEP` and `MORE` are among the tensors. `routes` is the document of its routes
@@ -165,11 +165,11 @@ def parse_tensor(name: object, text: object) -> PythonTensor:
 def find_model(
     module: ModuleType, adapted: type[Any] | None = None
 ) -> tuple[Target, PythonInterface]:
-    """Return the model that a module defines, and what it takes and gives.
+    """Return the model that a module defines, with its inputs and outputs.
 
-    That is its only class with `inputs`, `outputs` and ``__call__``, or its function
-    `predict`; or what was `adapted` from a class of another kind. Raises InvalidModel,
-    saying what was expected.
+    The model is the only class with `inputs`, `outputs` and ``__call__``, the function
+    `predict`, or the class `adapted` from one of another kind. Raises InvalidModel with
+    the expected form.
     """
     if adapted is not None:
         return adapted, _called(adapted.__call__, _of_class(adapted), adapted.__name__)
@@ -266,8 +266,8 @@ def _checked(
 def _called(
     call: Callable[..., Any], interface: PythonInterface, label: str
 ) -> PythonInterface:
-    """Return the interface as `call` is; InvalidModel where it does not take the
-    inputs.
+    """Return the interface with `call`; InvalidModel if it does not accept
+    the inputs.
     """
     names = [tensor.name for tensor in interface.inputs]
     itself = [] if label == FUNCTION else [None]

@@ -77,10 +77,11 @@ class Context:
         self.threads = threads
         """How many threads its libraries should use."""
         self.log = logging.getLogger("model")
-        """What is logged here goes to the server's log, with the model's name."""
+        """Messages logged here go to the server's log, with the model's name."""
         self.models: CalledModels = NoModels()
-        """The other models of the server, to be called:
-        ``context.models["classifier"](pixels=x)``."""
+        """The other models of the server, to call:
+        ``context.models["classifier"](pixels=x)``.
+        """
         self.metrics = OwnMetrics()
         """For the server's ``/metrics``:
         ``context.metrics.family("cats_total", "Cats", "counter").series()``, which has
@@ -100,17 +101,18 @@ class Context:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Return the id of each request of the present call, in their order: the
-        client's ``x-request-id``, or the one that was made. Empty if there is no
-        server. The first look in a call asks the server, which takes as long as calling
-        a model that does nothing.
+        """Return the id of each request of the present call, in order: the client's
+        ``x-request-id``, or a generated one.
+
+        Empty without a server. The first use in a call asks the server, which takes as
+        long as a call to an empty model.
         """
         return tuple(request_id for request_id, _, _ in self.askers_now())
 
     @property
     def traceparents(self) -> tuple[str, ...]:
-        """Return the W3C header ``traceparent`` for what is called on behalf of each
-        request of the present call, in their order; empty if it is not traced.
+        """Return the W3C header ``traceparent`` for calls on behalf of each request of
+        the present call, in order; empty if it is not traced.
         """
         return tuple(traceparent for _, traceparent, _ in self.askers_now())
 
@@ -157,10 +159,10 @@ class Model:
     True the first dimension counts rows that do not depend on each other: rows of
     several requests come together, in one call. That is the author's promise.
 
-    ``__call__`` gets the inputs by name: NumPy arrays (BYTES: an object array of
-    `bytes`) that cannot be written and are valid until it returns. It gives a mapping
-    of outputs by name, or the only one. What it raises fails the rows that it is raised
-    for, and no others. One thread calls everything.
+    ``__call__`` receives the inputs by name as read-only NumPy arrays (BYTES: an object
+    array of `bytes`), which are valid until it returns. It returns a mapping of outputs
+    by name, or the only output. An exception fails the rows that caused it, and no
+    others. One thread makes all calls.
     """
 
     inputs: ClassVar[Mapping[str, str]]

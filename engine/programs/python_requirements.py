@@ -21,8 +21,8 @@ def check_requirement(requirement: str) -> None:
 
 
 def check_installed(requirements: Iterable[str]) -> None:
-    """Raise InvalidModel if a package is missing or of another version, naming all of
-    them.
+    """Raise InvalidModel if packages are missing or have other versions; the message
+    names all of them.
     """
     problems = []
     for requirement in requirements:

@@ -1,8 +1,8 @@
 """A Python model in its device process: its module, its calls, and how they fail.
 
-The file comes as bytes with the load message, so that a process that is started again
-runs what was loaded first, whatever has become of the file; what it imports from its
-folder is read there. One thread does all of it: the one that runs programs.
+The file comes as bytes with the load message, so a restarted process runs the same
+code, even if the file has changed. Other modules in its folder are read from there. The
+thread that runs programs does all of this.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_WORDS = 1000
 
 
 class _GivenSource(SourceFileLoader):
-    """Loads a module from bytes, under the name of the file that they came from."""
+    """Loads a module from bytes, under the name of their file."""
 
     def __init__(self, name: str, path: str, source: bytes) -> None:
         super().__init__(name, path)
@@ -76,8 +76,8 @@ class _GivenSource(SourceFileLoader):
 
 
 def import_model(file: Path, source: bytes) -> ModuleType:
-    """Return the module of a model, called ``model``; what lies beside it can be
-    imported.
+    """Return the module of a model, called ``model``; it can import the other modules
+    in its folder.
 
     Raises InvalidModel with the lines of the author's files that failed.
     """
@@ -106,8 +106,8 @@ def import_model(file: Path, source: bytes) -> ModuleType:
 class PythonSession:
     """A loaded Python model, as programs run a graph (`GraphSession`).
 
-    `adapted`: as for `find_model`. Raises InvalidModel where its module defines none,
-    or its `load` fails.
+    `adapted` is the same as for `find_model`. Raises InvalidModel if its module defines
+    no model, or its `load` fails.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class PythonSession:
         feed: Mapping[str, Array],
         options: RunOptions,
     ) -> list[Array]:
-        """Return one response, or none any more, which `MORE` tells apart."""
+        """Return one response, or the end of the responses; `MORE` tells them apart."""
         own = {name: array for name, array in feed.items() if name != STEP}
         result = responses.step(feed[STEP], own, options)
         leave_if_forked(self._pid)
@@ -339,11 +339,10 @@ def _nothing(tensor: PythonTensor) -> Array:
 
 
 def _array(tensor: PythonTensor, value: Any) -> Array:
-    """Return an output as it was declared. Raises ExecutionFailed where it is something
-    else.
+    """Return an output in its declared form. Raises ExecutionFailed if it differs.
 
-    Numbers of another type are converted where that keeps their kind, as from FP64 to
-    FP32, never from FP32 to INT64.
+    Numbers of another type are converted if that keeps their kind: from FP64 to FP32,
+    never from FP32 to INT64.
     """
     name = tensor.name
     try:

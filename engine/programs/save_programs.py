@@ -1,4 +1,4 @@
-"""Save programs in a device process: what a replica has become, for who wants it."""
+"""Save programs in a device process: read out the present state of a replica."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ SAVE_LIMIT = 60.0
 
 
 class SavePrograms:
-    """The save programs of one replica, over the variables that its main programs
-    work on. Run by the thread that runs those."""
+    """The save programs of one replica, over the variables of its main programs.
+
+    The same thread runs both.
+    """
 
     def __init__(self, executor: Executor, metadata: Metadata, data: ModelData) -> None:
         self._executor = executor
@@ -28,7 +30,7 @@ class SavePrograms:
         """Run the save programs and return their data by tensor name; of several
         transfers the last.
 
-        Raises what `Executor.run` raises. Safe to repeat: saving changes nothing,
+        Raises the errors of `Executor.run`. Safe to repeat: saving changes nothing,
         unless the programs themselves do.
         """
         streams = ProgramStreams(self._data)

@@ -1,6 +1,6 @@
 """Interface of a runnable graph: ONNX Runtime or a Python model.
 
-Nothing here knows ONNX Runtime, so that a device process of Python models needs none.
+This module does not use ONNX Runtime, so a device process of Python models needs none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class PlainOptions:
 
     def tell(self, told: Callable[[], object]) -> None:
         """Register `told`, which is called when the run should end: in another thread,
-        perhaps more than once. For the thread that runs.
+        perhaps more than once.
+
+        For the thread that runs.
         """
         self._told = (*self._told, told)
         if not self._wanted:
@@ -59,16 +61,20 @@ class PlainOptions:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of a graph as what runs it sees it."""
+    """An input or output of a graph from the view of the session."""
 
     name: str
     type_name: str
-    """In ONNX Runtime's words, such as `tensor(float)` or `seq(tensor(int64))`."""
+    """ONNX Runtime's name of the type, such as `tensor(float)` or
+    `seq(tensor(int64))`.
+    """
     data_type: DataType | None
-    """None where we have no such type."""
+    """None if the engine has no such type."""
     shape: tuple[int | str | None, ...]
-    """A number, the name of a symbolic dimension, or None. Empty may also mean that
-    nothing is known."""
+    """Each is a number, the name of a symbolic dimension, or None.
+
+    An empty shape may also be unknown.
+    """
 
 
 class GraphSession(Protocol):
@@ -77,10 +83,11 @@ class GraphSession(Protocol):
     inputs: Mapping[str, Port]
     outputs: Mapping[str, Port]
     raw_run: RawRun
-    """`raw_run(output_names, feed, run_options)`; what it raises goes to `error_of`."""
+    """`raw_run(output_names, feed, run_options)`; its exceptions go to `error_of`."""
     is_onnx: bool
-    """Whether outputs can be bound to memory, strings must be `str`, and BF16 has to be
-    bound."""
+    """Whether outputs can be bound to memory, strings must be `str`, and BF16 must be
+    bound.
+    """
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
         """Return the error to raise if a run with `options` failed with `error`."""
@@ -103,4 +110,4 @@ class GraphBinding(Protocol):
 
 
 class BoundShapeMismatch(Exception):
-    """The output has another shape than the memory that was given for it."""
+    """The output has another shape than the memory given for it."""

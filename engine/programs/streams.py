@@ -28,18 +28,17 @@ class Streams(Protocol):
     ) -> Array | None:
         """Return C-contiguous memory for the data that `write` will bring, or None.
 
-        Asked only for large outputs (`engine.programs.output_binding.BIND_FROM`) of a
-        shape that can be told, just before the graph runs. It may happen that nothing
-        is written after all (the graph fails), or that another array is written (the
-        shape was not what the model promised).
+        Called only for large outputs (`engine.programs.output_binding.BIND_FROM`) whose
+        shape is known, just before the graph runs. In the end there may be no write
+        (the graph fails), or a write of another array (the promised shape was wrong).
         """
         ...
 
     def write(self, handle: str, value: Array) -> None:
         """Write data of an OUTPUT anchor; they are valid until the program has run.
 
-        Where `value` is the very array that `output_memory` gave, the data is already
-        where it should be. Strings are an object array of `str`.
+        If `value` is the array that `output_memory` returned, the data is already in
+        place. Strings are an object array of `str`.
         """
         ...
 
@@ -57,6 +56,8 @@ Step: TypeAlias = Callable[[Streams, RunOptions], None]
 
 
 def look_for_signals() -> None:
-    """Runs the handlers of signals that have come, for compiled code, in which nothing
-    else does: CPython looks for them where an interpreted function begins, such as this
-    one, which therefore must not be compiled."""
+    """Run the handlers of pending signals, for compiled code, which never does.
+
+    CPython checks for signals at the start of an interpreted function such as this one,
+    which therefore must not be compiled.
+    """

@@ -13,9 +13,9 @@ from engine.programs.session import RunOptions
 class TimeLimit:
     """A context in which runs with `options` end after `seconds` (0: never).
 
-    `make_options` makes those of what runs.
-    ONNX Runtime ends a run before its next node, the executor before its next turn of a
-    loop (`Cancelled`); what cannot be ended ends with its process.
+    `make_options` makes the options of a run. ONNX Runtime ends a run before its next
+    node, the executor before its next turn of a loop (`Cancelled`). A run that cannot
+    be ended ends with its process.
     """
 
     def __init__(self, seconds: float, make_options: Callable[[], RunOptions]) -> None:

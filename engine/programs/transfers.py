@@ -42,7 +42,7 @@ def stream_transfers(executable: Executable, programs: Iterable[int]) -> dict[st
 
 
 def is_conditional(executable: Executable, programs: Iterable[int]) -> bool:
-    """Returns whether which streams are used depends on the data: there is a switch."""
+    """Return whether the data decides which streams are used: there is a switch."""
     seen: set[int] = set()
     todo = [number for number in programs if number in executable.programs]
     while todo:

@@ -1,10 +1,10 @@
 """The client's answer to a device whose run lacks rows: `flush_callback`.
 
-The device says which input it waits for (`Outcome.NEEDS_ROWS`). What the callback gives
-is sent as a request that fills up what waits; the device takes as many of its rows as
-are missing, and drops it if nothing is missing any more. A callback that fails, or
-gives what cannot run, would do so each time it is asked, so those that wait for its
-rows fail with it.
+The device names the input that it waits for (`Outcome.NEEDS_ROWS`). The client sends
+the rows of the callback as a request. The device takes as many rows as are missing, or
+drops the request if none is missing any more. A failing callback, or one with unusable
+rows, would fail again at each call, so the requests that wait for its rows fail with
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Flusher:
-    """Calls the user's callback and sends what it gives.
+    """Calls the user's callback and sends the rows that it returns.
 
     `tensors` turns arrays into the tensors of a valid request, `units` counts them;
     `outputs` are those that a request delivers.
@@ -57,9 +57,9 @@ class Flusher:
         """Ask for the rows of input `name` for which a run of this channel's replica
         waits.
 
-        In the thread that polls, without a lock. What is returned is the end of those
-        that wait. What is no error passes through: KeyboardInterrupt, after which the
-        device asks again, and SystemExit, with which those that wait end.
+        For the thread that polls, without a lock. A returned error ends the waiting
+        requests. Exceptions that are not errors pass through: after KeyboardInterrupt
+        the device asks again; SystemExit also ends the waiting requests.
         """
         inputs: dict[str, Array] = {}
         outputs: dict[str, Array] = {}
@@ -125,7 +125,9 @@ def _check_arrays(kind: str, given: Mapping[str, Any]) -> None:
 
 
 def _deliver(request: Request, outputs: Mapping[str, Array]) -> None:
-    """Deliver the results of the rows that were taken, if they are wanted and fit."""
+    """Deliver the results of the rows that were taken, if the caller wants them and
+    they fit.
+    """
     if request.error is not None:
         logger.warning("rows of flush_callback could not run: %s", request.error)
         return

@@ -19,19 +19,20 @@ from engine.transport.output_arrays import OutputArrays
 
 
 class JoinedRunner:
-    """The part of a `ModelRunner` that takes requests, in a process that has joined.
+    """The part of a `ModelRunner` that accepts requests, in a process that has joined.
 
-    `devices` are those it has joined, by the owner's ids. Opens its channels, so it
-    blocks; made in a thread. A replica whose device is lost takes no more requests; the
-    owner, who loads it again, describes it anew, and another runner is made of that.
-    Thread-safe.
+    `devices` are the joined devices, by the owner's ids. It opens its channels and
+    therefore blocks; make it in a thread. A replica whose device is lost accepts no
+    more requests. The owner then loads it again and describes it anew, and another
+    runner is made from that. Thread-safe.
     """
 
     def __init__(
         self, description: RunnerDescription, devices: Mapping[str, JoinedDevice]
     ) -> None:
-        """Raises DeviceLost where no replica is left, InvalidInput where it was
-        unloaded meanwhile."""
+        """Raise DeviceLost if no replica is left, and InvalidInput if the model was
+        unloaded meanwhile.
+        """
         self.description = description
         self.name = description.name
         plan = self._batches = description.batches
@@ -120,8 +121,9 @@ class JoinedRunner:
         return request
 
     def _pick(self, priority: int, replica_id: int | None = None) -> ReplicaChannel:
-        """Return the channel to a replica, or the least busy one. Raises why there is
-        none.
+        """Return the channel to a replica, or to the least busy one.
+
+        Raises the reason if there is none.
         """
         if self.failure is not None:
             raise self.failure.again()
@@ -144,7 +146,7 @@ class JoinedRunner:
     # -- its end
 
     def fail(self, error: EngineError) -> None:
-        """Take no more requests: all fail with `error`, and so do those in flight."""
+        """Accept no more requests: they fail with `error`, as do those in flight."""
         if self.failure is not None:
             return
         self.failure = error
@@ -162,8 +164,10 @@ class JoinedRunner:
         return True
 
     def close(self) -> None:
-        """Give the channels back; what is in flight fails with RunnerClosed. The model
-        stays loaded, for as long as its owner wants it to be."""
+        """Release the channels; requests in flight fail with RunnerClosed.
+
+        The model stays loaded as long as its owner wants.
+        """
         if self._closed:
             return
         self._closed = True

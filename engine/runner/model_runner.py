@@ -1,4 +1,4 @@
-"""`ModelRunner`: what a caller executes on; a model, its replicas and their devices.
+"""`ModelRunner`: a model, its replicas and their devices, on which a caller executes.
 
 One core, two drivers: `submit` never blocks and `Device.poll` resolves, which suits an
 event loop; `execute` and `execute_async` are the same with a wait, for threads.
@@ -51,11 +51,10 @@ class ModelRunner:
     """Loads a model on devices and runs requests (Model Runtime: `ModelRunner`).
 
     `model` is a PopEF file, several files of one model, a `popef_io.Model`, or a
-    `PythonModel`, whose devices are then the runner's and closed with it. Blocks
-    until the model is loaded on every replica. Replicas without a device in
-    `config.replica_to_device` get one from `manager` (default: the default pool), which
-    the runner then owns. Thread-safe. A forked child cannot use it (WrongProcess) and
-    makes its own.
+    `PythonModel`, whose devices the runner then owns and closes. Blocks until the model
+    is loaded on every replica. Replicas without a device in `config.replica_to_device`
+    get one from `manager` (default: the default pool), which the runner then owns.
+    Thread-safe. A forked child cannot use it (WrongProcess) and makes its own.
     """
 
     def __init__(
@@ -128,8 +127,8 @@ class ModelRunner:
 
     @property
     def ragged_reason(self) -> str:
-        """Return why rows of different length run together or not; empty if the file
-        does not say.
+        """Return why rows of different lengths may or may not run together; empty if
+        the file does not say.
         """
         metadata = self._model.metadata
         if metadata.option(OPTION_RAGGED) and not self.ragged:
@@ -146,14 +145,14 @@ class ModelRunner:
     ) -> list[Mapping[str, Tensor]]:
         """Return the outputs of a request, cut into those of each device iteration.
 
-        One part for a model with one iteration. A run gives all its results at once,
-        so this tells them apart and brings none of them sooner.
+        There is one part for a model with one iteration. A run delivers all its results
+        at once, so this separates them but makes none available earlier.
         """
         return split_iterations(self._batches, outputs)
 
     @property
     def is_fused(self) -> bool:
-        """Return whether the file says that an input chooses among several models."""
+        """Return whether the file states that an input chooses among several models."""
         return self._model.metadata.option(OPTION_FUSED) is not None
 
     @property
@@ -292,7 +291,7 @@ class ModelRunner:
         replica_id: int = 0,
         timeout: float | None = None,
     ) -> ExecuteResult:
-        """Queue one request; its result is a mapping that waits when it is asked.
+        """Queue one request; the result is a mapping that waits on first access.
 
         The input arrays must stay unchanged until the result is there.
         """
@@ -337,7 +336,7 @@ class ModelRunner:
                 raise InvalidInput(f"the model has no output {name!r}; it has {names}")
 
     def _result_descs(self, units: int) -> tuple[DataDesc, ...]:
-        """Return the outputs of a request of so many units; most have as many as the
+        """Return the outputs of a request with `units` units; most have as many as the
         last.
         """
         of, descs = self._last_descs
@@ -360,7 +359,7 @@ class ModelRunner:
 
     def run_limit(self, device: Device, replica: int) -> float | None:
         """Return the time limit in seconds of a run of this replica (0: none); None if
-        it is none of this model.
+        the replica is not this model's.
         """
         return self._replicas.run_limit(device, replica)
 
@@ -395,11 +394,11 @@ class ModelRunner:
         return True
 
     def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
-        """Run the save programs of a replica now; returns what they deliver, by name.
+        """Run the save programs of a replica now; return their outputs by name.
 
-        Between two batches, so that what has been answered is in it. Also fills the
-        arrays of `config.replica_to_save_programs_outputs`. Raises what `execute`
-        raises, and InvalidInput if such an array does not fit.
+        They run between two batches, so the state includes every answered request. It
+        also fills the arrays of `config.replica_to_save_programs_outputs`. Raises the
+        errors of `execute`, and InvalidInput if such an array does not fit.
         """
         self._replicas.check_id(replica_id)
         saved = self._replicas.save(replica_id)
@@ -410,9 +409,9 @@ class ModelRunner:
     def close(self) -> None:
         """Unload everywhere; what is in flight fails with RunnerClosed.
 
-        With `config.run_save_programs` those run first, for each replica. Where one
-        fails the rest is done all the same, and the first error is raised at the end.
-        In a forked child nothing of all that is done: the model is the parent's.
+        With `config.run_save_programs` those run first, for each replica. If one fails,
+        the others still run, and the first error is raised at the end. A forked child
+        does none of this: the model belongs to the parent.
         """
         if self._replicas.closed:
             return
@@ -498,9 +497,11 @@ class ModelRunner:
         return tensors
 
     def _tensor(self, name: str, array: Array) -> Tensor:
-        """Return the array as this input's data type if it is the way that type is held
-        in numpy (BF16 as uint16); InvalidInput for another. Types are compared with and
-        without `validate_io_params`: bytes of another type mean nothing.
+        """Return the array in this input's data type if it has that type's numpy form
+        (BF16 as uint16); InvalidInput otherwise.
+
+        Types are compared with and without `validate_io_params`, because bytes of
+        another type mean nothing.
         """
         desc = self._desc_by_name.get(name)
         if desc is not None and desc.data_type.numpy_dtype == array.dtype:

@@ -1,8 +1,9 @@
-"""A Python model as a runner takes it: what it takes and gives, and where its code is.
+"""A Python model from a runner's view: its inputs and outputs, and the place of its
+code.
 
-Code is never part of a container that a client may hand in: the container that stands
-for a Python model is made here, and a device process takes code only where it was
-started for it, from a message that names it as such.
+Code is never part of a container that a client may send: the container of a Python
+model is made here. A device process accepts code only if it was started for that, from
+a message that marks it as code.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ class PythonCode:
     @contextmanager
     def calling(self) -> Iterator[list[int]]:
         """Yield descriptors to send with the load message: the model's end of its
-        calls, if it may make any. The other end is handed over whether loading succeeds
-        or fails.
+        calls, if it may make any.
+
+        The other end is passed on whether loading succeeds or fails.
         """
         if self.on_calls is None:
             yield []
@@ -108,7 +110,8 @@ class PythonCode:
 class PythonModel:
     """A Python model for `ModelRunner`: made by `read_python_model`.
 
-    `interface` describes its tensors as any model's, and holds the file as it was read.
+    `interface` describes its tensors like any model's, and holds the content of the
+    file.
     """
 
     code: PythonCode
@@ -130,10 +133,10 @@ def read_python_model(
     """Import a file on a Python device (`DeviceManager.create_python_device`) and
     return the model in it with its inputs and outputs.
 
-    `models`, `on_calls` and `declared`: as of `PythonCode`. Blocks. Raises
-    InvalidModel, with the author's file, line and code, where it cannot
-    be imported or is no model, or takes longer than `timeout` seconds (None: any time),
-    after which the device's process is ended; DeviceLost where that dies meanwhile.
+    `models`, `on_calls` and `declared` are the same as in `PythonCode`. Blocks. Raises
+    InvalidModel, with the author's file, line and code, if it cannot be imported, is
+    not a model, or takes longer than `timeout` seconds (None: any time), after which
+    the device's process is ended. Raises DeviceLost if that process dies.
     """
     path = Path(file).resolve()
     given = dict(parameters or {})

@@ -1,4 +1,4 @@
-"""The client's end of a channel: puts requests into slots, takes results out."""
+"""The client's end of a channel: puts requests into slots and takes results out."""
 
 from __future__ import annotations
 
@@ -98,22 +98,21 @@ _LEAVING = EngineBug("outputs are being copied")
 
 
 class ReplicaChannel(RequestChannel):
-    """The rings to one replica on one device, and the requests on their way.
+    """The rings to one replica on one device, and the requests under way.
 
-    `limit` requests at most are in flight. Those for which the rings have no room yet
-    wait here, as references to the caller's memory, and are copied in as soon as
-    results make room. All methods may be called from any thread; they take the
-    device's lock.
+    At most `limit` requests are in flight. Requests for which the rings have no room
+    wait here, as references to the caller's memory, and are copied in when results make
+    room. Any thread may call the methods; they take the device's lock.
 
-    If an event loop drives, a thread copies what is large (`bulk_copy.py`). Requests
+    If an event loop drives, a thread copies large data (`bulk_copy.py`). Requests
     behind one that is being copied in wait in the backlog, and completions behind one
-    that is being copied out wait here, so that both keep their order. Nothing of a
-    request is published, and no slot released, before its copy is over.
+    that is being copied out wait here, so both keep their order. No part of a request
+    is published, and no slot released, before its copy has ended.
 
-    It is a line of its replica (`ReplicaLines`): of a `priority` level, and of a
-    `weight` and `lane`, 0 if there is none. `lines` are all the channels to the
-    replica, which share `service_time`, and empty if this is the only one. What has not
-    begun when the device is lost goes to `heir`; None: it fails.
+    It is a line of its replica (`ReplicaLines`), with a `priority` level, a `weight`
+    and a `lane`, 0 if it has none. `lines` are all the channels to the replica, which
+    share `service_time`; empty if this is the only one. When the device is lost,
+    requests that have not begun go to `heir`, or fail if that is None.
     """
 
     def __init__(
@@ -191,7 +190,7 @@ class ReplicaChannel(RequestChannel):
 
     @property
     def awaiting(self) -> int:
-        """Return requests in flight that no run has taken yet."""
+        """Return the requests in flight that no run has taken yet."""
         with self._lock:
             if not self.usable:
                 return 0
@@ -201,7 +200,7 @@ class ReplicaChannel(RequestChannel):
 
     @property
     def rows(self) -> int:
-        """Return rows in flight, of requests that are not abandoned; one without rows
+        """Return the rows in flight, without abandoned requests; one without rows
         counts as one.
         """
         return self._rows
@@ -318,8 +317,8 @@ class ReplicaChannel(RequestChannel):
         """Block while `most` requests are in flight; DeadlineExceeded at `end`
         (`time.monotonic()`).
 
-        Large results that are there are copied out first, while they are in a cache:
-        then their slots are free for the next requests, and in it too.
+        Finished large results are copied out first, while they are in a cache. Then
+        their slots are free for the next requests, and still in the cache.
         """
         if self._large_outputs:
             self.device.catch_up()
@@ -336,8 +335,9 @@ class ReplicaChannel(RequestChannel):
                 )
 
     def _rows_ahead(self) -> int:
-        """Return rows that run before a request of this line: those of higher levels
-        and its own, and as many of its neighbours as their weights let run meanwhile.
+        """Return the rows that run before a request of this line: those of higher
+        levels and of its own line, and as many of its neighbours as their weights let
+        run meanwhile.
         """
         higher = beside = 0
         mine = weights = self.weight or 1
@@ -357,8 +357,11 @@ class ReplicaChannel(RequestChannel):
         tensors: Mapping[str, Tensor],
         places: list[tuple[AnchorRing, Tensor, int]] | None = None,
     ) -> bool:
-        """Put a request into the rings; return False if one of them has no room, or if
-        a thread copies it. `places`: where its bytes are, if they are there already."""
+        """Put a request into the rings; return False if one has no room, or if a thread
+        copies the request.
+
+        `places`: the places of its bytes, if they are copied already.
+        """
         channel = self._channel
         slot = channel.requests.try_write_lock()
         if slot < 0:
@@ -457,7 +460,8 @@ class ReplicaChannel(RequestChannel):
     def _refill(self) -> None:
         """Move requests from the backlog into the rings while there is room.
 
-        One that cannot be moved fails alone: here, others are being seen to.
+        A request that cannot be moved fails alone, because this call serves other
+        requests.
         """
         if self.device.state is not READY:
             return  # it is being lost, or closed: they will all be failed
@@ -573,8 +577,9 @@ class ReplicaChannel(RequestChannel):
     def _look_closer(
         self, request: Request, outcome: int, text: str, failed: EngineError | None
     ) -> EngineError | None:
-        """Finish a request that failed, or of which more is to be recorded; return how
-        it failed."""
+        """Finish a request that failed, or whose times are recorded; return
+        its error.
+        """
         if request.predicted_ns:
             expired = outcome == Outcome.EXPIRED
             in_time = not expired and monotonic_ns() <= request.predicted_ns
@@ -634,8 +639,9 @@ class ReplicaChannel(RequestChannel):
     def _copy_out(
         self, request: Request, outputs: dict[str, Tensor], first: str
     ) -> None:
-        """Copy the outputs of a request in a thread, from the one named `first`. The
-        slots before it have been released.
+        """Copy the outputs of a request in a thread, from the one named `first`.
+
+        The slots before it have been released.
         """
         pairs: list[tuple[Array, Array]] = []
         released = [name for name, _, _ in self._outputs].index(first)
@@ -656,8 +662,10 @@ class ReplicaChannel(RequestChannel):
         COPIER.add(copy)
 
     def _go_on(self) -> None:
-        """Finish the request whose outputs have been copied or are not wanted any more,
-        and those behind it. By the side that drives, with the lock.
+        """Finish the request whose outputs were copied or are no longer wanted, and
+        those behind it.
+
+        For the side that drives, with the lock.
         """
         leaving = self._leaving
         if leaving is None or not leaving.copy.is_over:
@@ -682,7 +690,7 @@ class ReplicaChannel(RequestChannel):
     def _count_cancelled(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
     ) -> None:
-        """Count a completion whose request was abandoned; or one that is a question."""
+        """Count a completion whose request was abandoned, or one that is a question."""
         if outcome == Outcome.NEEDS_ROWS:
             # Called back by `Device.collect` after it has released the lock: a user's
             # callback may submit requests, to this channel too.
@@ -739,8 +747,11 @@ class ReplicaChannel(RequestChannel):
                 self.device.follow_up(self._go_on)
 
     def _measure(self, request: Request) -> None:
-        """Set the times of a request that ends without a completion: how long it has
-        waited, and run. Lock held by the caller."""
+        """Set the times of a request that ends without a completion: in the queue, and
+        running.
+
+        The caller holds the lock.
+        """
         slot, submitted = request.slot, request.submitted_ns
         if not self.usable or slot < 0 or self._owners[slot] != request.number:
             return
@@ -756,8 +767,9 @@ class ReplicaChannel(RequestChannel):
             self._kept.pop(request.number, None)
 
     def inherit(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
-        """Queue a request that another replica had not begun; returns whether there is
-        room for it."""
+        """Queue a request that another replica had not begun; return whether there is
+        room for it.
+        """
         with self._lock:
             if not self.usable or len(self._in_flight) >= self.limit:
                 return False
@@ -775,7 +787,9 @@ class ReplicaChannel(RequestChannel):
 
     def lose(self, error: EngineError) -> Callable[[], None] | None:
         """Fail the requests that runs have taken, and return a function that moves the
-        others to another replica if an event loop drives. Lock held by the caller.
+        others to another replica if an event loop drives.
+
+        The caller holds the lock.
         """
         self._is_lost = True
         heir = self._heir
@@ -819,8 +833,8 @@ class ReplicaChannel(RequestChannel):
         return placed[max(0, len(placed) - count) :] if count else []
 
     def _unstarted(self) -> list[tuple[Request, Mapping[str, Tensor]]]:
-        """Return the requests that no run has taken, oldest first, which another
-        replica may have.
+        """Return the requests that no run has taken, oldest first; another replica may
+        take them.
         """
         waiting = {id(request) for request in self._untaken(self._placed())}
         kept = self._kept
@@ -838,8 +852,9 @@ class ReplicaChannel(RequestChannel):
         left: list[tuple[Request, Mapping[str, Tensor]]],
         error: EngineError,
     ) -> None:
-        """Move requests to another device and take its lock. Lock not held by the
-        caller.
+        """Move requests to another device and take its lock.
+
+        The caller does not hold the lock.
         """
         stated = self.priority
         if self.weight:
@@ -887,7 +902,7 @@ class ReplicaChannel(RequestChannel):
         self.device.tell_cancelled()
 
     def close(self) -> None:
-        """Fail what is in flight and give the memory back."""
+        """Fail the requests in flight and release the memory."""
         # Of a device that is lost it has failed already: the model is unloaded.
         self.fail_all(self._unloaded())
         with self._lock:

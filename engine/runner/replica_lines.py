@@ -1,7 +1,7 @@
-"""`ReplicaLines`: the channels to one replica, which are lines that requests stand in.
+"""`ReplicaLines`: the channels to one replica, each a line of requests.
 
-One for each priority level of the model, and beside each one for every weight and lane
-that was asked for; they share the estimate of the replica's service time.
+There is one line for each priority level of the model, and one more for every weight
+and lane in use. They share the estimate of the replica's service time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 class ReplicaLines:
     """The channels to replica `number` of a device. Thread-safe.
 
-    `default` is that of requests that state no level, the only one where the model has
-    none; `all` are all of them, the levels first. Opening them blocks, and raises as
-    `LinkedDevice.call`. For the rest see `ReplicaChannel`.
+    `default` is the line of requests that state no level; the only one if the model has
+    no levels. `all` are all lines, the levels first. Opening them blocks, and raises as
+    `LinkedDevice.call`. The other parameters are those of `ReplicaChannel`.
     """
 
     def __init__(

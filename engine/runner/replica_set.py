@@ -1,7 +1,7 @@
 """The replicas of a model: their devices, and the channels to each.
 
-Loading, unloading, and which replica takes a request. What a request is, `ModelRunner`
-knows.
+It loads and unloads, and chooses the replica for a request. `ModelRunner` knows the
+content of requests.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class ReplicaSet:
     def pick(self, replica_id: int | None, priority: int = 0) -> ReplicaChannel:
         """Return the channel to this replica, or to the least busy one.
 
-        Where the model has priority levels it is that of `priority`, or of the default
-        level if there is no such one; it may have a weight (`weighted`).
+        If the model has priority levels, it is the line of `priority`, or of the
+        default level if that level does not exist; it may have a weight (`weighted`).
         Raises RunnerClosed, or DeviceLost if it has no device at the moment;
         WrongProcess in a forked child.
         """
@@ -209,8 +209,8 @@ class ReplicaSet:
     def _inherit(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
     ) -> bool:
-        """Move a request that has not begun to another replica; returns whether one
-        took it.
+        """Move a request that has not begun to another replica; return whether one
+        accepted it.
         """
         try:
             return self.pick(None, priority).inherit(request, tensors)
@@ -218,7 +218,7 @@ class ReplicaSet:
             return False
 
     def check_id(self, replica_id: int) -> None:
-        """Raises InvalidInput if there is no such replica."""
+        """Raise InvalidInput if there is no such replica."""
         if not 0 <= replica_id < len(self._replicas):
             raise InvalidInput(
                 f"replica_id {replica_id} is out of range, with "
@@ -293,7 +293,7 @@ class ReplicaSet:
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced.
 
-        Not while `load` is at it: who gives up what it has begun does not know of more.
+        Not during `load`, which undoes only what it has begun itself.
         """
         self.origin.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
@@ -301,8 +301,7 @@ class ReplicaSet:
             self._load_on(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
-        """Run the save programs of a replica; returns what they deliver, by tensor
-        name."""
+        """Run the save programs of a replica; return their outputs by tensor name."""
         self.origin.check("ModelRunner")
         if self._closed:
             raise self._unloaded()
@@ -457,8 +456,11 @@ class ReplicaSet:
                     channel.abandon(request, error.again())
 
     def fail(self, error: EngineError) -> None:
-        """Take no more requests, for good: all fail with `error`, and so do those in
-        flight, whose run ends. It is not loaded again if a device comes back."""
+        """Accept no more requests, permanently: all fail with `error`, as do those in
+        flight, whose run ends.
+
+        The model is not loaded again if a device comes back.
+        """
         if self.failure is not None:
             return
         self.failure = error

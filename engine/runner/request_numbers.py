@@ -1,5 +1,4 @@
-"""Numbers of requests: each is of one request of one process, as several processes may
-feed a device."""
+"""Numbers of requests, each unique among all processes that feed a device."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def request_numbers() -> Iterator[int]:
-    """Yield numbers that no request has, of whatever process, for use in this one."""
+    """Yield numbers that no request of any process has, for use in this one."""
     return _numbers
 
 
 def process_of(number: int) -> int:
-    """Return the process that has made a request of this number."""
+    """Return the process that made the request with this number."""
     return number >> PROCESS_SHIFT

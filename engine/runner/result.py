@@ -1,4 +1,4 @@
-"""The result of an execute call: a mapping of arrays that waits when it is asked."""
+"""The result of an execute call: a mapping of arrays that waits on first access."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from engine.transport.output_arrays import OutputArrays
 class ExecuteResult(Mapping[str, Array]):
     """Name to numpy array. With caller-owned memory the arrays are the caller's.
 
-    Those of the library are the caller's own from then on: they may be written to and
-    kept for as long as he likes, also when the runner is closed.
+    Arrays made by the library belong to the caller: they may be modified and stay valid
+    after the runner is closed.
     """
 
     def __init__(self, outputs: OutputArrays) -> None:
@@ -22,11 +22,12 @@ class ExecuteResult(Mapping[str, Array]):
         self.request: Request | None = None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the result is there, at most `timeout` seconds. Returns whether it
-        is.
+        """Wait until the result is there, at most `timeout` seconds.
 
-        Raises how the request failed, and WrongProcess in a forked child; what was
-        there before the fork is there in the child too.
+        Return whether it is.
+
+        Raises the request's error, and WrongProcess in a forked child; a result from
+        before the fork is also there in the child.
         """
         if self._there:
             return True

@@ -1,7 +1,7 @@
 """Description of a loaded model for a process that feeds its replicas.
 
 The owner of the replicas makes it (`ModelRunner.description`), and a `JoinedRunner` is
-made of it. Both open their channels by it (replica_lines.py).
+made from it. Both open their channels by it (replica_lines.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ LONG_WAIT_NS = 50_000_000
 class RunnerDescription:
     """A model as it is loaded.
 
-    `replicas` are the device of each and its number there, in their order. At most
-    `max_queue_size` requests may wait in one, by level `priority_queue_sizes` where it
-    has some. How long its runs take is `measured` where requests do not wait long to be
-    run together. What waits for one replica may go to another where it `moves`.
+    `replicas` are pairs of a device and the replica's number there, in order. At most
+    `max_queue_size` requests may wait in one, limited by level with
+    `priority_queue_sizes`. Running times are `measured` if requests do not wait long to
+    run together. Requests that wait for one replica may go to another if it `moves`.
     """
 
     name: str
@@ -69,8 +69,8 @@ class RunnerDescription:
         )
 
     def shared(self, clients: int) -> RunnerDescription:
-        """Return the description for one of so many clients: their queues together are
-        as long as one.
+        """Return the description for one of `clients` clients: their queues together
+        are as long as one.
         """
         return replace(
             self,

@@ -1,20 +1,20 @@
-"""Service-time estimate of a replica: when a request would be done (admission control).
+"""Service-time estimate of a replica: predicts when a request would be done (admission
+control).
 
-Learned from completions: for batches of about the same size (within a power of two),
-how long one took from the end of the batch before it, or from its arrival if the
-replica was idle. That includes whatever else the device did between the two, so the
-load of other models and other clients of a device is counted too.
+It learns from completions: for batches of about the same size (within a power of two),
+the time from the end of the batch before, or from the arrival if the replica was idle.
+That includes all other work of the device in between, so the load of other models and
+clients counts too.
 
-An estimate is the sum over the batches that wait and the one that runs, less the time
-since the last one ended. The predicted completion is later than that: by twice the
-standard deviation of the sum, and by a safety factor that learns from the predictions
-themselves. Each one that was missed raises it, each one that was met lowers it by so
-much less that three in a thousand are missed: a machine gets slower for all requests
-that wait, so predictions are missed by the dozen, and 99 in 100 are to be met all the
-same. Caution costs little: a queue longer than that keeps the device no busier. What
-does keep it busy, the batch that runs and the next one, has a factor of its own, so
-that deadlines of a few batches do not leave it idle. Before anything is measured an
-estimate is 0: nothing is refused on a guess.
+An estimate is the sum over the waiting batches and the running one, less the time since
+the last batch ended. The prediction adds twice the standard deviation of the sum, and a
+safety factor that learns from past predictions. Each miss raises the factor, and each
+hit lowers it by so much less that three in a thousand are missed. A machine slows down
+for all waiting requests at once, so misses come by the dozen, and still 99 in 100 must
+be met. Caution costs little, because a longer queue keeps the device no busier. The
+running batch and the next one, which do keep it busy, have a separate factor, so
+deadlines of a few batches do not leave it idle. Before the first measurement an
+estimate is 0, so nothing is refused on a guess.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ class ServiceTime:
         self.seen = -1
 
     def observe(self, rows: int, queue_ns: int, compute_ns: int, waiting: int) -> None:
-        """Record a batch that has run. `queue_ns` is how long one of its members
-        waited, `waiting` how many rows are in flight, its own included.
+        """Record a batch that has run.
+
+        `queue_ns` is the waiting time of one of its members, `waiting` the number of
+        rows in flight, including its own.
         """
         self.seen = compute_ns
         if not self._measured:
@@ -194,7 +196,7 @@ class ServiceTime:
         return now + int(mean - self._ran(now, mean))
 
     def room_ns(self, higher: int) -> int:
-        """Return how long until a full queue has room, with `higher` rows of higher
+        """Return the time until a full queue has room, with `higher` rows of higher
         levels first.
         """
         now = time.monotonic_ns()
@@ -208,8 +210,8 @@ class ServiceTime:
         return min(float(now - self.since), mean)
 
     def _time_of(self, rows: int) -> tuple[float, float]:
-        """Return mean and variance of a batch of `rows` rows, or of the size next to
-        it: preferably a smaller one, which takes no longer.
+        """Return mean and variance of a batch of `rows` rows, or of the nearest size:
+        preferably a smaller one, which takes no longer.
         """
         times, size = self._times, rows.bit_length()
         if size in times:

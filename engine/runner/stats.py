@@ -1,4 +1,4 @@
-"""Immutable snapshots of what is going on; what metrics and logs show."""
+"""Immutable snapshots of the runner's state, for metrics and logs."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ class _Point:
 
 
 class Tracepoints:
-    """The times of the last `size` requests of one replica that succeeded; of all with
+    """The times of the last `size` successful requests of one replica; of all with
     `size` 0.
 
-    Recorded by threads that hold `lock`, which readers take. Any thread may read.
+    Threads that hold `lock` record them; readers take it too. Any thread may read.
     """
 
     __slots__ = ("_lock", "_origin", "_point", "_points", "_rounds", "_size")
@@ -76,8 +76,8 @@ class Tracepoints:
     def record(self, request: Request) -> None:
         """Record the times of a request that has succeeded; the caller holds the lock.
 
-        This is all that requests pay for: three numbers are written over old ones.
-        What they mean is worked out when they are read.
+        This is the whole cost for a request: three numbers overwrite old ones. Results
+        are computed when they are read.
         """
         point = self._point
         point.preparation = request.submitted_ns - request.began_ns
@@ -115,9 +115,10 @@ class Tracepoints:
         return min(self.count, self._size) if self._size else self.count
 
     def trace(self, position: int = -1) -> PhaseValues:
-        """Return the times of one request: -1 is the last, 0 the oldest that is kept.
+        """Return the times of one request: -1 is the last, 0 the oldest one kept.
 
-        Zeros if nothing was recorded yet; InvalidInput if there are not so many.
+        Returns zeros before the first record. Raises InvalidInput if there are fewer
+        requests.
         """
         rows = self._rows()
         kept = len(rows)

@@ -1,4 +1,4 @@
-"""The ring of one anchor: descriptors, and contiguous records of any size behind them.
+"""The ring of one anchor: descriptors, and contiguous records of any size.
 
 Anchor descriptor (32 words):
     0 request   number of the request the data belongs to
@@ -7,8 +7,8 @@ Anchor descriptor (32 words):
     3 rank      number of dimensions that follow
     4 …         dimensions
 
-What a slot describes is free again when that slot is released, in the same order, so
-the payload memory needs no counter of its own in shared memory.
+The record of a slot is free again when that slot is released, in the same order, so the
+payload memory needs no counter of its own in shared memory.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ GIVEN_BACK_AT_ONCE = 16 << 20
 
 
 class AnchorRing(RingCounters):
-    """The descriptors and `payload_size` bytes of payload of one anchor; one process's
-    end of it.
+    """The descriptors and `payload_size` bytes of payload of one anchor, from one
+    process's end.
 
-    The producer remembers where the record of each slot begins; the oldest slot the
-    consumer has not released marks the end of the free space. When all is released
-    the ring starts over at 0, so that a lightly used one stays in the cache, and goes
-    back to 0 early where enough is free there, so that what is touched stays about
-    twice what was in use at once.
+    The producer remembers where the record of each slot begins; the oldest unreleased
+    slot marks the end of the free space. When all are released the ring starts at 0
+    again, so a lightly used one stays in the cache. It also returns to 0 early if
+    enough is free there, so the touched memory stays at about twice the memory in use.
 
-    The first `usual` bytes are gone round in for as long as they do (0: all). What was
-    used beyond them, by records larger than usual, is given back to the system when
-    nothing is left there and records of the usual size come: some with each of them.
+    Normally the ring uses only the first `usual` bytes (0: all). Memory beyond them,
+    which larger records need, is returned to the system when it is empty and usual
+    records follow: some with each of them.
     """
 
     __slots__ = (
@@ -141,8 +140,9 @@ class AnchorRing(RingCounters):
     def describe(
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
     ) -> None:
-        """Fill the descriptor `ahead` places after the next one: it gets the record
-        that was placed at `offset`."""
+        """Fill the descriptor `ahead` places after the next one with the record at
+        `offset`.
+        """
         slot = (self.written + ahead) % self.capacity
         self._starts[slot] = offset
         end = offset + (nbytes or 1)
@@ -163,8 +163,8 @@ class AnchorRing(RingCounters):
         """Return shape and a copy of the data that belongs to `request`, which is
         released; None if the next data belongs to a later one.
 
-        Requests of a channel end in the order of their numbers. What belongs to an
-        earlier one was published by a run that failed later on, and is dropped.
+        Requests of a channel end in the order of their numbers. Data of an earlier
+        request was published by a run that failed later on, and is dropped.
         """
         slot = self.find(request)
         if slot < 0:
@@ -176,8 +176,10 @@ class AnchorRing(RingCounters):
 
     def find(self, request: int, in_order: bool = True) -> int:
         """Return the slot with the data of `request`, to be released with `skip`; -1 if
-        the next data belongs to a later one. If requests do not end `in_order`, there
-        must be data of `request`, and other data before it is dropped.
+        the next data belongs to a later one.
+
+        If requests do not end `in_order`, data of `request` must exist, and other data
+        before it is dropped.
         """
         while True:
             if self._next == self._written_seen:

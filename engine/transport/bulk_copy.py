@@ -1,11 +1,11 @@
-"""Copies of many bytes, made by a thread while an event loop goes on.
+"""Large copies, made by a thread while an event loop goes on.
 
-numpy lets go of the interpreter's lock while it copies and while the kernel hands out
+numpy releases the interpreter's lock while it copies and while the kernel provides
 pages; `bytes()` and slices of a memoryview do not. One thread of the process copies for
-all, a block of each copy in turn, so that a large copy holds up no small one for long.
+all, a block of each copy in turn, so a large copy does not delay small ones for long.
 
-A copy may be stopped at any time. After `stop` the thread touches neither side, and
-holds no reference to them, so that the memory may be used again, unmapped or closed.
+A copy may be stopped at any time. After `stop` the thread touches neither side and
+holds no reference to them, so the memory may be reused, unmapped or closed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Log of the calls that a device process made through its own channels: a ring of
 records, which the owner reads and counts.
 
-A record is written before the model that called goes on. So what it has got is counted,
-even if its process is killed with the next instruction: the owner reads the ring once
-more then.
+A record is written before the calling model goes on. So every received result is
+counted, even if the process is killed immediately afterwards: the owner then reads the
+ring once more.
 
 The map of the bytes
 --------------------
@@ -31,8 +31,9 @@ _OFTEN: Final = CAPACITY // 8
 
 
 class CallRecord(NamedTuple):
-    """One call; `error` is the name of the class, which may have zeros behind it, and
-    all zeros where it was answered."""
+    """One call; `error` is the name of the class, padded with zeros, and all zeros for
+    a success.
+    """
 
     route: int
     total_ns: int
@@ -64,7 +65,7 @@ class CallLog:
         return cls(memory)
 
     def reserve(self) -> bool:
-        """Keep room for one record; returns whether there is any."""
+        """Reserve room for one record; return whether there is any."""
         with self._lock:
             if self._ring.write_available <= self._reserved:
                 return False
@@ -72,9 +73,7 @@ class CallLog:
             return True
 
     def write(self, record: CallRecord) -> bool:
-        """Write into the room that was kept for it. Returns whether it is time
-        to read.
-        """
+        """Write into the reserved room. Return whether it is time to read."""
         with self._lock:
             self._reserved -= 1
             at = CONTROL_SIZE + self._ring.try_write_lock() * _RECORD.size

@@ -1,8 +1,8 @@
 """Calls of a Python model to other models, and their answers, as messages.
 
-They travel on a socket of their own between the device process and its owner, who runs
-the models that are called. Small tensors lie in the message, others in an anonymous
-segment beside it (engine/transport/tensor_pack.py).
+They travel on their own socket between the device process and its owner, which runs the
+called models. Small tensors are in the message, others in an anonymous segment beside
+it (engine/transport/tensor_pack.py).
 
     call     {call, model, version, deadline_ns, priority, outputs, parameters,
               requests, tensors | place}
@@ -18,7 +18,7 @@ segment beside it (engine/transport/tensor_pack.py).
 
 and, of routes, those of engine/calls/routes.py.
 
-`requests` are the numbers of those that the run answers which makes the call.
+`requests` are the numbers of the requests that the calling run answers.
 """
 
 from __future__ import annotations
@@ -82,9 +82,12 @@ CallAnswer = Mapping[str, Tensor] | Askers | bool | EngineError
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A call as its owner gets it; `deadline_ns` is of `time.monotonic_ns`, 0: none,
-    `priority` as of `ModelRunner.submit`, `outputs` are the names that are wanted, None
-    for all; `requests` the numbers of those for which it is made."""
+    """A call from its owner's view.
+
+    `deadline_ns` is of `time.monotonic_ns`, 0: none. `priority` is that of
+    `ModelRunner.submit`. `outputs` are the wanted names, None for all. `requests` are
+    the numbers of the requests for which it is made.
+    """
 
     number: int
     model: str
@@ -97,20 +100,24 @@ class ModelCall:
     priority: int = 0
     streams: bool = False
     """Whether it takes several responses: each is an answer with ``more``, and the next
-    comes when it was taken; the last answer has none, or the only one."""
+    follows after it was taken.
+
+    The last answer, or the only one, has no ``more``.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseTaken:
-    """The response of a call was taken, which takes several."""
+    """The response of a call with several responses was taken."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLeft:
-    """Reports that nothing is in flight on a route any more: it is closed. 0: no route;
-    there is something to count.
+    """Reports that no request is in flight on a route any more: it is closed.
+
+    0: no route; there is something to count.
     """
 
     number: int
@@ -126,7 +133,7 @@ class AskersAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReadyAsked:
-    """A model asks whether another one takes requests."""
+    """A model asks whether another one accepts requests."""
 
     number: int
     model: str
@@ -136,8 +143,10 @@ class ReadyAsked:
 @dataclass(frozen=True, slots=True)
 class MetricTold:
     """Value of a model's own metric in its process since loading
-    (engine/programs/own_metrics.py). `values` has one; for a histogram the number in
-    each bucket, one more than its upper `bounds`, and the sum.
+    (engine/programs/own_metrics.py).
+
+    `values` has one entry; for a histogram the count in each bucket, one more than its
+    upper `bounds`, and the sum.
     """
 
     name: str
@@ -185,10 +194,11 @@ class CallSocket:
         return self._sock.fileno()
 
     def receive(self) -> Received:
-        """Return the next call, question, or word of a call, of a route or of metrics.
+        """Return the next message: a call, a question, or a report about a call, a
+        route or metrics.
 
         Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
-        ValueError for what is no call.
+        ValueError for a malformed call.
         """
         message, fds = control.receive(self._sock)
         try:
@@ -205,8 +215,8 @@ class CallSocket:
         """Send the result of a call, the answer to a question, or one of several
         responses.
 
-        Raises BlockingIOError if there is no room for it, OSError if no process
-        listens any more.
+        Raises BlockingIOError if there is no room for it, OSError if no process listens
+        any more.
         """
         fds: list[int] = []
         message: Message = {"call": number}

@@ -191,7 +191,7 @@ class Channel:
         self._words[word] = CANCELLED | LEAVES if leaves else CANCELLED
 
     def set_begun(self, slot: int, begun: int) -> None:
-        """Say whether a run has taken the request in `slot`."""
+        """Record whether a run has taken the request in `slot`."""
         self._words[self.request_at(slot) // 8 + _BEGUN_WORD] = begun
 
     def is_begun(self, slot: int) -> bool:

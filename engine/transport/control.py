@@ -1,9 +1,9 @@
-"""Control messages: what is said to a device process, beside the tensors.
+"""Control messages to a device process; tensors travel elsewhere.
 
-A device process listens on a Unix socket of the abstract namespace: the name vanishes
-with its owner, so no socket file is ever left behind. The socket keeps message borders
-(SOCK_SEQPACKET): one message, one msgpack document, with file descriptors beside it
-where shared memory or an eventfd is handed over. Tensors never travel here.
+A device process listens on a Unix socket of the abstract namespace. The name vanishes
+with its owner, so no socket file is left behind. The socket keeps message borders
+(SOCK_SEQPACKET): one message is one msgpack document, with file descriptors beside it
+for shared memory or an eventfd. Tensors never travel here.
 
 A call is a connection of its own (a connect costs 30 µs), so that a ping is answered
 while a model of gigabytes is being loaded.
@@ -45,8 +45,9 @@ Message = dict[str, Any]
 
 
 class Watch(NamedTuple):
-    """Looks after the other side while it is silent: `look` is called after each
-    `interval` seconds without an answer, and what it raises ends the wait."""
+    """Checks the peer while it is silent: `look` is called after each `interval`
+    seconds without an answer, and its exception ends the wait.
+    """
 
     interval: float
     look: Callable[[], object]
@@ -97,9 +98,9 @@ def call(
 ) -> tuple[Message, list[int]]:
     """Ask the device process at `address` and wait for its answer.
 
-    Raises the engine error the other side named, DeviceLost if it is not there or
-    goes away meanwhile, TimeoutError after `timeout` seconds (None: wait for ever, or
-    as long as `watch` says).
+    Raises the engine error in the answer, DeviceLost if the peer is not there or
+    disconnects, and TimeoutError after `timeout` seconds (None: wait for ever, or as
+    long as `watch` allows).
     """
     with connect(address, timeout, watch) as sock:
         return ask(sock, message, fds, watch)
@@ -169,7 +170,9 @@ def ask(
 
 
 def _await_answer(sock: socket.socket, watch: Watch) -> None:
-    """Return when there is one, or the end; TimeoutError after the socket's timeout."""
+    """Return when a message has come, or the end; TimeoutError after the socket's
+    timeout.
+    """
     timeout = sock.gettimeout()
     end = None if timeout is None else time.monotonic() + timeout
     poller = select.poll()
@@ -184,9 +187,7 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
 
 
 def from_error(error: BaseException) -> Message:
-    """Return an error as a message. Damage in a file shows where its content
-    is used.
-    """
+    """Return an error as a message. Damage in a file shows when its content is used."""
     if isinstance(error, PopefError):
         error = InvalidModel(str(error))
     is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM

@@ -1,8 +1,9 @@
-"""A link: what one client process and one device process share for all models.
+"""A link: the objects that one client process and one device process share for all
+models.
 
-Models are many and mostly idle, so waking is per link, not per model: one eventfd
-wakes the device (the same one for all its clients), one wakes the client. Two rings in
-a segment of the link tell which channels have news.
+Models are many and mostly idle, so waking is per link, not per model: one eventfd wakes
+the device (the same one for all its clients), one wakes the client. Two rings in a
+segment of the link tell which channels have news.
 
 The map of the bytes
 --------------------
@@ -29,12 +30,12 @@ The map of the bytes
                6 u64 bytes of the text
     …        texts, 1024 bytes each: the message of a completion that failed
 
-Waking: a wake-up costs the client more than everything else it does for a small
-request, so it writes to the wake-up eventfd only if the device sleeps. Neither may miss
-the other: the device sets `parked` and then looks at the submissions once more, the
-client publishes its submission and then looks at `parked`, both with a full fence in
-between (`engine.transport.ring_buffer.full_fence`). The side that clears `parked`
-writes to the eventfd.
+A wake-up takes the client more time than all its other work for a small request, so it
+writes to the wake-up eventfd only if the device sleeps. Neither side may miss the
+other. The device sets `parked` and then checks the submissions once more; the client
+publishes its submission and then checks `parked`; both use a full fence in between
+(`engine.transport.ring_buffer.full_fence`). The side that clears `parked` writes to the
+eventfd.
 
 A client never has more requests in flight than there are completion slots, so the
 device never waits for room in the completion ring. Ordering: see
@@ -113,8 +114,8 @@ class Submissions(RingCounters):
         return True
 
     def take(self) -> Sequence[int]:
-        """Return the channels that have one more request each, in their order: one as
-        often as it has.
+        """Return the channels that have one more request each, in order; a channel with
+        several occurs several times.
         """
         written, read = self._control[0], self._next
         if written == read:
@@ -185,8 +186,11 @@ class Completions(RingCounters):
         return True
 
     def take(self, taken: deque[Completion]) -> None:
-        """Append all that have come since the last call. If this raises (there is
-        no memory for them), they come again, and some of them twice."""
+        """Append all new ones since the last call.
+
+        If this raises (there is no memory for them), they come again, and some of them
+        twice.
+        """
         written = self._control[0]
         if not ORDERED_STORES:
             full_fence()
@@ -250,7 +254,8 @@ class Link:
 
     @property
     def busy_ns(self) -> int:
-        """Return how long the device has run programs, the present run included.
+        """Return how long the device has run programs, including the present run.
+
         Between two of its writes the value may be slightly too small.
         """
         words = self.words
@@ -261,8 +266,10 @@ class Link:
         return busy
 
     def submit(self, channel: int) -> bool:
-        """Tell the device that the channel has one more request; returns whether it
-        must be woken. Raises QueueFull.
+        """Tell the device that the channel has one more request; return whether it must
+        be woken.
+
+        Raises QueueFull.
         """
         if not self.submissions.put(channel):
             raise QueueFull("the device has too many requests in flight")

@@ -27,9 +27,9 @@ from popef_io import PopefError
 class Outcome(IntEnum):
     """Outcomes of a request in the device process.
 
-    REFUSED is not now: a model that it calls is not there, or has too much to do.
-    NEEDS_ROWS is no end, and of no request: the runs of a channel's replica wait for
-    data of the input that the text names.
+    REFUSED means: not now, because a model that it calls is not there or is overloaded.
+    NEEDS_ROWS ends no request: the runs of a channel's replica wait for data of the
+    named input.
     """
 
     DONE = 0

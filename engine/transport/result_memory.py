@@ -1,17 +1,16 @@
 """Memory for large results, used again once no reference to it is left.
 
-malloc gives a large block back to the machine once it is freed, and touching the next
-one costs a page fault for every 4 KiB, several times what copying the bytes into it
-takes. So blocks are kept here, warm, and handed out again.
+malloc returns a large block to the system once it is freed, and touching the next one
+costs a page fault for every 4 KiB, several times the cost of copying the bytes into it.
+So the pool keeps blocks and reuses them while they are warm.
 
-Blocks are not given back: one is free when only the pool refers to it, which its
-reference count tells. Everything that can reach the memory refers to it: an array does,
-a view refers to its array, and so does whatever exports its buffer. That needs no
-finalizer, holds for results that are dropped in any thread, and for those that outlive
-the runner.
+No call returns a block. A block is free when only the pool refers to it, which its
+reference count shows. Everything that can reach the memory refers to it: an array does,
+a view refers to its array, and so does an exported buffer. That needs no finalizer,
+works for results dropped in any thread, and for results that outlive the runner.
 
-What the pool keeps is bounded (`MOST_BYTES`), follows what is used, and is given back
-when a runner is closed.
+The pool has a limit (`MOST_BYTES`), follows the use, and is emptied when a runner is
+closed.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _FREE_REFERENCES: Final = _Block(mmap.PAGESIZE).references()
 
 
 class ResultMemory:
-    """A pool of blocks. All methods may be called from any thread, and return at once.
+    """A pool of blocks. All methods may be called from any thread, and do not block.
 
     `most` bytes are kept at most, whether results are in them or not.
     """
@@ -80,7 +79,7 @@ class ResultMemory:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
         """Return a new array of `nbytes` bytes; its values are not set.
 
-        Where the pool has nothing to give it is numpy's own.
+        If the pool has none, the memory comes from numpy.
         """
         # Never waits: a garbage collection in here may run what ends up in here again.
         if nbytes < LEAST_BYTES or not self._lock.acquire(blocking=False):
@@ -142,8 +141,8 @@ class ResultMemory:
 
 
 def _size_of(nbytes: int) -> int:
-    """Return the size of a block for so many bytes: one of four for each power of two,
-    so that requests whose sizes differ a little use the same blocks.
+    """Return the size of a block for this many bytes: one of four sizes for each power
+    of two, so requests with slightly different sizes use the same blocks.
     """
     step = max(mmap.PAGESIZE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step

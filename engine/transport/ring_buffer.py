@@ -102,10 +102,10 @@ _fence = _no_fence if ORDERED_STORES else full_fence
 
 
 class RingCounters:
-    """The two counters of a ring, and what each side knows of them.
+    """The two counters of a ring, and each side's copy of them.
 
-    One object serves one process; in it either one side is used, or both by two
-    threads (one writes, one reads). All methods return at once.
+    One object serves one process. In it either one side is used, or both by two threads
+    (one writes, one reads). No method blocks.
     """
 
     __slots__ = (
@@ -153,7 +153,9 @@ class RingCounters:
         self._control[0] = self.written
 
     def write_slot(self, ahead: int) -> int:
-        """Return the slot `ahead` places after the next one, not checked for room."""
+        """Return the slot `ahead` places after the next one, without a
+        check for room.
+        """
         return (self.written + ahead) % self.capacity
 
     @property
@@ -176,7 +178,7 @@ class RingCounters:
         """Return how many slots are published and not marked as in work (producer
         side).
 
-        Only true at a moment: the other side goes on.
+        The answer holds only for a moment, because the other side goes on.
         """
         taken = max(self._control[_TAKEN_WORD], self._control[READ_WORD])
         return max(0, self.written - taken)
@@ -203,8 +205,9 @@ class RingCounters:
         return slot
 
     def skip(self) -> None:
-        """Release the next slot, which was looked at and not locked; nothing else may
-        be read-locked."""
+        """Release the next slot, which was read but not locked; nothing else may be
+        read-locked.
+        """
         if not ORDERED_STORES:
             _fence()
         self._next += 1
@@ -237,7 +240,7 @@ class RingCounters:
         self._next = self._read
 
     def tell_taken(self, but: int = 0) -> None:
-        """Say that what is read-locked is worked on now, but for the last so many."""
+        """Note that the read-locked slots are being used now, except the last few."""
         self._control[_TAKEN_WORD] = self._next - but
 
     @property
@@ -333,7 +336,7 @@ class SpscRingBuffer(Generic[T]):
 
     @property
     def write_locked(self) -> bool:
-        """Return whether a buffer is being filled: `write_lock` has given one out."""
+        """Return whether a buffer is being filled: `write_lock` has returned one."""
         return self._write_locked
 
     def write(self, obj: T) -> None:
@@ -383,7 +386,7 @@ class SpscRingBuffer(Generic[T]):
     def read_lock(self, alive: Callable[[], None] | None = None) -> T:
         """Wait for data, invalidation or (while buffers are held) `read_reset`.
 
-        `alive` is called every so often meanwhile; what it raises ends the wait.
+        `alive` is called regularly meanwhile; its exception ends the wait.
         """
         if self._origin.left:
             raise self._not_ours()
@@ -425,7 +428,7 @@ class SpscRingBuffer(Generic[T]):
         return self._write_locked or self._ring.write_available > 0
 
     def invalidate(self) -> None:
-        """Make every call return at once; what it returns is to be ignored."""
+        """Make every call return immediately; ignore their results."""
         self._ring.invalidate()
         self._notify()
 

@@ -1,11 +1,10 @@
 """Anonymous shared memory and the wake-ups that go with it.
 
-Memory is made with `memfd_create` and handed to the other process as a file descriptor
-over a socket. It has no name, so nothing can be left in `/dev/shm` if a process is
-killed, and Python's resource tracker has no part in it. A segment is sparse: what it
-may take is fixed when it is made, a page is taken from the machine when it is first
-touched, and the kernel takes everything back when the last process that maps it is
-gone.
+Memory is made with `memfd_create` and passed to the other process as a file descriptor
+over a socket. It has no name, so nothing is left in `/dev/shm` if a process is killed,
+and Python's resource tracker has no part in it. A segment is sparse: its size is fixed
+when it is made, a page is allocated when it is first touched, and the kernel frees
+everything when the last process that maps it ends.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def page_aligned(size: int) -> int:
 class SharedMemory:
     """One anonymous segment, mapped read-write in this process.
 
-    The maker keeps the descriptor (`fd`) until it has been handed over
-    (`detach_fd`); the mapping lives until `close`, or until the last view of it is
-    gone where views are still held.
+    The maker keeps the descriptor (`fd`) until it has been passed on (`detach_fd`). The
+    mapping lives until `close`, or until the last view of it is gone.
     """
 
     __slots__ = ("fd", "size", "view")
@@ -68,7 +66,7 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int, expected_size: int) -> SharedMemory:
-        """Map a segment received from another process; takes over `fd`."""
+        """Map a segment received from another process; takes ownership of `fd`."""
         size = os.fstat(fd).st_size
         if size < expected_size:
             os.close(fd)
@@ -83,8 +81,8 @@ class SharedMemory:
     def give_back(self, start: int, end: int) -> None:
         """Return the pages that lie between two offsets to the machine.
 
-        In every process they read as zeros from then on, and are taken anew when they
-        are written. Only on Linux; elsewhere nothing happens.
+        In every process they read as zeros from then on, and are allocated again when
+        they are written. Only on Linux; elsewhere nothing happens.
         """
         start, end = page_aligned(start), end // PAGE * PAGE
         if end > start and _madvise is not None:

@@ -25,8 +25,8 @@ _ALIGNMENT = 64
 def pack_tensors(
     name: str, tensors: Mapping[str, Tensor]
 ) -> tuple[list[int], SharedMemory]:
-    """Return (where the table is, for the message; the segment, which is
-    the caller's).
+    """Return the place of the table, for the message, and the segment, which the caller
+    owns.
     """
     table: list[tuple[str, str, list[int], int, int]] = []
     offset = 0

@@ -1,10 +1,9 @@
 """One batch in a device process: gathers rows from input slots for runs of a program.
 
-A `Batch` is what a program sees as its streams (engine/programs/executor.py) while it
-runs for several requests at once. Data is not copied if it need not be: rows that
-lie side by side in the ring are one array, and a large output is written by ONNX
-Runtime straight into the slot from which the client copies it out. What happens to
-results is in engine/worker/results.py.
+A `Batch` is the streams of a program (engine/programs/executor.py) while it runs for
+several requests at once. Data is copied only if necessary: adjacent rows in the ring
+are one array, and ONNX Runtime writes a large output straight into the slot from which
+the client copies it out. Results are in engine/worker/results.py.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from popef_io import Anchor, DataType, decode_strings
 class AnchorTable:
     """The anchors of a main program, in the order of the rings of a channel.
 
-    `data` is what requests do not carry: frozen inputs, tensor data and feeds.
+    `data` is the data that requests do not carry: frozen inputs, tensor data and feeds.
     """
 
     inputs: tuple[Anchor, ...]
@@ -126,7 +125,7 @@ class Batch:
     def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
         """Take `entries`, of which the first `skip` units have run already.
 
-        `runs` 0: as many as it takes; what is missing of the last run is zeros.
+        `runs` 0 means as many runs as the entries fill; zeros complete the last one.
         """
         self.entries = entries
         rows = 0
@@ -370,7 +369,7 @@ class Batch:
         ).reshape(shape)
 
     def _touching(self, index: int) -> Array | None:
-        """Return all rows as one view, if they lie side by side in one ring."""
+        """Return all rows as one view, if they are adjacent in one ring."""
         entries = self.entries
         client = entries[0].client
         ring = client.channel.inputs[index]

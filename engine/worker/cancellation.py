@@ -40,8 +40,9 @@ def terminate_if_cancelled(running: RunningBatch) -> bool:
 
 
 def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
-    """Returns how a request ends that is past its deadline, cancelled or of a client
-    process that has ended; None if its client still waits."""
+    """Return the outcome of a request that is past its deadline, cancelled, or of an
+    ended client process; None if its client still waits.
+    """
     client = entry.client
     _, _, flags, deadline, _ = REQUEST.unpack_from(client.channel.view, entry.at)
     if 0 < deadline < now:

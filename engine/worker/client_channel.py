@@ -1,4 +1,4 @@
-"""A channel as the device process knows it: whose requests wait in which slots."""
+"""A channel from the device process's view: whose requests wait in which slots."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ LONG_AGO: Final = -(1 << 61)
 
 
 class Share:
-    """The time of the device that channels of one weight and lane have used together,
-    over their weight, at all its models (engine/worker/fair_queue.py)."""
+    """The device time that channels of one weight and lane have used together, divided
+    by their weight, over all its models (engine/worker/fair_queue.py).
+    """
 
     __slots__ = ("turn", "used")
 
@@ -31,10 +32,10 @@ class Share:
 
 
 class ClientChannel:
-    """A channel, the link of its client, and how many requests were announced.
+    """A channel, the link of its client, and the number of announced requests.
 
-    What is read-locked stays until it is released or put back. For the one thread that
-    runs programs.
+    A read-locked slot stays locked until it is released or put back. For the one thread
+    that runs programs.
     """
 
     __slots__ = (
@@ -87,9 +88,9 @@ class ClientChannel:
         """Return (submitted, rows, slots) of the requests that wait.
 
         `submitted` is `LONG_AGO` if the request must not be delayed. The slots of the
-        inputs are there if asked for, and can be read until the next look. A request
-        that was written and is not announced yet does not count: it is left to the next
-        batch, so none must be formed in expectation of it.
+        inputs are included on request, and can be read until the next call. A request
+        that was written but not announced does not count: it belongs to the next batch,
+        so no batch must expect it.
         """
         requests = self.channel.requests
         waiting: list[tuple[int, int, list[int]]] = []

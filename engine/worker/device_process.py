@@ -1,11 +1,10 @@
-"""The process that is a device: one thread runs programs, connections load and ask.
+"""The process of a device: one thread runs programs, connections load and ask.
 
-Started by `engine.devices.device_launch` as a new Python, with two descriptors: the
+`engine.devices.device_launch` starts it as a new Python, with two descriptors: the
 listening socket of its control messages and the read end of a pipe that its owner holds
-open. When the owner dies the kernel sends SIGKILL for the
-pipe and this process ends at once, whatever it is doing, or if it is stopped. It
-inherits the exclusive claim on the device too, so the device is free only when both
-owner and process are gone.
+open. When the owner dies, the kernel sends SIGKILL for the pipe, and this process ends
+immediately, even if it is busy or stopped. It inherits the exclusive claim on the
+device too, so the device is free only when both owner and process have ended.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ def _set_process_name(name: str) -> None:
 def _wait_precisely() -> None:
     """Ask the kernel to end the waits of this thread in time.
 
-    By default it may end them 50 us late, which is half of a short `max_queue_delay`.
+    By default the kernel may end them 50 us late, which is half of a short
+    `max_queue_delay`.
     """
     pr_set_timerslack = 29
     with contextlib.suppress(AttributeError, OSError):
@@ -54,8 +54,8 @@ def _wait_precisely() -> None:
 
 
 def _giving_back(python: bool) -> Callable[[], object]:
-    """Return the function that gives memory back; Python models may have no ONNX
-    Runtime.
+    """Return the function that returns memory to the system; Python models may have no
+    ONNX Runtime.
     """
     if python:
         return gc.collect

@@ -60,7 +60,7 @@ class _Guests:
         self.links: set[int] = set()
 
     def check(self, message: Message) -> None:
-        """Raises InvalidInput for what only the owner may ask for."""
+        """Raise InvalidInput for commands that only the owner may send."""
         op = message.get("op")
         if op not in _OF_GUESTS:
             raise InvalidInput(f"only the owner of the device may ask for {op!r}")
@@ -71,7 +71,7 @@ class _Guests:
 class DeviceService:
     """Listens, answers, and hands what touches rings to the scheduler.
 
-    `runs_python`: its models are Python ones, and no others; else it has none of them.
+    `runs_python`: it runs only Python models; otherwise it runs none of them.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DeviceService:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def report(self, fault: DeviceFault) -> None:
-        """Report to every client process the fault that is about to end this one."""
+        """Report the fault that will end this process to every client process."""
         for sock in list(self._links):
             with contextlib.suppress(OSError):
                 control.send(sock, dict(fault.to_message()))
@@ -295,8 +295,8 @@ class DeviceService:
         return numbers
 
     def _refuse_unless(self, *, python: bool) -> None:
-        """Raise InvalidModel if a model is of the other kind: code comes only to a
-        process that was started for it.
+        """Raise InvalidModel if a model is of the other kind: a process accepts code
+        only if it was started for it.
         """
         if python and not self._runs_python:
             raise InvalidModel("this device runs no Python models")

@@ -26,11 +26,10 @@ class Taken(Protocol):
 class DeviceShares:
     """Use of a device by each weight and lane, over all its models.
 
-    This is start-time fair queueing by the time of the device: the next run is for the
-    share that has used least for its weight. A share that had nothing waiting saves up
-    little (`SAVED_NS`): it goes on from so much less than the last one had used that
-    was served. `is_weighted` says whether any channel has a weight; without one nothing
-    is counted.
+    This is start-time fair queueing by device time: the next run goes to the share that
+    has used least for its weight. An idle share saves up only a little (`SAVED_NS`): it
+    restarts from that much less than the share that was served last. `is_weighted` says
+    whether any channel has a weight; without one nothing is counted.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,7 @@ class DeviceShares:
         self._turn += 1
 
     def see(self, channel: ClientChannel) -> None:
-        """Take note of a channel that has something waiting."""
+        """Note a channel that has something waiting."""
         share = channel.share
         if share.turn < self._turn - 1:
             # Not divided by the weight: shares that were idle start at the same point.
@@ -70,7 +69,7 @@ class DeviceShares:
         share.turn = self._turn
 
     def charge(self, taken: Sequence[Taken], cost: float) -> None:
-        """Share out what a run has cost, in nanoseconds, by the rows of its members."""
+        """Divide the cost of a run, in nanoseconds, among its members by their rows."""
         if not taken:
             return
         self._served = max(self._served, min(e.client.share.used for e in taken))
@@ -85,18 +84,18 @@ class DeviceShares:
 
 
 class FairQueue:
-    """The channels of a replica, and the order in which a batch is taken from them.
+    """The channels of a replica, and the order in which a batch takes from them.
 
     A channel has one priority level; 1 is the highest, and 0, for models without
     levels, comes before it. Channels of the same level are served round robin. A level
-    is served when those above it have nothing more that fits into the batch; so that it
-    gets its share under any load, every `SHARE_OF_LOWER`-th batch begins with a lower
-    level that waits, round robin too.
+    is served when the higher ones have nothing more that fits into the batch. So that a
+    lower level gets its share under any load, every `SHARE_OF_LOWER`-th batch begins
+    with one that waits, round robin too.
 
-    If a channel has a weight, those of a level are served by `shares` instead: first
-    the one that has used least of the device for its weight (1, if it has none).
-    Channels of several clients with the same weight and lane take turns in one share,
-    so that a user has no more of it by using several processes.
+    If a channel has a weight, `shares` order the channels of a level instead: first the
+    one that has used least of the device for its weight (1 by default). Channels of
+    several clients with the same weight and lane share their turns, so a user gains
+    nothing by using several processes.
     """
 
     def __init__(self, shares: DeviceShares | None = None) -> None:
@@ -126,7 +125,7 @@ class FairQueue:
         self._is_weighted = any(channel.weight for channel in self.channels)
 
     def charge(self, taken: Sequence[Taken], cost: float) -> None:
-        """Count what a run of these has cost, in nanoseconds."""
+        """Count the cost of a run of these, in nanoseconds."""
         self.shares.charge(taken, cost)
         for each in taken:
             each.client.last_turn = self._turn
@@ -140,13 +139,13 @@ class FairQueue:
         return next(waiting, 0.0)
 
     def next(self) -> Sequence[ClientChannel]:
-        """Returns the channels in the order in which the next batch takes from them."""
+        """Return the channels in the order in which the next batch takes from them."""
         order = self.upcoming()
         self._turn += 1
         return order
 
     def upcoming(self) -> Sequence[ClientChannel]:
-        """Returns what `next` will return, if no more requests come."""
+        """Return the next result of `next`, if no more requests come."""
         if len(self.channels) < 2:
             return self.channels
         turn, levels = self._turn + 1, self._levels

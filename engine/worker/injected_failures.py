@@ -1,7 +1,7 @@
 """Failures on demand, so that tests can see what follows.
 
-A device process obeys only where `POPGATE_INJECT_FAILURES=1` was in its environment
-when it started. The first failure strikes in place of a run of a main program.
+A device process obeys only if `POPGATE_INJECT_FAILURES=1` was in its environment when
+it started. The first failure replaces a run of a main program.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ from popef_io import Anchor, Model
 
 @dataclass(frozen=True, slots=True)
 class LoadedReplica:
-    """A replica that takes requests, and the save programs over the same variables."""
+    """A replica that accepts requests, and the save programs over the same
+    variables.
+    """
 
     replica: Replica
     save: SavePrograms
@@ -135,7 +137,9 @@ def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
 def _check_transfers(
     transfers: Mapping[str, int], plan: BatchPlan, anchors: MainAnchors
 ) -> None:
-    """Check that the programs transfer what the client planned from the metadata."""
+    """Check that the programs transfer as much as the client planned from
+    the metadata.
+    """
     planned = (*plan.inputs, *plan.outputs)
     for anchor, rows in zip((*anchors.inputs, *anchors.outputs), planned, strict=True):
         count = transfers.get(anchor.handle, 1)

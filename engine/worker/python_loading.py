@@ -1,7 +1,7 @@
 """Python models in a device process: describing and loading one.
 
-For the thread that runs programs, which is the model's only one: libraries that mind
-in which thread they are used see one from beginning to end.
+For the thread that runs programs, which is the model's only one: libraries that depend
+on their thread see the same one from beginning to end.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ _described: dict[tuple[str, bytes], ModuleType] = {}
 
 
 def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-    """Return the inputs and outputs of the model in a file, which comes as a
-    descriptor.
+    """Return the inputs and outputs of the model in a file, given as a descriptor.
 
-    Raises InvalidModel, with file, line and code where the author's code failed.
+    Raises InvalidModel, with the file, line and code of the author's failure.
     """
     check_installed(map(str, message.get("requirements", ())))
     source = _read(fds[0])
@@ -55,9 +54,10 @@ def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
 def python_executor(
     model: Model, message: Mapping[str, Any], fds: Sequence[int], running: Running
 ) -> Executor:
-    """Return the executor of a Python model, as a load message says. The last
-    descriptor beside it is the socket for calls to other models, where it names some;
-    `running` says what runs now.
+    """Return the executor of a Python model, as described in a load message.
+
+    The last descriptor beside it is the socket for calls to other models, if it names
+    some; `running` says what runs now.
     """
     executable = Executable.decode(model.executable.raw())
     given = message["python"]
@@ -115,7 +115,7 @@ def _face(given: Mapping[str, Any]) -> ModuleType | None:
 def _adapted(
     face: ModuleType | None, module: ModuleType, given: Mapping[str, Any]
 ) -> type[Any] | None:
-    """Return the model class that the adapter `face` makes of a module.
+    """Return the model class that the adapter `face` makes from a module.
 
     None if the module has no model of that kind.
     """

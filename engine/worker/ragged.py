@@ -1,9 +1,9 @@
 """A replica that runs rows of different length together, padded to the longest.
 
-Each batch begins with the oldest request that waits, by the order of the fair queue.
-The requests of the nearest lengths join it, as long as the padded batch stays within
-`max_tokens` and little of it is padding. So requests of a channel do not run in the
-order in which they came; their slots are released in that order all the same.
+Each batch begins with the oldest waiting request, in the order of the fair queue. The
+requests of the nearest lengths join it, as long as the padded batch stays within
+`max_tokens` and has little padding. So requests of a channel may run out of order;
+their slots are still released in order.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Window:
 
 
 class PaddedSize:
-    """The size of a batch that grows: its rows, the longest, and their tokens."""
+    """The size of a growing batch: its rows, the longest, and their tokens."""
 
     def __init__(self, max_rows: int, max_tokens: int, max_padding: float) -> None:
         self._max_rows = max_rows
@@ -247,7 +247,9 @@ class RaggedReplica(Replica):
     # -- taking
 
     def step(self) -> list[ClientChannel]:
-        """Take one batch of what waits and run it; returns the clients to wake."""
+        """Take one batch of the waiting requests and run it; return the clients to
+        wake.
+        """
         now = time.monotonic_ns()
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
@@ -308,9 +310,7 @@ class RaggedReplica(Replica):
         return taken
 
     def _window(self, client: ClientChannel) -> Window:
-        """Return the requests of a channel that are looked at, with those that have
-        come.
-        """
+        """Return the requests of a channel that are considered, including new ones."""
         window = self._windows.get(client)
         if window is None:
             window = self._windows[client] = Window()
@@ -335,7 +335,7 @@ class RaggedReplica(Replica):
         return window
 
     def _measure(self, entry: RaggedEntry) -> None:
-        """Find out the length of a request, and everything else it must agree in."""
+        """Determine the length of a request, and everything else it must agree in."""
         length = 0
         shape: list[object] = [entry.wants_all]
         for ring, slot, pad in zip(
@@ -376,8 +376,9 @@ class RaggedReplica(Replica):
             client.pending -= count
 
     def _release(self, client: ClientChannel) -> None:
-        """Release the slots of the oldest requests that have ended, up to one that has
-        not."""
+        """Release the slots of the oldest requests that have ended, up to the first
+        that has not.
+        """
         window = self._windows.get(client)
         if window is None:
             return  # its channel was closed meanwhile

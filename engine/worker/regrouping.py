@@ -1,9 +1,9 @@
-"""A replica whose runs take a fixed number of units, whatever requests bring.
+"""A replica whose runs take a fixed number of units, whatever requests contain.
 
-Requests are a queue of units: each run takes the next ones, from as many requests as
-it needs, and a request that has more goes on in the next run. What does not fill a
-run waits for others, at most as long as the policy says; zeros complete it then, or
-rows of the client's (`flush_callback`).
+Requests are a queue of units: each run takes the next ones, from as many requests as it
+needs, and a larger request continues in the next run. Units that do not fill a run wait
+for others, at most as long as the policy says. Then zeros complete the run, or rows of
+the client (`flush_callback`).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ LONGEST_SLEEP_NS = 60 * 10**9
 class OpenEntry(Entry):
     """A request of which the first `ran` units have run; `parts` are their results.
 
-    A request that was dropped has an `outcome`, of which its client is told when all
-    requests before it have ended: results are taken in the order of requests.
+    A dropped request has an `outcome`, which is reported to its client when all
+    requests before it have ended, because results are taken in the order of requests.
     """
 
     __slots__ = ("ended", "outcome", "parts", "ran", "waits")
@@ -128,7 +128,7 @@ class RegroupingReplica(Replica):
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take in what has come and run what can run; returns the clients to wake."""
+        """Take new requests and run what can run; return the clients to wake."""
         now = time.monotonic_ns()
         self._drop_cancelled(now)
         alone = self._take_in(now)
@@ -190,8 +190,8 @@ class RegroupingReplica(Replica):
     def _drop_cancelled(self, now: int) -> None:
         """Drop requests that are cancelled or past their deadline.
 
-        A cancelled one keeps its place if the policy says so: its rows help to fill
-        a run, and its results are not looked at. One whose run will never be filled up
+        A cancelled request keeps its place if the policy says so: its rows help to fill
+        a run, and its results are ignored. A request whose run will never be filled up
         does not.
         """
         for entry in self._open:
@@ -237,8 +237,8 @@ class RegroupingReplica(Replica):
         self._forget_ended()
 
     def _tell_taken(self, count: int) -> None:
-        """Tell that the first so many of the open requests run now; the others
-        wait on.
+        """Mark the first `count` open requests as running now; the others still
+        wait.
         """
         behind = dict.fromkeys(self._held, 0)
         for entry in islice(self._open, count, None):
@@ -309,7 +309,9 @@ class RegroupingReplica(Replica):
             self._open = deque(entry for entry in self._open if not entry.ended)
 
     def _release_ended(self, now: int) -> list[ClientChannel]:
-        """Release the slots of what has ended, in order; returns their channels."""
+        """Release the slots of the requests that have ended, in order; return their
+        channels.
+        """
         touched = []
         for client, held in list(self._held.items()):
             requests, inputs = 0, [0] * len(self._names)

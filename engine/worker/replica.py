@@ -1,8 +1,8 @@
 """A replica in a device process: one loaded model and the requests that wait for it.
 
-Batching happens here, where everything that waits can be seen: requests of all clients
-are taken fairly (engine/worker/fair_queue.py), as whole requests, up to `max_rows`
-rows. All methods are called by the one thread that runs programs.
+Batching happens here, because all waiting requests are visible here. Requests of all
+clients are taken fairly (engine/worker/fair_queue.py), as whole requests, up to
+`max_rows` rows. The thread that runs programs calls all methods.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class BatchingPolicy:
 
     `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
     more rows. `same_shapes`: requests must agree in all but the batch dimension, which
-    has to be looked at because the model leaves them free. `conditional`: what a run
-    reads and writes depends on the request. `preferred` sizes, ascending: a batch has
-    the largest of them that the requests that wait, in their order, make up exactly,
-    and starts without delay if there is one; so does one that the next request
-    would take beyond the largest. If there is none, or the delay is over, all that
-    wait run together.
+    must be checked because the model leaves the others free. `conditional`: the request
+    decides what a run reads and writes. `preferred` sizes, ascending: a batch has the
+    largest size that the waiting requests, in order, fill exactly, and then starts
+    without delay. A batch also starts if the next request would exceed the largest
+    size. Otherwise, after the delay, all waiting requests run together.
 
-    Where runs take a fixed number of rows (engine/worker/regrouping.py): an incomplete
+    For runs with a fixed number of rows (engine/worker/regrouping.py): an incomplete
     compiled batch waits `fill_batch_ns` for more, an incomplete run of complete batches
-    `fill_run_ns`; then the client is asked for rows where `asks`, else they are zeros.
-    `drops_cancelled`: rows of cancelled requests leave an incomplete run. Runs beyond
-    the next that are prepared with it: `look_ahead` (-1: as many as there are).
+    `fill_run_ns`. Then the client is asked for rows if `asks` is set, else zeros
+    complete the run. `drops_cancelled`: rows of cancelled requests leave an incomplete
+    run. `look_ahead`: how many further runs are prepared with the next (-1: all
+    possible).
 
     If rows of different length run together (engine/worker/ragged.py), rows times the
     longest length are at most `max_tokens`.
@@ -154,7 +154,9 @@ class Replica:
         return False
 
     def due_ns(self, now: int) -> int:
-        """Return when the next batch should start: `now` or earlier means at once."""
+        """Return when the next batch should start; `now` or earlier means
+        immediately.
+        """
         if not self.may_wait:
             return now
         if self._vain_delays >= VAIN_DELAYS:
@@ -167,11 +169,12 @@ class Replica:
     def _waiting(
         self, order: Sequence[ClientChannel], now: int
     ) -> tuple[int, int, int]:
-        """Return the rows that wait, when the oldest was submitted, and how many of
-        the rows the preferred sizes want to run at once (0: as many as there are).
+        """Return the number of waiting rows, when the oldest was submitted, and how
+        many of the rows the preferred sizes want to run at once (0: as many as there
+        are).
 
         A request that cannot join those before it, because its shapes differ, ends
-        their batch: no delay would make it fuller. So their delay is over.
+        their batch. So their delay is over, because waiting would not fill it.
         """
         sizes, alike = self.policy.preferred, self.policy.same_shapes
         rows, oldest, best = 0, now, 0
@@ -192,7 +195,7 @@ class Replica:
         return rows, oldest, best
 
     def _room(self, order: Sequence[ClientChannel], now: int) -> int:
-        """Return rows of the next batch at most, where some sizes are preferred."""
+        """Return the most rows of the next batch, if some sizes are preferred."""
         policy = self.policy
         _, oldest, best = self._waiting(order, now)
         if best and not 0 < policy.delay_ns <= now - oldest:
@@ -202,7 +205,9 @@ class Replica:
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take one batch of what waits and run it; returns the clients to wake."""
+        """Take one batch of the waiting requests and run it; return the clients to
+        wake.
+        """
         now = time.monotonic_ns()
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
@@ -235,8 +240,8 @@ class Replica:
     def _judge_delay(self, entries: Sequence[Entry], now: int) -> None:
         """Count the delays in a row that gathered nothing.
 
-        A second request in the batch, or one that came while another ran, shows that
-        requests overlap: the next delay is worth its time.
+        A second request in the batch, or a request that came while another ran, shows
+        that requests overlap. Then the next delay pays.
         """
         submitted = entries[0].submitted
         if len(entries) > 1 or submitted < self._ended:
@@ -292,8 +297,9 @@ class Replica:
         """Return the time before which deadlines are unreachable, judging by the last
         few batches.
 
-        Such requests are dropped if others wait behind them: when a machine gets
-        slower, a queue in which each is run a moment too late would serve no client.
+        Such requests are dropped if others wait behind them. When a machine gets
+        slower, a queue in which each request runs slightly too late would serve no
+        client.
         """
         policy = self.policy
         if client.pending < max(2, self._members):
@@ -303,8 +309,9 @@ class Replica:
         return now + min(self._took)
 
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
-        """Return whether the shapes of a request are those of the `others` in its
-        batch."""
+        """Return whether the shapes of a request equal those of the `others` in its
+        batch.
+        """
         key = self._shape_of(client, slots)
         if others and key != self._shape:
             return False
@@ -413,7 +420,7 @@ class Replica:
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
         """Run those members of a failed batch again that are still wanted.
 
-        The others end after them: results are taken in the order of requests.
+        The others end after them, because results are taken in the order of requests.
         """
         now = time.monotonic_ns()
         outcomes = [cancelled_outcome(entry, now) for entry in entries]
@@ -441,8 +448,8 @@ class Replica:
         longest: int = 0,
         text: str = "",
     ) -> None:
-        """Report to the client how a request has ended: in a run of `rows` rows (0: its
-        own) that took so many nanoseconds (0: from `started` until now).
+        """Report the outcome of a request to the client: in a run of `rows` rows (0:
+        its own) that took `took_ns` nanoseconds (0: from `started` until now).
         """
         entry.client.link.completions.put(
             entry.client.number,
@@ -467,7 +474,7 @@ class Replica:
 
 
 def _wait_note(wait_ns: int) -> str:
-    """Return the note of an error about an input that never comes (the guide's
+    """Return the note in an error about an input that never comes (the guide's
     timeout).
     """
     if wait_ns < WORTH_SAYING_NS:

@@ -30,8 +30,10 @@ class Results:
         self._wait_room = wait_room
 
     def publish(self, batch: Batch) -> bool:
-        """Give all requests of a batch their rows, at once; False if there is no room
-        for that: they are to be published one by one (`publish_each`)."""
+        """Give all requests of a batch their rows at once.
+
+        Return False if there is no room; then publish them one by one (`publish_each`).
+        """
         values = batch.results()
         entries = batch.entries
         client = entries[0].client
@@ -70,9 +72,8 @@ class Results:
     def publish_each(self, batch: Batch) -> Iterator[Entry]:
         """Give each request of a batch its rows, as soon as there is room for them.
 
-        The client has to be told of each before the next is asked for: what it has not
-        been told of it does not take, and all of a batch may be more than there is
-        room for.
+        The client must be told of each request before room for the next is requested:
+        it only takes announced results, and all of a batch may exceed the room.
         """
         values = batch.results()
         entries = batch.entries
@@ -130,7 +131,9 @@ class Results:
             anchor.write_complete()
 
     def check(self, batch: Batch, values: Values) -> None:
-        """Raises ExecutionFailed if there are not as many rows as went in."""
+        """Raise ExecutionFailed if the output has another number of rows than the
+        input.
+        """
         dim = self._plan.dim
         for index, value in values.items():
             wanted = batch.used * self._plan.outputs[index].span
@@ -166,7 +169,9 @@ class Results:
 
 
 def _scalar(value: Array) -> Array:
-    """Return a scalar output of one unit has no dimensions; of several, one."""
+    """Return a scalar output: without dimensions for one unit, with one dimension for
+    several.
+    """
     return value.reshape(()) if value.size == 1 else value
 
 

@@ -1,8 +1,7 @@
-"""The one thread of a device process that runs programs, and all that it touches.
+"""The one thread of a device process that runs programs, and its objects.
 
-Rings and replicas belong to this thread alone. Others prepare (load a model, map a
-channel) and hand over what they made as a command, which is carried out between two
-batches.
+Rings and replicas belong to this thread alone. Other threads prepare work (load a
+model, map a channel) and pass it as a command, which runs between two batches.
 """
 
 from __future__ import annotations
@@ -83,10 +82,13 @@ def _used(replica: Replica) -> float:
 
 
 class Scheduler:
-    """Replicas, clients and what waits. `run` is for one thread; `do` and `call` hand
-    it commands from others. `spin_us`: how long it looks for the next request before it
-    sleeps (engine/devices/thread_plan.py). `give_back_memory` is called when nothing
-    has come for a while, and by the thread that unloads a model."""
+    """Replicas, clients and waiting requests.
+
+    `run` is for one thread; `do` and `call` pass it commands from others. `spin_us`:
+    how long it polls for the next request before it sleeps
+    (engine/devices/thread_plan.py). `give_back_memory` is called after a while without
+    requests, and by the thread that unloads a model.
+    """
 
     def __init__(
         self, spin_us: int = 0, give_back_memory: Callable[[], object] = gc.collect
@@ -121,8 +123,9 @@ class Scheduler:
 
     @property
     def running_since(self) -> int:
-        """Return when the present run began; 0: none runs. The time in which a client
-        takes results does not count. For any thread.
+        """Return when the present run began; 0: none runs.
+
+        The time in which a client takes results does not count. For any thread.
         """
         running = self.running()
         return 0 if running is None else running.since
@@ -137,8 +140,9 @@ class Scheduler:
 
     @property
     def unwanted_ns(self) -> int:
-        """Return how long ago the present batch was told to end; 0: it was not. For any
-        thread.
+        """Return how long ago the present batch was told to end; 0: it was not.
+
+        For any thread.
         """
         running = self.running()
         since = 0 if running is None else running.unwanted_since
@@ -150,8 +154,9 @@ class Scheduler:
         return replica.running if replica is not None else None
 
     def has_failed(self, replica: int) -> None:
-        """Start anew with telling whether runs of a replica succeed; for the thread
-        that runs programs."""
+        """Restart the reports on whether runs of a replica succeed; for the thread that
+        runs programs.
+        """
         self._succeeded &= ~(1 << (replica & 63))
         for link in self._links:
             link.words[SUCCEEDED] = self._succeeded
@@ -217,10 +222,10 @@ class Scheduler:
         return bool(self._poller.poll(wait_ns / 1e6))
 
     def _spin(self, links: list[Link]) -> bool:
-        """Look for submissions for a moment before sleeping. Returns whether any came.
+        """Poll for submissions for a moment before sleeping. Return whether any came.
 
-        Only while there is credit: after a few spins without a submission requests
-        come too rarely, and the device sleeps at once.
+        Only while there is credit: after a few spins without a submission requests are
+        too rare, and the device sleeps immediately.
         """
         began = time.monotonic_ns()
         end = began + self._spin_ns
@@ -258,7 +263,7 @@ class Scheduler:
                     self._ready.append(replica)
 
     def _step(self) -> int:
-        """Run the next batch; returns the nanoseconds to wait if none is due yet."""
+        """Run the next batch; return the nanoseconds to wait if none is due yet."""
         if self.shares.is_weighted:
             self._sort_ready()
         now = time.monotonic_ns()
@@ -275,7 +280,8 @@ class Scheduler:
 
     def _sort_ready(self) -> None:
         """Put first the replica whose next request has used least of the device for its
-        weight; those that are equal stay in turn."""
+        weight; equal ones stay in turn.
+        """
         shares = self.shares
         shares.begin_turn()
         for replica in self._ready:
@@ -325,7 +331,7 @@ class Scheduler:
                     break
 
     def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
-        """Wait until an output slot has `size` bytes free; returns their offset.
+        """Wait until an output slot has `size` bytes free; return their offset.
 
         This is backpressure: the client has not collected enough of its results.
         """
@@ -435,8 +441,9 @@ class Scheduler:
             replica.queued = False
 
     def drop_client(self, client: ClientProcess) -> None:
-        """Free the channels of a client process that has gone. Its replicas stay loaded
-        while the owner of the device wants them.
+        """Free the channels of an ended client process.
+
+        Its replicas stay loaded while the owner of the device wants them.
         """
         if self.clients.pop(client.number, None) is None:
             return

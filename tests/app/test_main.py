@@ -115,7 +115,7 @@ def test_a_load_that_finds_no_room_may_be_tried_again(
                 "model_memory_full",
             )
             assert answer.headers["retry-after"] == "1"
-            assert "models in use have 1 B of 1 B" in answer.json()["error"]
+            assert "models in use hold 1 B of 1 B" in answer.json()["error"]
             answer = await http.post("/v2/repository/models/other/load", json={})
             assert answer.status_code == 503
             busy.cancel()

@@ -310,18 +310,18 @@ def test_rows_of_different_length_are_shown_and_managed(
         found: str = served.client.get("/v1/models/masked").json()["batching_reason"]
         return found
 
-    assert "rows of different length run together" in reason()
+    assert "rows of different lengths run together" in reason()
     config = root / "masked" / "config.toml"
     config.write_text(SECTION + "enabled = false\n")
     try:
         done = run_popgate("load", "masked", *url)
         assert done.returncode == 0, done.stderr
         assert served.client.post(path, json=body).status_code == 200
-        assert "rows of different length run together" not in reason()
+        assert "rows of different lengths run together" not in reason()
     finally:
         config.write_text(SECTION)
         assert run_popgate("load", "masked", *url).returncode == 0
-    assert "rows of different length run together" in reason()
+    assert "rows of different lengths run together" in reason()
 
 
 def test_an_ensemble_has_a_step_with_rows_of_any_length(
@@ -377,14 +377,14 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
         (folder / "config.toml").write_text(STEP.format(name, output))
     (root / "ragged").mkdir()
     (root / "ragged" / "config.toml").write_text(STEP.format("sum", "y") + "[ragged]\n")
-    place = "its requests go by [sequence] or [responses], which have no place here"
-    converted = "its requests are converted before the model takes them"
+    place = "its requests use [sequence] or [responses], which an ensemble cannot run"
+    converted = "a plugin converts its requests first"
     words = {
         "step-sum": f"step 1 (sum): {place}",
         "step-unit": f"step 1 (unit): {converted}",
-        "of-sequences": "of the format text has neither [sequence] nor [responses]",
-        "of-responses": "of the format text has neither [sequence] nor [responses]",
-        "ragged": "an ensemble has no ragged",
+        "of-sequences": "text can have neither [sequence] nor [responses]",
+        "of-responses": "text can have neither [sequence] nor [responses]",
+        "ragged": "an ensemble cannot have ragged",
     }
     cache = ["--cache-dir", str(tmp_path / "cache")]
     done = run_popgate("validate", root, "--allow-python", *cache)

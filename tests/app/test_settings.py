@@ -46,7 +46,7 @@ def test_device_wait(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "nan", "inf"])
 def test_what_is_no_device_wait(text: str) -> None:
-    with pytest.raises(ValueError, match="neither no-wait, forever nor a number"):
+    with pytest.raises(ValueError, match="must be no-wait, forever or a number"):
         parse_device_wait(text)
 
 

@@ -64,7 +64,7 @@ def test_from_runner() -> None:
 
 def test_two_tensors_of_one_name() -> None:
     x = TensorSpec.make("x", "FP32", [1])
-    with pytest.raises(ValueError, match="two tensors of one name"):
+    with pytest.raises(ValueError, match="two tensors of the same name"):
         ModelSpec("m", "1", (x, x), ())
     ModelSpec("m", "1", (x,), (x,))
 

@@ -10,7 +10,9 @@ from app.api.schemas import Drained
 router = APIRouter(prefix="/v1", tags=["health"])
 
 
-@router.post("/drain", summary="Take it out of service", dependencies=MANAGEMENT)
+@router.post(
+    "/drain", summary="Take the server out of service", dependencies=MANAGEMENT
+)
 async def drain(gateway: GatewayOf) -> Drained:
     """Stop being ready: `/v1/health/ready` answers 503, and every answer closes its
     connection. Requests that still arrive are answered. Call again to see how many are

@@ -10,12 +10,12 @@ from app.api.schemas import Live, Ready, Started
 router = APIRouter(tags=["health"])
 
 _READY: dict[int | str, dict[str, object]] = {
-    503: {"model": Ready, "description": "Not now; the reasons are in the body."}
+    503: {"model": Ready, "description": "Not ready; the body lists the reasons."}
 }
 
 
-@router.get("/v1/health/live", summary="Is the process alive?")
-@router.get("/v2/health/live", summary="Is the process alive?")
+@router.get("/v1/health/live", summary="Check that the process is alive")
+@router.get("/v2/health/live", summary="Check that the process is alive")
 async def live() -> Live:
     """Answers as long as the server can answer at all. Restart it if this fails."""
     return Live(live=True)
@@ -23,7 +23,7 @@ async def live() -> Live:
 
 @router.get(
     "/v1/health/startup",
-    summary="Has it started?",
+    summary="Check that the server has started",
     responses={503: {"model": Started, "description": "Not yet."}},
 )
 async def startup(gateway: GatewayOf, response: Response) -> Started:
@@ -34,13 +34,21 @@ async def startup(gateway: GatewayOf, response: Response) -> Started:
     return Started(started=gateway.has_started)
 
 
-@router.get("/v1/health/ready", summary="Should it get requests?", responses=_READY)
-@router.get("/v2/health/ready", summary="Should it get requests?", responses=_READY)
+@router.get(
+    "/v1/health/ready",
+    summary="Check that the server accepts requests",
+    responses=_READY,
+)
+@router.get(
+    "/v2/health/ready",
+    summary="Check that the server accepts requests",
+    responses=_READY,
+)
 async def ready(gateway: GatewayOf, response: Response) -> Ready:
     """Answer 200 when devices are attached and the models have been loaded, else 503.
 
-    A model that could not be loaded is listed, but does not by itself make the
-    server unready (unless `--strict-readiness` is set).
+    A model that failed to load is listed, but does not make the server unready (unless
+    `--strict-readiness` is set).
     """
     now = gateway.readiness()
     response.status_code = 200 if now.ready else 503

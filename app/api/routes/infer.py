@@ -1,8 +1,8 @@
 """Inference, declared: the requests themselves never come here.
 
-`app.http.front.InferFront` stands before this application and takes the infer URLs;
-these routes make the operation known to the documentation, and hand a request that
-reaches them all the same (an application used without its front) to the same code.
+`app.http.front.InferFront` stands before this application and handles the infer URLs.
+These routes add the operation to the documentation. They pass a request that reaches
+them (if the application is used without its front) to the same code.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ OTHER_ENCODINGS: dict[str, dict[str, Any]] = {
     "application/x-npy": _BINARY,
 }
 _ERRORS = {
-    400: "The request is malformed, or does not fit the model.",
-    404: "There is no such model or version.",
-    406: "None of the types in Accept is supported.",
-    408: "The body stopped coming before its end.",
+    400: "The request is malformed or does not fit the model.",
+    404: "The model or version does not exist.",
+    406: "The server supports none of the types in Accept.",
+    408: "The body stopped before its end.",
     413: "The body is larger than allowed.",
     415: "The content type or encoding is not supported.",
-    422: "The result cannot be written in the encoding asked for.",
-    429: "The queue is full, or the answer would come after the deadline; Retry-After "
-    "(and Retry-After-Ms) says when to come again.",
-    500: "The model failed, or the server did.",
-    503: "The model, or its device, is not available now.",
+    422: "The result cannot be written in the requested encoding.",
+    429: "The queue is full, or the answer would miss the deadline. Retry-After (and "
+    "Retry-After-Ms) says when to retry.",
+    500: "The model or the server failed.",
+    503: "The model or its device is not available now.",
     504: "The deadline passed.",
 }
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The protocol's logging extension: what the server logs, asked and changed."""
+"""The protocol's logging extension: read and change the log settings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def get_log_settings(gateway: GatewayOf) -> LogDocument:
     openapi_extra=documented(LogRequest),
 )
 async def update_log_settings(gateway: GatewayOf, request: Request) -> LogDocument:
-    """Changes what is named and answers with all settings. In force at once.
+    """Changes the named settings and returns all of them. They apply immediately.
 
-    A `log_verbose_level` above 0 shows debugging records. Where the log goes is
-    said when the server is started, so `log_file` is refused.
+    A `log_verbose_level` above 0 shows debugging records. The place of the log is set
+    when the server starts, so `log_file` is refused.
     """
     changes = _parse(await read_object(request))
     gateway.logging.apply(replace(gateway.logging.settings, **changes))

@@ -95,9 +95,9 @@ async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
 
 
 def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
-    """Return requests to a version that no execution has taken yet.
+    """Return the number of requests to a version that no execution has taken yet.
 
-    An ensemble has none: its steps wait, each for its own model.
+    An ensemble has none: its steps wait for their own models.
     """
     record = gateway.repository.get(model.name)
     loaded = record and record.serving.get(int(model.version))
@@ -141,17 +141,17 @@ def _devices(gateway: Gateway) -> Iterator[Family]:
     devices = gateway.devices.summaries()
     shares = gateway.devices_busy.of({d.id: d.busy_ns for d in devices})
     by_device: tuple[tuple[str, str, str, Callable[[DeviceSummary], float]], ...] = (
-        ("popgate_device_up", "gauge", "Whether the device process runs",
+        ("popgate_device_up", "gauge", "1 if the device process runs",
          lambda d: d.state == DeviceState.READY.value),
         ("popgate_device_restarts_total", "counter",
-         "How often the device process was lost and started again",
+         "Restarts of the device process after it was lost",
          lambda d: d.restarts),
         ("popgate_device_in_flight", "gauge",
          "Requests in the device's queues or running on it", lambda d: d.in_flight),
         ("popgate_device_threads", "gauge",
          "Threads that a model may use on the device", lambda d: d.threads),
         ("popgate_device_busy_seconds_total", "counter",
-         "Time that the device has run models, whatever became of the requests",
+         "Time that the device has run models, for requests with any outcome",
          lambda d: d.busy_ns / 1e9),
         ("popgate_device_utilization", "gauge",
          "Share of the time that the device runs models [0.0 - 1.0]",
@@ -175,7 +175,7 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
     yield Family(
         "popgate_model_bytes",
         "gauge",
-        "What a loaded model takes, as --model-memory counts it",
+        "Memory of a loaded model, as --model-memory counts it",
         [
             ({"model": record.name, "version": str(number)}, loaded.memory)
             for record in repository.models()
@@ -184,15 +184,15 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
     )
     for name, text, value in (
         ("popgate_model_memory_bytes",
-         "What the loaded models take, as --model-memory counts it",
+         "Memory of all loaded models, as --model-memory counts it",
          repository.budget.used),
         ("popgate_model_memory_limit_bytes",
-         "What all models together may take (--model-memory); 0 without a limit",
+         "Memory limit for all models together (--model-memory); 0 without a limit",
          repository.budget.limit),
-        ("popgate_ready", "1 if the readiness check says ready",
+        ("popgate_ready", "1 if the readiness check succeeds",
          gateway.readiness().ready),
         ("popgate_certificate_expiry_timestamp_seconds",
-         "When the server's certificate expires", gateway.certificate_expires()),
+         "Expiry of the server's certificate", gateway.certificate_expires()),
     ):  # fmt: skip
         if value is not None:
             yield Family(name, "gauge", text, [({}, value)])
@@ -205,13 +205,13 @@ def _workers(gateway: Gateway) -> Iterator[Family]:
     yield Family(
         "popgate_worker_up",
         "gauge",
-        "Whether the process that takes connections runs",
+        "1 if the process that accepts connections runs",
         [({"worker": str(w.number)}, w.pid > 0) for w in workers],
     )
     yield Family(
         "popgate_worker_restarts_total",
         "counter",
-        "How often the process was lost and started again",
+        "Restarts of the process after it was lost",
         [({"worker": str(w.number)}, w.restarts) for w in workers],
     )
 

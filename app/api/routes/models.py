@@ -60,7 +60,9 @@ async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
 async def get_model(
     gateway: GatewayOf, viewer: ViewerOf, name: ModelName
 ) -> ModelDetails:
-    """Show inputs, outputs, how the model runs, and a request that it answers."""
+    """Show the inputs, outputs and configuration of a model, and a request that it
+    answers.
+    """
     record = find_model(gateway, name)
     return model_details(record, record.default, partial(viewer.reason, gateway))
 
@@ -120,7 +122,7 @@ async def _program(
     if loaded is None:
         raise HttpError(
             503,
-            "the model is not loaded, so its inputs are unknown",
+            "the model is not loaded, so its inputs are unknown; load it first",
             "model_not_ready",
         )
     text = client_code(
@@ -137,8 +139,8 @@ async def _program(
 
 
 def _address(gateway: Gateway, request: Request) -> str:
-    """Return the server as `Client` takes it: its URL with the base path, or its
-    socket.
+    """Return the server's address in the form of `Client`: its URL with the base path,
+    or its socket.
     """
     base = gateway.settings.base_path.rstrip("/")
     uds = gateway.settings.uds
@@ -165,13 +167,14 @@ async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
     openapi_extra=documented(LoadRequest),
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelState:
-    """Brings the model to what the repository holds now.
+    """Loads the present files of the model in the repository.
 
     A body is not needed; it may bring a configuration and files, as the protocol's
     load does.
 
-    New and changed versions are loaded beside the ones that serve and take over
-    when they are ready; if that fails, nothing changes. Answers when it is done.
+    New and changed versions are loaded beside the ones that serve and replace them when
+    they are ready; if that fails, nothing changes. The call returns when the load has
+    ended.
     """
     wanted = await read_load_request(gateway, request, name)
     try:
@@ -206,10 +209,10 @@ def statistics(
     version: str | None = None,
     viewer: Viewer | None = None,
 ) -> list[ModelStatistics]:
-    """Return the numbers of a version, of a model or of all, as far as they take
-    requests, and as far as `viewer` may see them.
+    """Return the statistics of a version, of a model or of all, as far as `viewer` may
+    see them.
 
-    Raises `UnknownModel` where what is named does not.
+    Raises `UnknownModel` if the named model or version does not accept requests.
     """
     records = [find_model(gateway, name)] if name else gateway.repository.models()
     found = [

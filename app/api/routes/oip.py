@@ -1,7 +1,6 @@
 """The Open Inference Protocol's metadata, configuration, statistics and repository.
 
-Bodies are read as they come and their content type is ignored: stock clients send none
-or a wrong one.
+The content type of bodies is ignored: stock clients send none or a wrong one.
 """
 
 from __future__ import annotations
@@ -100,13 +99,13 @@ async def version_metadata(
     return model_metadata(record, loaded)
 
 
-@router.get(f"{_MODEL}/ready", summary="Is a model ready?")
+@router.get(f"{_MODEL}/ready", summary="Check that a model is ready")
 async def model_ready(gateway: GatewayOf, name: ModelName) -> ModelReady:
     """Answer 200 if the model accepts requests, else 503 (404 if it does not exist)."""
     return _ready(gateway, name)
 
 
-@router.get(f"{_VERSION}/ready", summary="Is a version ready?")
+@router.get(f"{_VERSION}/ready", summary="Check that a version is ready")
 async def version_ready(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> ModelReady:
@@ -168,11 +167,11 @@ async def repository_index(
     openapi_extra=documented(LoadRequest),
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
-    """Brings the model to what the repository, or the request, holds.
+    """Loads the model's files in the repository, or those in the request.
 
-    The parameter `config` (a model configuration, as JSON text) has the last word;
-    `file:<version>/<name>` are files in base64 that are taken instead of the
-    repository's. The answer has no body.
+    The parameter `config` (a model configuration, as JSON text) overrides all others;
+    `file:<version>/<name>` are files in base64 that replace the repository's. The
+    answer has no body.
     """
     wanted = await read_load_request(gateway, request, name)
     try:
@@ -211,10 +210,13 @@ async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Respo
     "/repository/{repository}/models/{name}/{verb:path}", include_in_schema=False
 )
 async def named_repository(repository: str) -> Response:
-    """Refuse a repository's name: the protocol has one here, but there is only one
-    repository.
+    """Refuse the name of a repository: the protocol has a name here, but the server has
+    only one repository.
     """
-    msg = f"repository '{repository:.100}' cannot be named: there is only one"
+    msg = (
+        f"repository '{repository:.100}' cannot be selected: this server has one "
+        "repository; leave the name out"
+    )
     raise HttpError(501, msg, "unsupported")
 
 
@@ -241,7 +243,7 @@ async def _served(
 
 def _not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:
     why = gateway.repository.explain(name, version)
-    return VersionNotReady(name, version, why or "it is not loaded")
+    return VersionNotReady(name, version, why or "the model is not loaded")
 
 
 def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:

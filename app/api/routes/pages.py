@@ -1,7 +1,7 @@
-"""Pages for people at `/`: what is served and how it is doing, and forms to try it.
+"""Pages for people at `/`: the models and their state, and forms to try them.
 
-They are static files of this package and ask the same routes as everybody; there is
-nothing to build, and the browser is told to ask no other host.
+They are static files of this package and use the same routes as all clients. There is
+nothing to build, and the browser may contact no other host.
 """
 
 from __future__ import annotations

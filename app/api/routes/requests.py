@@ -1,4 +1,4 @@
-"""The last requests: what became of each, and where its time was spent."""
+"""The last requests: their outcomes, and the time spent in each phase."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ router = APIRouter(
 async def list_requests(
     gateway: GatewayOf,
     viewer: ViewerOf,
-    model: Annotated[str, Query(description="Of this model only.")] = "",
+    model: Annotated[str, Query(description="Only requests to this model.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
 ) -> RequestList:
     """List the last answered requests, the slowest of the last quarter of an hour, and
@@ -127,12 +127,14 @@ async def get_request(
     for failed in reversed(journal.failed):
         if failed.asked.request_id == wanted and _is_seen(viewer, failed):
             return _failed(failed, viewer)
-    msg = f"Not Found: request '{request_id:.128}' is not among the last {LAST}"
+    msg = (
+        f"Not Found: request '{request_id:.128}' is not among the last {LAST} requests"
+    )
     raise HttpError(404, msg, "unknown_request")
 
 
 def _mates(journal: Journal, one: Answered) -> list[str]:
-    """Return the requests that were run in the same batch as this one.
+    """Return the other requests of the same batch.
 
     How long a batch ran is measured once for all of it, in nanoseconds.
     """

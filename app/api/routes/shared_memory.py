@@ -1,4 +1,6 @@
-"""The protocol's shared memory extensions: system, and CUDA, of which there is none."""
+"""The protocol's shared memory extensions: system memory, and CUDA memory, which is not
+supported.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ _SYSTEM = "/systemsharedmemory"
 _CUDA = "/cudasharedmemory"
 _REGION = "/region/{region}"
 _LARGEST = (1 << 64) - 1
-REFUSED = error_response("It cannot be registered here.")
-UNKNOWN = error_response("There is no such region.")
+REFUSED = error_response("The region cannot be registered.")
+UNKNOWN = error_response("The region does not exist.")
 
-RegionName = Annotated[str, Path(description="The name that it is registered under.")]
+RegionName = Annotated[
+    str, Path(description="The name under which the region is registered.")
+]
 
 
 @router.get(f"{_SYSTEM}/status", summary="List the registered shared memory")

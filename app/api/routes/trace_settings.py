@@ -1,4 +1,4 @@
-"""The protocol's trace extension: which requests are traced, asked and changed."""
+"""The protocol's trace extension: read and change which requests are traced."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def get_trace(gateway: GatewayOf) -> TraceDocument:
     openapi_extra=documented(TraceRequest),
 )
 async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
-    """Changes what is named and answers with all settings; null takes a change back.
+    """Changes the named settings and returns all of them; null reverts a change.
 
     `trace_level` OFF, TIMESTAMPS or TENSORS (a list); of `trace_rate` requests one is
     traced, at most `trace_count` of them (-1: no end). Where traces go is said
@@ -78,7 +78,7 @@ async def update_model_trace(
 async def get_version_trace(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> TraceDocument:
-    """Return the settings of its model: versions have none of their own."""
+    """Return the settings of the model: versions have none of their own."""
     return _document(gateway.tracing, _known(gateway, name, version))
 
 
@@ -91,7 +91,7 @@ async def get_version_trace(
 async def update_version_trace(
     gateway: GatewayOf, request: Request, name: ModelName, version: Version
 ) -> TraceDocument:
-    """Changes the settings of its model: versions have none of their own."""
+    """Changes the settings of the model: versions have none of their own."""
     name = _known(gateway, name, version)
     return _update(gateway, name, await read_object(request))
 
@@ -124,8 +124,8 @@ def _update(
     level = changes.get("level")
     if level not in (None, ("OFF",)) and not tracing.path:
         msg = (
-            "trace_level cannot be set: there is no file that traces could go to; "
-            "start the server with --trace-file"
+            "trace_level cannot be set because the server writes no trace file; start "
+            "the server with --trace-file"
         )
         raise InvalidRequest(msg)
     tracing.update(model, changes)
@@ -133,8 +133,8 @@ def _update(
 
 
 def _parse(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of `TraceSettings` that a document changes, None to
-    take back.
+    """Return the fields of `TraceSettings` that a document changes; None reverts a
+    change.
     """
     changes: dict[str, Any] = {}
     for key, value in document.items():

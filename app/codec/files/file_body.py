@@ -1,7 +1,7 @@
 """A body that is one file: the element of a model's only BYTES input.
 
-A picture, a sound, a PDF document or plain text comes as it is, under its own content
-type or under none. The response is JSON unless Accept names another encoding.
+A picture, a sound, a PDF document or plain text is sent unchanged, under its own
+content type or without one. The response is JSON unless Accept names another encoding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from app.spec import ModelSpec, TensorSpec, notation
 class FileReader:
     """Reads bodies that are files, for one model.
 
-    `encoded` are the inputs of numbers that also come as files, as inputs of BYTES.
+    `encoded` are the numeric inputs that also accept files, described as inputs of
+    BYTES.
     """
 
     __slots__ = ("_encoded", "_input", "_limits", "_reader", "spec")
@@ -43,7 +44,7 @@ class FileReader:
     def decode(
         self, encoding: Encoding, content_type: bytes | None, body: Body, reply: Reply
     ) -> InferRequest:
-        """Return the request of a body that is one file, or a form.
+        """Return the request of a body that is a file or a form.
 
         Raises `app.errors.RequestError`.
         """
@@ -88,7 +89,7 @@ class FileReader:
 def _only_file_input(
     spec: ModelSpec, inputs: Mapping[str, Input], encoded: Mapping[str, Input]
 ) -> Input | None:
-    """Return the input that a body fills alone; None if there is not exactly one."""
+    """Return the one input that a body can fill; None if there is not exactly one."""
     found: Input | None = None
     for tensor in spec.inputs:
         one = encoded.get(tensor.name) or inputs[tensor.name]
@@ -102,14 +103,14 @@ def _only_file_input(
 
 
 def _why(spec: ModelSpec) -> str:
-    """Return why a file alone is no request to a model, and how to send one."""
+    """Return why a model does not accept a file as body, and how to send one."""
     takes = ", ".join(
         f"'{one.name}' {notation(one.datatype, one.shape)}" for one in spec.inputs
     )
-    msg = "a file as body is the only input of a model that takes BYTES, and this "
+    msg = "a file can be the body if the model takes BYTES and nothing else, and this "
     msg += f"model takes {takes or 'no input'}; {how_to_send(spec)}"
     if any(_could_be_picture(one) for one in spec.inputs):
-        msg += "; a section [image] in its config.toml lets it take pictures"
+        msg += "; to send pictures, add a section [image] to its config.toml"
     return msg
 
 

@@ -1,9 +1,10 @@
 """A form (`multipart/form-data`): one part for each input.
 
-A part with a file name is a file: the element of a BYTES input, a picture of an input
-that takes pictures, or an .npy array. Every other part is a value, written as text: an
-element of a BYTES input, or JSON. Parts of one name are so many elements, or rows. The
-parts ``id``, ``outputs`` and ``parameters`` mean what they do in a JSON request.
+A part with a file name is a file: the element of a BYTES input, a picture for an input
+that accepts pictures, or a .npy array. Every other part is a value written as text: an
+element of a BYTES input, or JSON. Several parts with one name are elements, or rows, of
+one input. The parts ``id``, ``outputs`` and ``parameters`` mean the same as in a JSON
+request.
 
 Imported when the first form comes, and with it the parser.
 """
@@ -87,7 +88,7 @@ class _Parts:
 
     def _begin(self) -> None:
         if len(self.parts) >= self._most:
-            msg = f"the form has more than the {self._most} parts that are allowed"
+            msg = f"the form has more than {self._most} parts, which is the limit"
             raise InvalidRequest(msg)
         self.parts.append(Part())
         self._is_open = True
@@ -116,8 +117,8 @@ class _Parts:
             value.strip().lower() not in (b"binary", b"8bit", b"7bit")
         ):
             raise _malformed(
-                f"part {len(self.parts)} has Content-Transfer-Encoding {value[:40]!r}, "
-                "which forms do not have; send the bytes as they are"
+                f"part {len(self.parts)} has Content-Transfer-Encoding "
+                f"{value[:40]!r}, which a form cannot have; send the bytes unencoded"
             )
 
     def _end_headers(self) -> None:
@@ -135,7 +136,7 @@ class _Parts:
 
 
 def _malformed(why: str) -> MalformedBody:
-    return MalformedBody(f"the form cannot be read: {why}")
+    return MalformedBody(f"the form is malformed: {why}")
 
 
 def parse_form(content_type: bytes | None, body: Body, limits: Limits) -> list[Part]:
@@ -247,7 +248,7 @@ def _json_of(part: Part, limits: Limits) -> Any:
     try:
         return parse_json(text, limits)
     except MalformedBody as error:
-        msg = f"part '{part.name:.80}' is no JSON value: {error}"
+        msg = f"part '{part.name:.80}' is not a JSON value: {error}"
         raise MalformedBody(msg) from None
 
 
@@ -267,7 +268,7 @@ def _outputs(
         given = [{"name": one} if type(one) is str else one for one in given]
     read_outputs(request, given, spec, limits)
     if request.places is not None:
-        raise InvalidRequest("a form cannot ask for outputs in shared memory")
+        raise InvalidRequest("a form cannot request outputs in shared memory")
 
 
 def _parameters(
@@ -284,20 +285,19 @@ def _is_array(part: Part) -> bool:
 
 
 def _is_encoded(part: Part) -> bool:
-    """Return whether a part is a file that is to be decoded, and no value."""
+    """Return whether a part is a file to decode rather than a value."""
     is_value = part.media_type in (*_TEXT, _JSON) and not part.is_file
     return not (is_value or _is_array(part))
 
 
 def _number(found: Input, part: Part, limits: Limits) -> Any:
-    """Return the value of a part for an input of numbers. Raises InvalidTensor."""
+    """Return the value of a part for a numeric input. Raises InvalidTensor."""
     takes = f"input '{found.name}' takes {notation(found.datatype, found.shape)}"
     if part.is_file and part.media_type not in (*_TEXT, _JSON):
         shown = part.media_type.decode("ascii", "backslashreplace")
         msg = (
             f"{takes}, and its part is a file of type '{shown:.80}'; send JSON or an "
-            ".npy array, or let the model take pictures by a section [image] in its "
-            "config.toml"
+            ".npy array, or add a section [image] to its config.toml to send pictures"
         )
         raise InvalidTensor(msg)
     text = part.content.strip()
@@ -308,5 +308,5 @@ def _number(found: Input, part: Part, limits: Limits) -> Any:
     except MalformedBody:
         shown = text[:40].decode("ascii", "backslashreplace")
         size = counted(len(text), "byte")
-        msg = f"{takes}, and its part of {size} is no JSON value: it begins with "
+        msg = f"{takes}, and its part of {size} is not a JSON value: it begins with "
         raise InvalidTensor(f"{msg}'{shown}'") from None

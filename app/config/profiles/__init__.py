@@ -1,8 +1,8 @@
 """Profiles: settings and models that belong together, by one name.
 
-`popgate serve --profile triton` is what the example clients and test scripts of the
-Triton Inference Server expect to find. What a profile sets is a default: an option or a
-variable of the environment that says otherwise wins.
+`popgate serve --profile triton` has the models and defaults that the example clients
+and test scripts of the Triton Inference Server expect. A profile sets defaults: options
+and environment variables override them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["PROFILES", "Profile"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Defaults of settings, and a model repository that is made when it is needed.
+    """Defaults of settings, and a model repository that is written when needed.
 
     `source` is the file whose text decides what `build` writes.
     """
@@ -36,10 +36,10 @@ class Profile:
     source: Path
 
     def repository(self, cache_dir: Path) -> Path:
-        """Return the folder with the models; made in `cache_dir` unless it is there.
+        """Return the folder with the models; write it in `cache_dir` if it is missing.
 
-        Two processes that make it at once do the work twice and end with the same
-        folder: a finished one is renamed into its place. Raises OSError.
+        If two processes write it at the same time, both do the work and end with the
+        same folder: a finished one is renamed into its place. Raises OSError.
         """
         digest = hashlib.sha256(VERSION.encode() + self.source.read_bytes())
         target = cache_dir / "profiles" / f"{self.name}-{digest.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""The models that Triton's example clients and HTTP test scripts ask for.
+"""The models that Triton's example clients and HTTP test scripts call.
 
 Written as ONNX files with a ``config.toml`` each. Shapes, names and numbers are those
 of the originals; `docs/how-to/migrate-from-triton.md` names them.
@@ -191,9 +191,7 @@ def _simple_dyna_sequence() -> Model:
 
 
 def _simple_string_dyna_sequence() -> Model:
-    """Return the sum of all inputs of a sequence, and the identifier more in the last
-    one.
-    """
+    """Return the sum of a sequence's inputs; the last request adds the identifier."""
     names = ("INPUT", "END", "READY", "INPUT_STATE")
     return Model(
         {
@@ -216,7 +214,7 @@ def _simple_string_dyna_sequence() -> Model:
 
 
 def _mock_llm() -> Model:
-    """Says what it is told: once, or `REPETITION` times where `STREAM` is true."""
+    """Repeats its input: once, or `REPETITION` times if `STREAM` is true."""
     one, scalar = (1, 1), ()
     return Model(
         {

@@ -16,9 +16,9 @@ from engine import PYTHON_MORE, PYTHON_STEP
 class DeclaredTensor:
     """One input or output as declared. `dims` are without the batch dimension.
 
-    `datatype` is the protocol's name; empty where none is declared. `reshape` are the
+    `datatype` is the protocol's name; empty if none is declared. `reshape` are the
     dimensions that the model has instead of `dims`, None for the same. `format` and
-    `label_filename` are told to those who ask for the configuration.
+    `label_filename` are only returned in the configuration.
     """
 
     name: str
@@ -30,15 +30,13 @@ class DeclaredTensor:
     label_filename: str = ""
 
     def shape(self, *, batched: bool) -> tuple[int, ...] | None:
-        """Return the shape that requests see; None where no dimensions are declared."""
+        """Return the shape that requests see; None if no dimensions are declared."""
         if not self.dims and self.reshape is None:
             return None
         return (-1, *self.dims) if batched else self.dims
 
     def inner_shape(self, *, batched: bool) -> tuple[int, ...] | None:
-        """Return the shape that the model sees; None where no dimensions
-        are declared.
-        """
+        """Return the shape that the model sees; None if no dimensions are declared."""
         if self.reshape is None:
             return self.shape(batched=batched)
         return (-1, *self.reshape) if batched else self.reshape
@@ -82,7 +80,7 @@ def declared_tensors(messages: Iterable[Any], label: str) -> tuple[DeclaredTenso
 def _declared(message: Any, label: str) -> DeclaredTensor:
     name, dims = message.name, tuple(message.dims)
     if not name:
-        raise TritonConfigError(f"{label}: an input or output has no name")
+        raise TritonConfigError(f"{label}: an input or output lacks a name")
     check_dims(name, dims, label)
     reshape = None
     if message.HasField("reshape"):
@@ -90,7 +88,7 @@ def _declared(message: Any, label: str) -> DeclaredTensor:
         check_dims(name, reshape, label)
         problem = Reshape(name, dims, reshape, batched=False).check()
         if problem:
-            msg = f"{label}: reshape of '{name}' cannot be done: {problem}"
+            msg = f"{label}: reshape of '{name}' is impossible: {problem}"
             raise TritonConfigError(msg)
     return DeclaredTensor(
         name,
@@ -141,11 +139,11 @@ def _word(message: Any, field: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTensors:
-    """All that a configuration declares; nothing, if there is none.
+    """All declarations of a configuration; empty if there are none.
 
     `max_batch_size` above 0 states that the first dimension of every input and output
-    counts rows; 0, that it does not; None says nothing. `state_inputs` and
-    `state_outputs` are those that sequences hide.
+    counts rows; 0 states that it does not; None leaves it open. `state_inputs` and
+    `state_outputs` are the tensors that sequences hide.
     """
 
     inputs: tuple[DeclaredTensor, ...] = ()
@@ -250,16 +248,15 @@ class DeclaredTensors:
         """Return the part of `everything` that requests see; `spec` is not hidden from
         them.
 
-        Raises ValueError if there are inputs that are not declared: no client would
-        send them.
+        Raises ValueError for undeclared inputs: no client would send them.
         """
         if self.inputs:
             names = [tensor.name for tensor in self.inputs]
             more = [t.name for t in spec.inputs if t.name not in names]
             if more:
                 msg = (
-                    f"{self.label}: the model has the input '{more[0]}' too; declared "
-                    f"are only {names}"
+                    f"{self.label}: the model also has the input '{more[0]}', which "
+                    f"is not among the declared {names}"
                 )
                 raise ValueError(msg)
         if not self.outputs:
@@ -277,8 +274,8 @@ def _why_no_rows(tensor: TensorSpec) -> str:
         return "has no dimension for rows"
     if tensor.shape[0] >= 0 or tensor.multiple > 1:
         return (
-            f"has a fixed first dimension (its shape is {list(tensor.shape)}); "
-            f"dynamic_batching, or batching = true in config.toml, fills batches up"
+            f"has a fixed first dimension (its shape is {list(tensor.shape)}); to "
+            "fill batches up, add dynamic_batching, or batching = true in config.toml"
         )
     return ""
 

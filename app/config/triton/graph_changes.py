@@ -22,12 +22,11 @@ _Dims: TypeAlias = tuple[int | str, ...]
 class GraphChanges:
     """`repr` is complete and stable: part of a cache key.
 
-    `counts_rows`: the first dimension of every input is stated to be that of one batch,
-    which the file need not say. `optional`: inputs that stay inputs though the file
-    gives them values (initializers). `format` is the plugin that changes the graph
+    `counts_rows`: the first dimension of every input is declared to be the batch, even
+    if the file does not say so. `optional`: inputs that stay inputs although the file
+    has values for them (initializers). `format` is the plugin that changes the graph
     (`app.repository.formats`), by the JSON document `recipe`. `ragged` are inputs whose
-    rows may have any length, with their padding values; it changes nothing, and is
-    checked by the compiler.
+    rows may have any length, with their padding values; the compiler checks it.
     """
 
     reshapes: Reshapes = field(default_factory=Reshapes)
@@ -63,8 +62,8 @@ class GraphChanges:
         return bool(self.reshapes or self.optional or self.format)
 
     def row_shapes(self, model: Any) -> Mapping[str, _Dims]:
-        """Return new shapes of inputs, so that their rows have one name; none if they
-        do.
+        """Return new shapes of inputs, so that their rows have one name; empty if they
+        already have.
 
         `model` is an `onnx.ModelProto`, with or without its data.
         """
@@ -86,8 +85,8 @@ class GraphChanges:
     def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
         """Changes an `onnx.ModelProto`, which has its data.
 
-        Inputs and outputs may have other names then; returns what they are to be called
-        by their names in it. Raises ValueError for a tensor that there is not.
+        Inputs and outputs may get other names; returns the names to give them by their
+        names in the graph. Raises ValueError for a tensor that does not exist.
         """
         if self.format:
             plugins(MODEL_FORMATS)[self.format].convert(
@@ -116,8 +115,8 @@ def input_defaults(
 ) -> dict[str, npt.NDArray[Any] | None]:
     """Return the defaults of the inputs `names` that a request may omit.
 
-    The value that the model gives an input, None for one that nothing in it uses (and
-    may be anything). Others are not among them. `model` has its data.
+    The value is the model's own for that input. It is None for an input that nothing in
+    the model uses. Other inputs are left out. `model` has its data.
     """
     from onnx import numpy_helper
 
@@ -136,7 +135,7 @@ def input_defaults(
 
 
 def _names_used(graph: Any) -> Iterator[str]:
-    """Yield the values that something in a graph reads, or in one within it."""
+    """Yield the values that are read in a graph, or in one within it."""
     for value in graph.output:
         yield value.name
     for node in graph.node:

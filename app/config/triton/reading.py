@@ -21,7 +21,7 @@ _UNKNOWN = re.compile(r'Message type "triton\.(\w+)" has no field named "([^"]*)
 
 
 class TritonConfigError(Exception):
-    """A configuration that cannot be used; the message names file and field."""
+    """An invalid configuration; the message names file and field."""
 
 
 def read_pbtxt(path: Path) -> Any:
@@ -43,8 +43,8 @@ def read_pbtxt(path: Path) -> Any:
 
 
 def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return the message of a configuration in JSON, and the keys that are not
-    Triton's.
+    """Return the message of a configuration in JSON, and the keys that Triton does not
+    know.
 
     Raises `TritonConfigError`.
     """
@@ -77,7 +77,7 @@ def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def document_of(message: Any) -> dict[str, Any]:
-    """Return a message as Triton writes it in JSON: what is set, with numbers as
+    """Return a message in Triton's JSON form: the fields that are set, with numbers as
     numbers.
     """
     return {field.name: _value_of(field, v) for field, v in message.ListFields()}
@@ -100,13 +100,15 @@ def _value_of(field: Any, value: Any) -> Any:
 
 
 def _check_enumerators(message: Any) -> None:
-    """Raises ValueError for a number that stands for nothing, which protobuf keeps."""
+    """Raise ValueError for a number without a meaning, which protobuf would keep."""
     for field, value in message.ListFields():
         if field.enum_type is not None:
             for number in value if isinstance(value, Sequence) else (value,):
                 if number not in field.enum_type.values_by_number:
                     kind = field.enum_type.name
-                    raise ValueError(f"{field.name} is {number}, which is no {kind}")
+                    raise ValueError(
+                        f"{field.name} is {number}, which does not fit {kind}"
+                    )
         elif isinstance(value, Mapping):
             for item in value.values():
                 if hasattr(item, "ListFields"):

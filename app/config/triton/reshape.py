@@ -1,4 +1,4 @@
-"""Triton's ``reshape``: a tensor has one shape for clients and another for the model.
+"""Triton's ``reshape``: clients see another shape of a tensor than the model.
 
 It becomes a Reshape node of the model when that is compiled, so nothing is left to do
 when it runs.
@@ -20,7 +20,7 @@ _SHAPE = "__shape"
 class Reshape:
     """Shape of a tensor for clients (`dims`) and for the model (`shape`).
 
-    Both are without the batch dimension, which there is where `batched`; -1 is free.
+    Neither shape includes the batch dimension, which exists if `batched`; -1 is free.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Reshapes:
     def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
         """Puts the nodes into an `onnx.ModelProto`.
 
-        Its inputs and outputs have other names then; returns what they are to be called
-        by their names in it. Raises ValueError for a tensor that there is not.
+        Its inputs and outputs get other names; returns the names to give them by their
+        names in the graph. Raises ValueError for a tensor that does not exist.
         """
         graph = model.graph
         for reshape in self.inputs:
@@ -111,7 +111,7 @@ def _add_node(
 
 
 def _set_shape(info: Any, reshape: Reshape) -> None:
-    """Says the shape that clients see; the batch dimension stays what it is."""
+    """Declare the shape that clients see; the batch dimension is unchanged."""
     shape = info.type.tensor_type.shape
     batch = list(shape.dim[:1]) if reshape.batched else []
     if reshape.batched and not batch:

@@ -1,7 +1,7 @@
 """The messages of Triton's ``model_config.proto``, as protobuf descriptors.
 
-Names and types are Triton's; the numbers are our own, because only the text and JSON
-forms are read, which have names. Built at run time, when the first configuration is
+Names and types are Triton's. The numbers are PopGate's, because only the text and JSON
+forms are read, which use names. The schema is built when the first configuration is
 read: most repositories have none.
 """
 

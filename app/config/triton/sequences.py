@@ -11,7 +11,7 @@ def sequence_options(message: Any) -> tuple[dict[str, Any], list[str]]:
     """Return keys of a ``config.toml``, and notes on parts of the message without
     effect.
 
-    Raises ValueError for what would make results wrong.
+    Raises ValueError for parts that would make results wrong.
     """
     section: dict[str, Any] = {}
     options: dict[str, Any] = {"sequence": section}
@@ -29,8 +29,8 @@ def sequence_options(message: Any) -> tuple[dict[str, Any], list[str]]:
         notes.append("sequence_batching preserve_ordering has no effect here")
     for descriptor, _ in message.direct.ListFields():
         notes.append(
-            f"sequence_batching direct {descriptor.name} has no effect here: a "
-            f"sequence has no slot of its own, and none is waited for"
+            f"sequence_batching direct {descriptor.name} has no effect here: "
+            "sequences have no slots of their own"
         )
     for control_input in message.control_input:
         for control in control_input.control:
@@ -52,7 +52,7 @@ def sequence_options(message: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_values(name: str, control: Any) -> None:
-    """Check that controls are 0 and 1; the model would not get other values."""
+    """Check that controls are 0 and 1; the model would receive no other values."""
     for word in ("int32_false_true", "fp32_false_true", "bool_false_true"):
         values = list(getattr(control, word))
         if values and [float(v) for v in values] != [0.0, 1.0]:

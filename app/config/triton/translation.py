@@ -1,7 +1,7 @@
-"""Triton's configuration in our words: the keys of ``config.toml``, and what is left.
+"""Translate Triton's configuration into the keys of ``config.toml``.
 
-What is set and cannot be followed is an error where results or scheduling would be
-wrong without it; the rest is a note for the operator.
+An unsupported setting is an error if results or scheduling would be wrong without it;
+otherwise it is a note for the operator.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ KEYS = frozenset(item.name for item in fields(ModelConfig))
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A model's configuration as ours: `options` are those of a ``config.toml``.
+    """A translated configuration: `options` are keys of a ``config.toml``.
 
-    `declared` is to be compared with the model.
-    `filename` is the file to take where a version has several.
+    `declared` must be compared with the model. `filename` is the file to use if a
+    version has several.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -47,8 +47,8 @@ def translate(
 ) -> Translation:
     """Translate the configuration of model `name` into our keys.
 
-    `label` names it in errors and notes. A `partial` one changes another: what it does
-    not say stays as it is. Raises `TritonConfigError`.
+    `label` is its name in errors and notes. A `partial` one changes another: fields
+    that it omits stay unchanged. Raises `TritonConfigError`.
     """
     work = _Work(message, label)
     if message.name and message.name != name:
@@ -56,8 +56,8 @@ def translate(
     if message.platform not in PLATFORMS or message.backend not in BACKENDS:
         given = message.platform or message.backend
         work.refuse(
-            f"platform or backend {given!r} is not run here; ONNX models "
-            f"(onnxruntime), PopEF files and Python (python) are"
+            f"platform or backend {given!r} is not supported; ONNX models "
+            "(onnxruntime), PopEF files and Python (python) are"
         )
     if not partial:
         work.options["versions"] = {"latest": 1}  # Triton's default
@@ -105,7 +105,7 @@ class _Work:
         self.notes.append(f"{self.label}: {what}")
 
     def option(self, key: str, value: Any, what: str) -> None:
-        """Sets one of our keys, if there is such a key."""
+        """Set the matching key of PopGate, if there is one."""
         if key in KEYS:
             self.options[key] = value
         else:
@@ -156,7 +156,7 @@ def _instances(work: _Work, groups: Any) -> None:
     active = [group for group in groups if not group.passive]
     count = sum((g.count or 1) * max(1, len(g.gpus)) for g in active)
     if any(group.count < 0 for group in groups) or not 0 < count <= 1024:
-        work.refuse(f"instance_group has {count} instances; 1 to 1024 are possible")
+        work.refuse(f"instance_group has {count} instances; expected 1 to 1024")
     work.options["instances"] = count
     for group in groups:
         said = [d.name for d, _ in group.ListFields() if d.name in _GROUP_WORDS]
@@ -199,14 +199,14 @@ def _queue_policy(work: _Work, policy: Any) -> dict[str, Any]:
     if policy.max_queue_size:
         found["max_queue_size"] = min(policy.max_queue_size, MAX_QUEUE)
     if policy.timeout_action:
-        work.note("timeout_action DELAY has no effect here: late requests are refused")
+        work.note("timeout_action DELAY has no effect here: late requests fail")
     elif policy.default_timeout_microseconds:
         found["timeout"] = policy.default_timeout_microseconds / 1e6
     return found
 
 
 def _made_by_the_server(name: str) -> Callable[[_Work, Any], None]:
-    """Refuses what clients would have to send, or to undo, in the server's place."""
+    """Refuse features that would leave work to clients which the server should do."""
 
     def refuse(work: _Work, value: Any) -> None:
         work.refuse(f"{name} is not supported: the tensors of it are not made here")
@@ -268,13 +268,16 @@ def _sample_input(value: Any) -> dict[str, Any]:
 def _decoupled(work: _Work, policy: Any) -> None:
     if policy.decoupled and work.message.backend != PYTHON:
         work.note(
-            "decoupled has no effect: several responses need [responses] in config.toml"
+            "decoupled has no effect: for several responses, set [responses] in "
+            "config.toml"
         )
 
 
 def _cache(work: _Work, cache: Any) -> None:
     if cache.enable:
-        work.note("response_cache has no effect here: responses are not cached")
+        work.note(
+            "response_cache has no effect here: the gateway does not cache responses"
+        )
 
 
 _GROUP_WORDS = frozenset(

@@ -9,7 +9,7 @@ MOST: Final = 64 * 1024
 
 
 class Backlog:
-    """Bytes that a client sent behind a request, kept until their turn.
+    """Bytes that a client sent behind a request, kept until that request is answered.
 
     `data` is empty if no bytes wait. `is_due` is true if a turn has been requested.
     """
@@ -26,13 +26,13 @@ class Backlog:
         return len(self.data) - self._at >= MOST
 
     def hold(self, data: bytes, at: int) -> None:
-        """Keep `data[at:]` behind what waits already."""
+        """Keep `data[at:]` behind the bytes that wait already."""
         if self.data:
             data, at = self.data[self._at :] + data[at:], 0
         self.data, self._at = data, at
 
     def take(self) -> tuple[bytes, int]:
-        """Return what waits, as bytes and where in them it begins."""
+        """Return the waiting bytes, and the offset at which they begin."""
         data, at = self.data, self._at
         self.clear()
         return data, at

@@ -1,6 +1,6 @@
-"""`Clocks`: how long a client has been idle, sends nothing, or takes nothing.
+"""`Clocks`: how long a client has been idle, has sent nothing, or has read nothing.
 
-One look at all connections every few seconds takes the place of a timer for every
+The server checks all connections every few seconds, instead of a timer for each
 request.
 """
 
@@ -21,8 +21,9 @@ ANSWER: Final = 3
 
 
 class Patience(NamedTuple):
-    """Seconds that a head may take in all, that a body may stop coming for, and that a
-    client may take nothing of its answer for."""
+    """Timeouts in seconds: for a whole head, for a pause within a body, and for a
+    client that reads nothing of its answer.
+    """
 
     head: float
     body: float

@@ -20,7 +20,7 @@ _FAILED: Final = error_body(
 
 
 class Connection(Protocol):
-    """The connection of a cycle (protocol.py), as far as that uses it."""
+    """The part of a connection (protocol.py) that a cycle uses."""
 
     @property
     def transport(self) -> asyncio.Transport: ...
@@ -55,15 +55,17 @@ class AsgiCycle:
     # -- what the connection tells
 
     def on_body(self) -> None:
-        """More of the body has come, or its end."""
+        """Take another part of the body, or its end."""
         self._changed.set()
 
     def be_last(self) -> None:
-        """Make the answer its connection's last; its head says so if it can."""
+        """Close the connection after this answer, and announce it in the head if
+        possible.
+        """
         self._framer.keep_alive = False
 
     def drop(self) -> None:
-        """The application gets no more of the body, and no client takes its answer."""
+        """Drop the rest of the body and the answer: the client is gone."""
         self.disconnected = True
         self.body = bytearray()
         self._changed.set()

@@ -1,4 +1,4 @@
-"""`Dispatch`: what becomes of the head of a request.
+"""`Dispatch`: turns the head of a request into an exchange or an ASGI scope.
 
 An inference whose body has a length becomes an `Exchange`, which needs no ASGI: no
 task, no future and no message, which halves what a small request costs (bench/LOG.md).
@@ -31,7 +31,7 @@ _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
 class Peer(Protocol):
-    """The connection of a request (protocol.py), as far as its scope is concerned."""
+    """The part of a connection (protocol.py) that the scope of a request needs."""
 
     base: str
     is_bare: bool
@@ -45,8 +45,7 @@ class Peer(Protocol):
 
 
 class Dispatch:
-    """The heads of all connections of a listener. `front` answers inference, and is
-    the application."""
+    """Handles the heads of all connections of a listener."""
 
     def __init__(self, front: InferFront) -> None:
         self.front = front
@@ -61,7 +60,7 @@ class Dispatch:
     def exchange(
         self, head: Head, connection: Connection, names: tuple[str, ...]
     ) -> Exchange | None:
-        """Return the exchange that a head begins; None if it needs the application."""
+        """Return the exchange for a head; None if the application must answer it."""
         if head.method != b"POST" or head.version != "1.1":
             return None
         path = self._path(head.target)
@@ -95,8 +94,9 @@ class Dispatch:
         return self._last_path
 
     def known(self, data: bytes, begun: Exchange) -> KnownHead | None:
-        """Return the head of an exchange for the next one that begins like it; `data`
-        is all of its request."""
+        """Return the head of an exchange, to recognise the next request that begins
+        alike.
+        """
         return KnownHead.of(
             data,
             begun.path,
@@ -108,8 +108,9 @@ class Dispatch:
         )
 
     def target(self, url: bytes) -> tuple[bytes, str, bool]:
-        """Return a URL without the base path, which a proxy in front has not taken off;
-        the base path that it had; and whether it had nothing else."""
+        """Return the URL without the base path, the base path, and whether the URL was
+        the base path alone.
+        """
         base = self.front.base_path
         if not base or not url.startswith(base):
             return url, "", False
@@ -120,7 +121,7 @@ class Dispatch:
         return (b"/" + rest if is_bare else rest), base.decode(), is_bare
 
     def scope(self, head: Head, peer: Peer, state: Mapping[str, Any]) -> Scope:
-        """Return the scope of a request. Raises `HttpError` if its URL is none."""
+        """Return the scope of a request. Raises `HttpError` if its URL is invalid."""
         try:
             # Any: its types do not say that a path may be missing.
             url: Any = httptools.parse_url(head.target)
@@ -153,15 +154,15 @@ class Dispatch:
 
 
 def check_extra(head: Head, entry: Entry) -> None:
-    """Raise for what a connection beyond the limit may not ask for."""
+    """Raise for requests that a connection beyond the limit may not make."""
     path = unquote(head.target.partition(b"?")[0].decode("latin-1"))
     group = key_group(path, head.method.decode())
     if group is None or group == "manage":
         return
-    msg = "the server has as many connections as it may have (--max-connections)"
+    msg = "the server has reached its maximum number of connections (--max-connections)"
     if entry is Entry.EXTRA_OF_ADDRESS:
         msg = (
-            "this address has as many connections as one may have "
+            "this address has reached its maximum number of connections "
             "(--max-connections-per-address)"
         )
     raise HttpError(503, msg, "too_many_connections", ((b"retry-after", b"1"),))

@@ -18,7 +18,9 @@ from app.serving.call import Call
 from app.serving.service import Service
 
 #: To a request whose failure cannot be told any better, for want of memory.
-_BODY: Final = error_body("there is no memory for an answer", "internal_error")
+_BODY: Final = error_body(
+    "the server has no memory left for this answer", "internal_error"
+)
 _NO_ANSWER: Final = (
     b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: application/json\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
@@ -26,7 +28,7 @@ _NO_ANSWER: Final = (
 
 
 class CommonHead:
-    """The headers of every answer, as bytes; uvicorn renews them each second."""
+    """The headers of every answer, as bytes; uvicorn renews them every second."""
 
     __slots__ = ("headers", "lines")
 
@@ -40,7 +42,7 @@ class CommonHead:
 
 
 class Connection(Protocol):
-    """The connection of an exchange (protocol.py), as far as that uses it."""
+    """The part of a connection (protocol.py) that an exchange uses."""
 
     transport: asyncio.Transport
     server_state: ServerState
@@ -54,7 +56,7 @@ class Connection(Protocol):
 
 
 class Exchange(Call):
-    """A call whose answer is written to the connection that it came on."""
+    """A call that writes its answer to the connection of its request."""
 
     __slots__ = ("connection", "keep_alive")
 
@@ -85,11 +87,11 @@ class Exchange(Call):
         self.connection.count_decoded(size)
 
     def be_last(self) -> None:
-        """Make the answer its connection's last."""
+        """Close the connection after this answer."""
         self.keep_alive = False
 
     def drop(self) -> None:
-        """The rest of its body will not come, and it has been answered."""
+        """Drop the request: its body is incomplete, and it has been answered."""
         self.body = []
         self.response_complete = True
 

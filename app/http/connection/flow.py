@@ -1,4 +1,4 @@
-"""`Flow`: whether a connection is read from, and whether its answers are taken."""
+"""`Flow`: whether the server reads from a connection, and whether the client reads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 
 
 class Flow:
-    """Reading stops for two reasons: the application has to take what there is of a
-    body (`pause_reading`), or the connection has to wait (`hold_reading`). The
-    application's `resume_reading` does not end the second.
+    """Reading stops for two reasons.
+
+    Either the application has not yet taken the body received so far (`pause_reading`),
+    or the connection has to wait (`hold_reading`). `resume_reading` of the application
+    does not end the second.
     """
 
     __slots__ = ("_transport", "_writable", "is_held", "read_paused", "write_paused")
@@ -27,7 +29,7 @@ class Flow:
         self.pause_reading()
 
     def release_reading(self) -> None:
-        """Let `resume_reading` read again."""
+        """Allow `resume_reading` to continue reading."""
         self.is_held = False
 
     def pause_reading(self) -> None:
@@ -49,7 +51,7 @@ class Flow:
         self._writable.set()
 
     async def drain(self) -> None:
-        """Return when the client has taken most of what was written."""
+        """Wait until the client has read most of the written bytes."""
         await self._writable.wait()
 
     def __repr__(self) -> str:

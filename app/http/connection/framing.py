@@ -116,12 +116,12 @@ class Head(NamedTuple):
 
 
 class Framer:
-    """The messages of one connection, in the order in which they come.
+    """The messages of one connection, in the order of their arrival.
 
-    `feed` reads one piece. Afterwards `head` is the head that the piece has completed,
-    `body` is what it has brought of a body, and `has_ended` says that the message ends
-    with it. All three are of the same message. `error` is the answer to what could not
-    be read, an `HttpError` unless the mistake is ours.
+    `feed` reads one piece. Afterwards `head` is the head that this piece completed,
+    `body` is the part of the body in it, and `has_ended` is true if the message ends
+    with it. All three belong to the same message. `error` is set if the input could not
+    be parsed; it is an `HttpError` unless the fault is ours.
     """
 
     __slots__ = (
@@ -171,7 +171,7 @@ class Framer:
         self._declines = False
 
     def feed(self, data: bytes, at: int) -> int:
-        """Read a piece of `data` from `at` on, and return where it ends."""
+        """Read a piece of `data` from offset `at`, and return the offset of its end."""
         self.head = None
         self.has_ended = False
         if self.body:
@@ -224,7 +224,7 @@ class Framer:
         return end + len(_EMPTY_LINE)
 
     def _count_past(self, data: bytes, at: int) -> int:
-        """Take bytes of a body that the parser does not see."""
+        """Take bytes of a body without the parser."""
         end = min(at + self._missing, len(data))
         whole = at == 0 and end == len(data)
         self.body.append(data if whole else memoryview(data)[at:end])
@@ -237,8 +237,9 @@ class Framer:
         return end
 
     def _decline(self) -> None:
-        """Go on behind a head that asks for another protocol, as if it did not. The
-        parser has taken all that follows for that protocol's."""
+        """Continue after a head that requests another protocol, and ignore
+        the request.
+        """
         self._declines = False
         self._parser = httptools.HttpRequestParser(self)
         if self.state == SIZED:
@@ -264,8 +265,11 @@ class Framer:
         self.error = error
 
     def so_far(self) -> Head | None:
-        """Return what has come of the head of the message that is coming, or of the
-        one that could not be read. Returns None if its URL has not come."""
+        """Return the known part of the head of the current message, or of the message
+        that could not be parsed.
+
+        Return None if its URL has not arrived.
+        """
         if self.state < HEAD:
             return None
         if self._last is not None:
@@ -276,7 +280,7 @@ class Framer:
         return Head(method, self._url, "1.1", self._lines, False, -1)
 
     def close(self) -> None:
-        """Let go of the parser and of an error's traceback, which know the framer."""
+        """Release the parser and an error's traceback, which refer to the framer."""
         self._parser = None
         self.error = None
 
@@ -361,11 +365,14 @@ _IN_CHUNKS: Final = -2
 
 
 def _check(version: str, lines: list[Header]) -> int:
-    """Return the length that a head states: -1 if it states none, `_IN_CHUNKS` if the
-    body comes in chunks. Raises for what one server may read in another way than the
-    next. The parser has seen that a length is a number, and that it is the only one."""
+    """Return the stated length of a body: -1 if there is none, `_IN_CHUNKS` if it comes
+    in chunks.
+
+    Raises for heads that two servers might read differently. The parser has checked
+    that a length is a number and occurs once.
+    """
     if version not in ("1.1", "1.0"):
-        msg = f"HTTP/{version} is not spoken here; expected HTTP/1.1 or HTTP/1.0"
+        msg = f"HTTP/{version} is not supported; expected HTTP/1.1 or HTTP/1.0"
         raise HttpError(505, msg, "http_version_not_supported")
     length = -1
     has_host = version == "1.0"
@@ -378,17 +385,17 @@ def _check(version: str, lines: list[Header]) -> int:
             if value.lower() != b"chunked":
                 coding = value[:40].decode("latin-1")
                 msg = (
-                    f"transfer encoding {coding!r} is not read here; expected 'chunked'"
+                    f"transfer encoding {coding!r} is not supported; expected 'chunked'"
                 )
                 raise HttpError(501, msg, "unsupported")
             length = _IN_CHUNKS
     if not has_host:
-        raise bad_http("it has no header Host")
+        raise bad_http("the header Host is missing")
     return length
 
 
 def _without_upgrade(lines: list[Header]) -> list[Header]:
-    """Return a head's lines without those that ask for another protocol."""
+    """Return the lines of a head without those that request another protocol."""
     kept: list[Header] = []
     for name, value in lines:
         if name == b"connection":
@@ -402,7 +409,7 @@ def _without_upgrade(lines: list[Header]) -> list[Header]:
 
 
 def _origin_form(url: bytes) -> bytes:
-    """Return the path and the query of an absolute URL, and other URLs as they are."""
+    """Return the path and query of an absolute URL; return other URLs unchanged."""
     try:
         # Any: its types do not say that a path may be missing, and compiled code asks.
         parsed: Any = httptools.parse_url(url)
@@ -413,14 +420,14 @@ def _origin_form(url: bytes) -> bytes:
 
 
 def bad_http(why: str) -> HttpError:
-    """Return the answer to what is no HTTP/1.1."""
+    """Return the answer to input that is not HTTP/1.1."""
     msg = "the request is not valid HTTP/1.1"
     return HttpError(400, f"{msg}: {why}" if why else msg, "bad_http")
 
 
 def _no_proxy() -> HttpError:
     allow = ((b"allow", b"GET, POST"),)
-    msg = "Method Not Allowed: this is no proxy"
+    msg = "Method Not Allowed: this server is not a proxy"
     return HttpError(405, msg, "method_not_allowed", allow)
 
 

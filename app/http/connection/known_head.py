@@ -1,16 +1,16 @@
-"""The head of a request that was answered, for the next that begins like it.
+"""The head of an answered request, to recognise the next request that begins alike.
 
-A client that keeps its connection sends the same bytes in front of every body, but for
-the values of a few headers: the length, and what names the single request. What the
-HTTP parser said of the rest holds for all of them, so it is parsed once: comparing
-bytes takes the place of the parser and of a call for each header.
+A client that keeps its connection sends the same bytes before every body, except the
+values of a few headers: the length and the identifiers of the single request. The
+parser's result for the rest stays valid. So the gateway parses a head once and then
+compares bytes, which replaces the parser and a call for each header.
 
-Nothing is taken for known that is not certain. A head is remembered only where one
-whole request, and nothing else, lay in the bytes that were received. A later one is
-known if all its bytes are those of the first but for such values; if these are plain
-(ASCII that can be seen, to the end of the line); and if its Content-Length is what the
-bytes behind the head are. None of these headers has a say in what becomes of a request
-before its body is read.
+The gateway accepts a head as known only if it is certain. It remembers a head only if
+the received bytes were exactly one whole request. A later head is known if three
+conditions hold. All its bytes equal those of the first, except these values. The values
+are plain (visible ASCII up to the end of the line). Its Content-Length equals the
+number of bytes behind the head. None of these headers affects a request before its body
+is read.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _plain_at: Final = re.compile(rb"[!-~]+").match
 
 
 class KnownHead:
-    """A head that asks for inference at `path`; `key` let it in, by these `rules`.
+    """A head that requests inference at `path`; `key` admitted it under these `rules`.
 
-    `size` is that of the head which was read last, in bytes.
+    `size` is the size of the last head that was read, in bytes.
     """
 
     __slots__ = (
@@ -89,10 +89,10 @@ class KnownHead:
         most: int = LARGEST_BODY,
         fixed: Collection[bytes] = (),
     ) -> KnownHead | None:
-        """The head of the one request that `data` was parsed as; None if in doubt.
+        """Return the head of the one request in `data`; None if in doubt.
 
-        A later body has at most `most` bytes; the headers `fixed`, in lower case, have
-        to stay as they are.
+        A later body has at most `most` bytes. The headers `fixed`, in lower case, must
+        stay the same.
         """
         size = len(data) - int(headers[_LENGTH])
         if not 0 < size <= _LONGEST or len(data) - size > LARGEST_BODY:
@@ -124,8 +124,9 @@ class KnownHead:
         return cls(varying, same + _END, most, path, headers, key, rules)
 
     def read(self, data: bytes) -> dict[bytes, bytes] | None:
-        """The headers of `data`, if it is one whole request with this head; `size` then
-        says where its body begins."""
+        """Return the headers of `data` if it is one whole request with this head;
+        `size` is then the offset of its body.
+        """
         at = 0
         headers = self._headers.copy()
         for before, size, name in self._varying:

@@ -1,4 +1,4 @@
-"""`last_answer`: what a client gets before its connection is closed for its mistake."""
+"""`last_answer`: the answer to a client before the server closes its connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def last_answer(
     headers: Mapping[bytes, bytes],
     stood: float,
 ) -> bytes:
-    """Return the bytes of an answer to a request that is no `Call`, or not yet one.
+    """Return the bytes of an answer to a request that has not become a `Call`.
 
     The answer is counted and logged. The request took `stood` seconds at least.
     """
@@ -44,8 +44,9 @@ def last_answer(
 
 
 def asked_so_far(head: Head | None, peer: Peer) -> tuple[Asked, Mapping[bytes, bytes]]:
-    """Return what has been read of a message, and its headers; `head` is None if its
-    URL has not come."""
+    """Return the part of a message read so far, and its headers; `head` is None if its
+    URL has not arrived.
+    """
     if head is None:
         return Asked(id_of({}), "-", "-", peer.client_of({})), {}
     headers = dict(head.headers)

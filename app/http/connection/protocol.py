@@ -1,13 +1,12 @@
 """`GatewayProtocol`: one connection over HTTP/1.1.
 
-A `Framer` finds the messages in what the client sends, and `Dispatch` says what each
-becomes: an `Exchange`, which is answered right here, from the device's `poll`, or an
-`AsgiCycle`, in which the application answers.
+A `Framer` finds the messages in the received bytes, and `Dispatch` decides what handles
+each. An `Exchange` is answered here, from the device's `poll`. An `AsgiCycle` is
+answered by the application.
 
-A connection has one request at a time. What a client sends behind it waits as bytes
-(`Backlog`), few of which are read, until the answer has been handed on: answers keep
-their order, also those to what is no HTTP, and a client that goes away leaves one run
-behind.
+A connection handles one request at a time. Bytes behind it wait in a `Backlog`, of
+which few are read, until the answer is written. So answers keep their order, even
+answers to invalid input. A client that disconnects leaves at most one run behind.
 """
 
 from __future__ import annotations
@@ -146,8 +145,9 @@ class GatewayProtocol(asyncio.Protocol):
             self._take(data, 0)
 
     def _answer_known(self, data: bytes) -> bool:
-        """Return whether `data` was a whole request like the last one. It is under
-        way then."""
+        """Return whether `data` was a whole request like the last one, and start it if
+        so.
+        """
         known = self._known
         if (
             known is None
@@ -171,8 +171,10 @@ class GatewayProtocol(asyncio.Protocol):
         return True
 
     def _take(self, data: bytes, at: int) -> None:
-        """Read one message of `data[at:]`, or what there is of it; the rest waits, and
-        so does what would take long."""
+        """Read one message of `data[at:]`, or the part of it received so far.
+
+        The rest waits, and so does work that takes long.
+        """
         framer = self._framer
         learns = at == 0 and framer.state == IDLE and self._unlike < _UNLIKE
         self._known = None
@@ -216,7 +218,7 @@ class GatewayProtocol(asyncio.Protocol):
             self._remember(data)
 
     def _begin(self, head: Head) -> None:
-        """Begin what a head asks for. Raises what is answered instead."""
+        """Start the request of a head. Raises the error to answer instead."""
         dispatch = self._dispatch
         target, self.base, self.is_bare = dispatch.target(head.target)
         if self.base:
@@ -241,7 +243,7 @@ class GatewayProtocol(asyncio.Protocol):
         task.add_done_callback(tasks.discard)
 
     def _hand_on(self, cycle: AsgiCycle, body: list[Buffer]) -> None:
-        """Give the application what a piece has brought of its body."""
+        """Give the application the part of its body in this piece."""
         if cycle.response_complete or cycle.disconnected or not body:
             return
         for part in body:
@@ -268,7 +270,7 @@ class GatewayProtocol(asyncio.Protocol):
         self._held.take(size)
 
     def _end_message(self, cycle: Exchange | AsgiCycle | None) -> None:
-        """A request has come as a whole."""
+        """Handle the end of a request."""
         if isinstance(cycle, Exchange):
             cycle.begin()
         elif cycle is not None:
@@ -277,7 +279,7 @@ class GatewayProtocol(asyncio.Protocol):
         self._receiving = None
 
     def _remember(self, data: bytes) -> None:
-        """Remember the head of `data`, which was all of one request."""
+        """Remember the head of `data`, which was exactly one request."""
         begun = self.cycle
         if isinstance(begun, Exchange) and begun.keep_alive:
             self._unlike += 1
@@ -294,7 +296,7 @@ class GatewayProtocol(asyncio.Protocol):
         self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Take up what waits, if its turn has come: after all others'."""
+        """Handle the waiting bytes when this connection's turn has come."""
         backlog = self._backlog
         if (
             backlog.data
@@ -318,7 +320,7 @@ class GatewayProtocol(asyncio.Protocol):
         return True
 
     def _is_idle(self) -> bool:
-        """Return whether an answer would be the next that goes out, and at once."""
+        """Return whether an answer would be written next, and immediately."""
         cycle = self.cycle
         return (cycle is None or cycle.response_complete) and not self.flow.write_paused
 
@@ -333,13 +335,12 @@ class GatewayProtocol(asyncio.Protocol):
             flow.resume_reading()
 
     def _read_more(self) -> None:
-        """Another turn of the event loop has begun."""
+        """Note that another turn of the event loop has begun."""
         if self._slowed is None and not self.transport.is_closing():
             self._read_on()
 
     def slow_down(self, refusals: float = 1.0) -> None:
-        """Count what was refused. In a flood, read what this client sends when its turn
-        has come again."""
+        """Count a refusal. In a flood, delay reading from this client."""
         wait = self._floods.charge(refusals)
         if wait and self._slowed is None and not self.transport.is_closing():
             self.flow.hold_reading()
@@ -407,10 +408,10 @@ class GatewayProtocol(asyncio.Protocol):
         self._unsent.give_back()
 
     def eof_received(self) -> None:
-        """The client sends no more."""
+        """Note that the client will send no more."""
 
     def pause_writing(self) -> None:
-        """The client takes an answer more slowly than it was made."""
+        """Note that the client reads more slowly than the answer is written."""
         self.flow.pause_writing()
         self._unsent.set(self.transport.get_write_buffer_size())
 
@@ -420,7 +421,7 @@ class GatewayProtocol(asyncio.Protocol):
         self._go_on_soon()
 
     def on_exchange_complete(self) -> None:
-        """The answer to the request under way has been handed to the transport."""
+        """Continue after the answer has been handed to the transport."""
         self.server_state.total_requests += 1
         self._clocks.idle_since = self._loop.time()
         if self._held.size:
@@ -432,29 +433,32 @@ class GatewayProtocol(asyncio.Protocol):
 
     @property
     def default_headers(self) -> list[Header]:
-        """The headers of every answer."""
+        """Return the headers of every answer."""
         return self.server_state.default_headers
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str:
-        """Return the address of who sends a request with these headers."""
+        """Return the address of the client that sends these headers."""
         return self._dispatch.front.proxies.client_of(self._address, headers)
 
     def has_asked(self) -> bool:
-        """Return whether the head of a request has come."""
+        """Return whether the head of a request has arrived."""
         return self.cycle is not None
 
     def evict(self) -> None:
-        """Make room for another connection."""
+        """Close the connection to make room for another."""
         self.transport.abort()
 
     def finish(self) -> None:
-        """Make the request that is being answered the connection's last."""
+        """Close the connection after the current answer."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.be_last()
 
     def shutdown(self) -> None:
-        """Close the connection, after the answer that is under way. One over TLS closes
-        when its client says so too: the second call ends it without that."""
+        """Close the connection after the current answer.
+
+        A TLS connection closes when its client agrees; the second call closes it
+        without that.
+        """
         if self.transport.is_closing():
             self._end_closing(self._loop.time(), math.inf)
         elif self.cycle is None or self.cycle.response_complete:
@@ -465,8 +469,10 @@ class GatewayProtocol(asyncio.Protocol):
     # -- clients that are slow
 
     def look_after(self, now: float, head: float, body: float, send: float) -> None:
-        """Close the connection if its client has been too slow, by the clocks. The
-        others are what `Patience` has."""
+        """Close the connection if its client has exceeded a timeout.
+
+        `Patience` holds the others.
+        """
         transport = self.transport
         if transport.is_closing():
             self._end_closing(now, send)
@@ -512,8 +518,11 @@ class GatewayProtocol(asyncio.Protocol):
         cycle: Exchange | AsgiCycle | None,
         stood: float = 0.0,
     ) -> None:
-        """Send the connection's last answer, to the request of `cycle`, or if there is
-        none to what could not be read. That took `stood` seconds at least."""
+        """Send the connection's last answer: to the request of `cycle`, or to input
+        that could not be parsed.
+
+        The request took at least `stood` seconds.
+        """
         if cycle is not None and (
             cycle.response_complete
             or (isinstance(cycle, AsgiCycle) and cycle.response_started)
@@ -531,7 +540,9 @@ class GatewayProtocol(asyncio.Protocol):
         self._close_gently()
 
     def _close_gently(self, refusals: float = 1.0) -> None:
-        """Close the connection when its client has had time to read the last answer."""
+        """Close the connection after the client has had time to read the
+        last answer.
+        """
         self._receiving = self._known = None
         self._backlog.clear()
         if self.transport.can_write_eof():  # not over TLS
@@ -543,12 +554,13 @@ class GatewayProtocol(asyncio.Protocol):
 
     @property
     def is_ending(self) -> bool:
-        """Return whether it has been sent its last answer."""
+        """Return whether the last answer has been sent."""
         return self._closing is not None
 
     def drop_rest(self, refusals: float) -> None:
-        """The body that is being received is not wanted, and cost so many `refusals`:
-        its request is answered, as the last of its connection."""
+        """Refuse the body that is being received, count `refusals`, and answer with the
+        connection's last answer.
+        """
         if self.cycle is not None:
             self.cycle.drop()
             self._close_gently(refusals + self._framer.chunks * CALL / READ)
@@ -560,7 +572,9 @@ def _too_slow(seconds: float) -> HttpError:
 
 
 def _has_gone(transport: asyncio.Transport) -> bool:
-    """Return whether the other end has closed a connection that is not read from."""
+    """Return whether the peer has closed a connection that the server is
+    not reading.
+    """
     look = select.poll()
     look.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(look.poll(0))

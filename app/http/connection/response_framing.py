@@ -1,4 +1,6 @@
-"""`ResponseFramer`: an application's messages in, the bytes of an answer out."""
+"""`ResponseFramer`: turns the messages of an application into the bytes of
+an answer.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _WITHOUT_BODY: Final = (204, 304)
 
 
 class ResponseFramer:
-    """One answer. `is_to_head` says that it is to a HEAD request, so has no body.
+    """One answer. `is_to_head` is true for a HEAD request, whose answer has no body.
 
     Raises `RuntimeError` if the application breaks the rules of HTTP.
     """
@@ -71,7 +73,9 @@ class ResponseFramer:
         return b"".join(lines)
 
     def body(self, part: Buffer, more: bool) -> Buffer:
-        """Return the bytes of a part of the body; `more` says that others follow."""
+        """Return the bytes of a part of the body; `more` is true if other
+        parts follow.
+        """
         if self._is_to_head:
             self._left = 0
             return b""
@@ -82,9 +86,9 @@ class ResponseFramer:
             return b"".join(pieces)
         self._left -= len(part)
         if self._left < 0:
-            raise RuntimeError("the body is longer than its Content-Length says")
+            raise RuntimeError("the body is longer than its Content-Length")
         if self._left and not more:
-            raise RuntimeError("the body is shorter than its Content-Length says")
+            raise RuntimeError("the body is shorter than its Content-Length")
         return part
 
     def __repr__(self) -> str:

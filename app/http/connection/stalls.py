@@ -1,8 +1,9 @@
-"""Stalls of a connection: request bodies that stop, answers that the client leaves.
+"""Stalls of a connection: request bodies that stop, and answers the client does not
+read.
 
 A TLS transport does not count bytes that it has handed to the transport below. It
 closes only after the client has agreed, and a client that reads nothing never agrees.
-The kernel counts the bytes it holds for the client, and those acknowledged.
+The kernel counts the bytes that it holds for the client and the acknowledged ones.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ class Stall:
         self._since = 0.0
 
     def stands_still(self, request: object, arrived: int, now: float) -> float:
-        """Seconds for which no byte of this request's body has come, as far as seen.
+        """Return the seconds since a byte of this request's body last arrived.
 
-        `arrived` is any number that changes when bytes come.
+        `arrived` is any number that changes when bytes arrive.
         """
         if request is not self._request or arrived != self._arrived:
             self._request, self._arrived, self._since = request, arrived, now
         return now - self._since
 
     def forget(self) -> None:
-        """No body is being received."""
+        """Note that no body is being received."""
         self._request = None
 
     def __repr__(self) -> str:
@@ -51,12 +52,12 @@ class Stall:
 
 
 def is_all_taken(transport: asyncio.Transport) -> bool:
-    """Returns whether nothing is left that was written before this turn of the loop."""
+    """Return whether all bytes written before this turn of the loop have left."""
     return not transport.get_write_buffer_size() and not _held(_socket_of(transport))
 
 
 def acknowledged(transport: asyncio.Transport) -> int:
-    """A number that changes when the client takes something."""
+    """Return a number that changes when the client reads something."""
     sock = _socket_of(transport)
     if sock is None:
         return 0
@@ -69,7 +70,7 @@ def acknowledged(transport: asyncio.Transport) -> int:
 
 
 def _held(sock: Any) -> int:
-    """Bytes that the kernel holds for the other end."""
+    """Return the number of bytes that the kernel holds for the peer."""
     if sock is None:
         return 0
     try:
@@ -81,6 +82,7 @@ def _held(sock: Any) -> int:
 
 
 def _socket_of(transport: asyncio.Transport) -> Any:
-    """The socket below a transport, None once that has gone; uvloop has one of its own,
-    which is like it."""
+    """Return the socket below a transport; None after it has closed. uvloop has a
+    similar object of its own.
+    """
     return transport.get_extra_info("socket")

@@ -1,8 +1,8 @@
 """Turns of the event loop, shared by work that can wait.
 
-The event loop handles every connection once in a turn, and each inference request
-waits for the whole turn. Requests through ASGI, and requests behind an answer on their
-connection, therefore share a fixed part of each turn, however many they are.
+The event loop handles every connection once in a turn, and each inference request waits
+for the whole turn. Requests through ASGI, and requests behind an answer on their
+connection, therefore share a fixed part of each turn, whatever their number.
 
 Connections with large bodies share a number of bytes of each turn. Otherwise libuv
 reads a connection up to 32 times, 256 KB each time, before it reads the next one. That
@@ -26,7 +26,7 @@ _AT_A_TIME: Final = 4
 
 
 class Turns:
-    """The line of those requests; for the event loop's thread."""
+    """The queue of those requests; for the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,8 +36,11 @@ class Turns:
     def wait(
         self, go_on: Callable[[], bool | None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """Have `go_on` called when its turn has come. It returns True if that was all:
-        what it leaves to a task is the rest of this part."""
+        """Call `go_on` when its turn has come.
+
+        It returns True if it did all its work itself; work that it leaves to a task
+        counts as the rest of this part.
+        """
         self._line.append(go_on)
         if not self._is_due:
             self._is_due = True
@@ -58,7 +61,7 @@ class Turns:
 
 
 class ReadBudget:
-    """Bytes left of a turn, and the connections that wait for the next one.
+    """Bytes left in a turn, and the connections that wait for the next turn.
 
     For the event loop's thread.
     """
@@ -69,7 +72,7 @@ class ReadBudget:
         self._is_due = False
 
     def spend(self, size: int, loop: asyncio.AbstractEventLoop) -> bool:
-        """Count bytes that were read; return whether that is enough for this turn."""
+        """Count bytes that were read; return whether this turn's bytes are used up."""
         self._left -= size
         if not self._is_due:
             self._is_due = True
@@ -77,7 +80,7 @@ class ReadBudget:
         return self._left <= 0
 
     def wait(self, read_on: Callable[[], None]) -> None:
-        """Have `read_on` called in a later turn: after `spend` has returned True."""
+        """Call `read_on` in a later turn, after `spend` has returned True."""
         self._line.append(read_on)
 
     def _begin_turn(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,8 +1,8 @@
 """Largest number of rows that may run together without using too much memory.
 
-A batch of a large network gains nothing that a few rows do not gain, and its values in
-between take memory that the device keeps. So what a row takes is worked out from the
-shapes, and batches are as large as a budget allows unless another size is asked for.
+Beyond a few rows, a larger batch of a large network gains nothing, and its intermediate
+values take memory that the device keeps. So the memory of a row is computed from the
+shapes, and batches are as large as a budget allows unless another size is requested.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from engine.compiler.weights import data_type_of
 
 MOST_BYTES = 256 << 20
-"""What the inputs and outputs of one node may take in a batch."""
+"""Most memory for the inputs and outputs of one node in a batch."""
 _UNKNOWN = 4
-"""Bytes of an element whose type says nothing: unknown, or a string."""
+"""Bytes of an element of unknown size: an unknown type, or a string."""
 
 
 def rows_within(model: Any, most: int, budget: int = MOST_BYTES) -> int:
     """Return how many rows fit into `budget`: a power of two from 1 to `most`.
 
-    `model` is an ONNX model whose free first dimension counts rows. What is not known
-    of its shapes counts nothing: other free dimensions are 1.
+    `model` is an ONNX model whose free first dimension counts rows. Unknown sizes count
+    nothing: other free dimensions are 1.
     """
     row = _largest_node(model)
     rows = 1
@@ -32,7 +32,7 @@ def rows_within(model: Any, most: int, budget: int = MOST_BYTES) -> int:
 
 
 def _largest_node(model: Any) -> int:
-    """Return bytes of all that the largest node reads and writes for one row."""
+    """Return the bytes that the largest node reads and writes for one row."""
     import onnx
 
     try:
@@ -56,7 +56,9 @@ def _largest_node(model: Any) -> int:
 
 
 def _single_row(model: Any) -> Any:
-    """Return the model with one row, its outputs left to be worked out."""
+    """Return the model with one row; the shapes of its outputs remain to be
+    inferred.
+    """
     single = type(model)()
     single.CopyFrom(model)
     graph = single.graph

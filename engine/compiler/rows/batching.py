@@ -73,8 +73,8 @@ def decide(
 
 
 def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None:
-    """Return why an input or output lacks one row for each row; None if all
-    have them.
+    """Return why an input or output lacks a place for each row; None if all
+    have one.
     """
     if not interface.inputs:
         return "there are no inputs"
@@ -99,8 +99,8 @@ def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None
 
 
 def _remedy(interface: Interface) -> str:
-    """Return how to free the rows of a model that was exported with the rows of its
-    example.
+    """Return how to free the row dimension of a model that was exported with a fixed
+    one.
     """
     shapes = {t.name: t.shape for t in interface.inputs if t.shape}
     if not any(isinstance(shape[0], int) for shape in shapes.values()):
@@ -115,9 +115,9 @@ def _remedy(interface: Interface) -> str:
 def _rows_differ(model: Any, interface: Interface) -> str | None:
     """Return why the free first dimensions may differ; None if they are the same.
 
-    Inputs must share a name, or the graph must show that it cannot be run if they
-    differ. Outputs need not: exporters give results new names, and running the model
-    shows how many rows come out.
+    Inputs must share a name, or the graph must prove that it cannot run if they differ.
+    Outputs need not: exporters give results new names, and running the model shows how
+    many rows result.
     """
     shapes = {t.name: t.shape or () for t in interface.inputs}
     elsewhere: set[Dimension] = {d for shape in shapes.values() for d in shape[1:]}
@@ -148,10 +148,10 @@ def _rows_depend_on_weights(
     options: CompileOptions,
     limit: TimeLimit,
 ) -> str | None:
-    """Return why rows depend on each other, or on their place in the batch, if the
-    weights have other values; None if they do not.
+    """Return why rows would depend on each other, or on their place in the batch, if
+    the weights had other values; None if they do not.
 
-    Weights are data that can be replaced: frozen over, or loaded from another file.
+    Weights are data that can be replaced: by frozen inputs, or from another file.
     """
     if sum(weight.nbytes for weight in weights) > MAX_WEIGHTS:
         return None

@@ -1,8 +1,8 @@
 """Useful values for the columns of inputs, found in encoders, scalers and trees.
 
-A model of columns answers the same to nearly all synthetic rows: to it every word is
-unknown and every number far away. Some fail on words that they do not know. So what a
-node compares with is followed back to the column of the input that it comes from.
+A model of columns gives the same result for nearly all synthetic rows, because every
+word is unknown to it and every number is far away. Some models fail on unknown words.
+So the constants that a node compares with are traced back to their column of the input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PASSED_ON = frozenset(
 )
 _MOST_STEPS = 64
 _MOST_TOLD = 10_000
-"""Values of one node that are looked at: a forest has a million."""
+"""Most values of one node that are examined: a forest has a million."""
 _WORDS = ("cats_strings", "keys_strings")
 _NUMBERS = ("cats_int64s", "keys_int64s", "keys_floats")
 

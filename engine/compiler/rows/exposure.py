@@ -1,8 +1,8 @@
-"""Makes what happens inside nested graphs and functions visible outside.
+"""Makes values inside nested graphs and functions visible outside.
 
-The values of a body of `Loop` or `Scan` become results of its node, one for each step;
-those of a branch of `If` become results that are empty if the branch is not taken.
-Functions are put in place of their calls. The model computes what it did before.
+The values in a body of `Loop` or `Scan` become results of its node, one for each step.
+Those of a branch of `If` become results that are empty if the branch is not taken.
+Functions are inlined. The model computes the same as before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STEPS = frozenset({"Loop", "Scan"})
 
 
 def has_inside(model: Any) -> bool:
-    """Returns whether there is anything to make visible."""
+    """Return whether there is anything to make visible."""
     nested = any(True for node in model.graph.node for _ in graphs_of(node))
     return nested or len(model.functions) > 0
 

@@ -1,4 +1,4 @@
-"""The constants that a model holds: what it compares with is worth a try as data."""
+"""The constants in a model: values that it compares with make useful test data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Shows by running it whether padding changes the rows of a model.
 
 Rows of different lengths run alone, then together in one batch, padded to the longest
-with the values that the model's owner has stated. Each must give the same, within the
+with the values that the model's owner has stated. Both runs must agree within the
 tolerances of `row_check`: tight on rows of at least one kind, wide on all. The trials
 also show which axes of which outputs are the length.
 """
@@ -48,7 +48,7 @@ def shown_lengths(
     """Return what was shown of the inputs that `options.ragged` names.
 
     `run` runs the model by the graph's own names. Raises Dependent if padding changes a
-    row, or if nothing could be shown.
+    row, or if nothing could be proved.
     """
     if not decision.rows or decision.size:
         why = decision.reason if not decision.rows else "the batch has a fixed size"
@@ -138,7 +138,7 @@ class _LengthCheck:
         )
 
     def _row(self, kind: str, length: int, size: int, seed: int) -> Feed:
-        """Return one row, whose first element is none of padding."""
+        """Return one row without an element that equals the padding value."""
         inputs = [
             replace(t, shape=_with_length(t.shape or (), length))
             if t.name in self._pads
@@ -209,7 +209,7 @@ class _LengthCheck:
         return tuple(axes)
 
     def _responds(self, alone: Sequence[Mapping[str, Array]]) -> bool:
-        """Return whether not all rows give the same."""
+        """Return whether some rows have different results."""
         for name in self._types:
             first = alone[0][name].reshape(-1)
             for results in alone[1:]:
@@ -238,7 +238,9 @@ def _check_shape(
     rows: int,
     longest: int,
 ) -> None:
-    """Raise Dependent unless the batch has a row for each, of the longest length."""
+    """Raise Dependent unless the batch has a result for each row, of the longest
+    length.
+    """
     expected = [rows, *alone.shape[1:]]
     for axis in axes:
         expected[axis] = longest

@@ -1,7 +1,8 @@
-"""A node as the rules for rows see it: its attributes, and what is known of its inputs.
+"""A node as the rules for rows see it: its attributes, and the known facts of its
+inputs.
 
-A rule (`row_rules`, `row_shape_rules`, `row_ml_rules`) says where rows lie in the
-results of one operator, or why that cannot be said.
+A rule (`row_rules`, `row_shape_rules`, `row_ml_rules`) says where rows are in the
+results of one operator, or why the place is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from engine.errors import counted
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """A node with what is known of the values that it reads."""
+    """A node with the known facts of the values that it reads."""
 
     node: Any
     given: tuple[Value | None, ...]
@@ -70,15 +71,17 @@ class OperatorCall:
         return tuple(whole)
 
     def only(self, index: int = 0) -> Value:
-        """Return an input beside which no other may depend on rows."""
+        """Return an input if no other input depends on rows."""
         for other, value in enumerate(self.given):
             if other != index and value is not None and value.axis is not None:
                 raise Unproven(f"takes rows as its input {other}, too")
         return self.input(index)
 
     def leading(self, rank: int = 0) -> Value:
-        """Return the first input, of `rank` (0: any), whose rows must be along its
-        first axis, one place each, or nowhere; no other input may have any.
+        """Return the first input, of `rank` (0: any).
+
+        Its rows must be along its first axis, one place each, or it has none. No other
+        input may have rows.
         """
         value = self.only()
         if value.axis is not None and value.shape[0] != _plain(value):

@@ -1,18 +1,17 @@
-"""Shows by running it whether each output row of a model depends on its own row only.
+"""Run a model to show whether each output row depends on its own input row only.
 
 Four questions, each put to the model with rows of several kinds:
 
-- Does a row give the same alone, together with others, and in another order?
-  Kernels round differently for other batch sizes and positions, so this is compared
-  within a tolerance: tight on rows of at least one kind, wide on all, for there are
-  models that make much of a rounding error on rows that they were not made for.
-- Does a row give the same whatever its neighbours are? Size and position stay, so
-  every bit must: the rows beside it may be zero, huge, infinite or not a number.
-- Is there a value inside in which rows are mixed (`row_trace`), even if it did not come
-  through to the answers?
-- Do the answers depend on the rows at all? If not, nothing was shown.
+- Does a row give the same result alone, together with others, and in another order?
+Kernels round differently for other batch sizes and positions, so this comparison has a
+tolerance: tight on rows of at least one kind, wide on all, because some models amplify
+rounding errors on unusual rows. - Does a row give the same result for any neighbours?
+Size and position stay the same, so every bit must; the other rows may be zero, huge,
+infinite or not a number. - Does an intermediate value mix rows (`row_trace`), even if
+the outputs do not show it? - Do the outputs depend on the rows at all? If not, the
+check has proved nothing.
 
-A model that cannot be run on synthetic rows has shown nothing either.
+A model that cannot run on synthetic rows has proved nothing either.
 """
 
 from __future__ import annotations
@@ -50,26 +49,28 @@ ROWS = 5
 """Rows of most trials: odd, so that the vector units' remainders are met."""
 _SMALLEST = 1e-30
 TRACED_ROWS = 7
-"""Rows of the runs that are looked into: a prime, which few other dimensions share."""
+"""Rows of the runs whose intermediate values are examined: a prime, which few other
+dimensions share.
+"""
 FEW_ROWS = 3
 """Rows of most trials of a slow model."""
 _MANY_ROWS = 33
-"""Rows of which some should differ where few are all the same to a model."""
+"""Rows to try if a model gives the same result for a few."""
 MAX_ROW = 64 << 20
 """Bytes of a row beyond which no larger free dimensions are tried."""
 MAX_BATCH = 2 << 30
 """Bytes of synthetic rows beyond which a batch is not tried."""
 _SLOW = 0.02
-"""Seconds of one row that make a model slow."""
+"""Seconds for one row above which a model counts as slow."""
 WIDE = 0.05
-"""Of the largest value of the row: no rounding error, whatever a model makes of it."""
+"""Part of the row's largest value: a difference that no rounding explains."""
 TIGHT = {
     DataType.F64: 1e-9,
     DataType.F32: 1e-4,
     DataType.F16: 1e-2,
     DataType.BF16: 5e-2,
 }
-"""Of the largest value of the row: what kernels make of rounding."""
+"""Part of the row's largest value: the rounding of kernels."""
 
 
 #: In the message of `Dependent` if the results of all rows are the same.
@@ -77,7 +78,7 @@ NOTHING_SHOWN = "which shows nothing"
 
 
 class Dependent(Exception):
-    """Rows depend on each other, or it could not be shown that they do not.
+    """Rows depend on each other, or the check could not prove that they do not.
 
     The message is a clause that says how.
     """
@@ -87,8 +88,8 @@ class RowCheck:
     """Puts the questions to one model.
 
     `size` is its fixed batch, at least 2, or 0 if it has none. `known` are constants of
-    the model, with which rows are made that it may look for, `columns` such as belong
-    into one column of an input; `most` rows fit into memory.
+    the model that rows should contain, `columns` those for one column of an input;
+    `most` rows fit into memory.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class RowCheck:
         return Sampler(inputs, size, self._seed, self._known, self._columns)
 
     def _find_kinds(self) -> list[str]:
-        """Return the gentle kinds on which the model runs; sets free dimensions so that
+        """Return the gentle kinds on which the model runs; set free dimensions so that
         it does.
         """
         inputs = self._interface.inputs
@@ -211,7 +212,7 @@ class RowCheck:
         raise Dependent(f"{COULD_NOT_RUN} ({failure})")
 
     def _check_size(self, row: int) -> None:
-        """Raise Dependent if rows of so many bytes are too large to be tried."""
+        """Raise Dependent if rows of this size are too large to try."""
         count = self._size or TRACED_ROWS
         if count * row > MAX_BATCH:
             raise Dependent(

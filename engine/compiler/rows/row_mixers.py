@@ -1,9 +1,9 @@
-"""Looks at a graph for operators that see all rows at once, without running it.
+"""Search a graph for operators that see all rows at once, without running it.
 
 Running it on synthetic data (`engine.compiler.rows.row_check`) finds most dependences
-between rows. What it may not meet: randomness, results whose size depends on data, and
-branches taken on data. Those are found here. Values that depend only on shapes are not
-data: the graphs that exporters write compute axes and sizes with the same operators.
+between rows. Runs can miss randomness, results whose size depends on data, and branches
+on data; this module finds those. Values that depend only on shapes are not data: the
+graphs that exporters write compute axes and sizes with the same operators.
 """
 
 from __future__ import annotations
@@ -58,15 +58,19 @@ SIZES = {
     "TopK": (1,),
     "Upsample": (1,),
 }
-"""Which inputs of an operator say how large its result is. If that is data it is the
-data of all rows; and synthetic data could ask for any amount of memory."""
+"""Inputs of an operator that set the size of its result.
+
+If such an input is data, it depends on the data of all rows, and synthetic data could
+request any amount of memory.
+"""
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
 def row_mixer(model: Any) -> str | None:
-    """Return which node in `model` mixes rows, or may do so unseen; None if none does.
+    """Return the node in `model` that mixes rows, or may do so unseen; None if there is
+    none.
 
-    A clause such as `NonZero node 'n' looks at all rows at once`.
+    The result is a clause such as `NonZero node 'n' looks at all rows at once`.
     """
     for node in (
         *all_nodes(model.graph),

@@ -1,7 +1,7 @@
 """Rules for the rows of `ai.onnx.ml` operators.
 
-Most take a matrix of one row each. If they also take a vector, it is one row there,
-whatever it is elsewhere: so that the rank matters.
+Most take a matrix with one row for each row. If they also accept a vector, they treat
+it as one row, so the rank matters.
 """
 
 from __future__ import annotations

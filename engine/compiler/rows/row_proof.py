@@ -1,13 +1,13 @@
-"""Shows without running it that a model keeps rows apart and has one number of rows.
+"""Prove without running it that a model keeps rows apart and has one number of rows.
 
-Running a model (`engine.compiler.rows.row_check`) shows what it does with as many rows
-in each input. If the file does not say by a common name that there are as many, more
-has to be shown: that the model cannot be run otherwise. If one input may have a
-single row that is repeated for all rows of another, requests must stay by themselves.
+Running a model (`engine.compiler.rows.row_check`) shows its behaviour for equal numbers
+of rows in all inputs. If the file does not state by a common name that the numbers are
+equal, one more proof is needed: that the model cannot run otherwise. If a single row of
+one input could be repeated for all rows of another, requests must run alone.
 
-The graph is gone through node by node. A rule for each operator says along which axis
-rows lie in its results, and which numbers of rows must be equal for it to run at all.
-One node without a rule, or of which that cannot be said, and nothing is shown.
+The proof goes through the graph node by node. A rule for each operator says along which
+axis rows are in its results, and which numbers of rows must be equal for it to run at
+all. If a node has no rule, or its rule gives no answer, there is no proof.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _RULES: Mapping[tuple[str, str], Rule] = {
 
 
 def unproven(model: Any, interface: Interface) -> str | None:
-    """Return why it is not proven that rows stay apart and all inputs have as many
-    rows.
+    """Return why there is no proof that rows stay apart and all inputs have equally
+    many rows.
 
-    A clause; None if it is sure. `model` may lack the data of weights. All inputs
-    must have a first dimension that is free.
+    The result is a clause; None if there is a proof. `model` may lack the data of
+    weights. All inputs must have a free first dimension.
     """
     counts = RowCounts(len(interface.inputs))
     inputs = _inputs(interface.inputs, counts)
@@ -60,10 +60,10 @@ def unproven(model: Any, interface: Interface) -> str | None:
 
 
 def wrongly_fixed(model: Any, interface: Interface) -> list[str]:
-    """Return the outputs that have a row for each row, but as the file has it a fixed
+    """Return the outputs that have a row for each row although the file states a fixed
     number.
 
-    Some converters say that the labels of all rows are a single one.
+    Some converters declare the labels of all rows as a single one.
     """
     named = [t.name for t in interface.outputs if t.shape and _is_fixed(t)]
     free = all(t.shape and not _is_fixed(t) for t in interface.inputs)
@@ -81,7 +81,7 @@ def traced(
 ) -> dict[str, Value]:
     """Return the known facts of every value that `outputs` depend on, given the inputs.
 
-    Raises Unproven, naming the node, if one may put different rows together.
+    Raises Unproven, naming the node, if a node may combine different rows.
     """
     graph = _inlined(model).graph
     values = {tensor.name: _constant(tensor) for tensor in graph.initializer}
@@ -115,7 +115,7 @@ def _inlined(model: Any) -> Any:
 
 
 def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value]:
-    """Return each input with rows of its own; those that share a name share their
+    """Return each input with its own rows; inputs with the same name share their
     number.
     """
     values: dict[str, Value] = {}
@@ -143,8 +143,8 @@ def _constant(tensor: Any) -> Value:
 
 
 def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
-    """Return the nodes that something comes of: others may never run, and prove
-    nothing.
+    """Return the nodes whose results are used: others may never run, and
+    prove nothing.
     """
     wanted = set(outputs)
     nodes = []
@@ -180,7 +180,7 @@ def _visit(
 
 
 def _check_counts(kind: str, index: int, results: Iterable[Value]) -> None:
-    """Refuse to take how many rows there are for anything but a size."""
+    """Refuse to use the number of rows for anything but a size."""
     if (kind, index) in SIZES_OF_RESULTS or kind == "Shape":
         return
     known = all(result.items is not None for result in results)

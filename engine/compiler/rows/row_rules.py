@@ -46,7 +46,9 @@ def cast(call: OperatorCall) -> Iterable[Value]:
 
 
 def along(call: OperatorCall) -> Iterable[Value]:
-    """Return all that lies along one axis is taken together, and stays as long."""
+    """Return the result of an operator that combines all values along one axis and
+    keeps its length.
+    """
     value, old = call.only(), call.opset < 13
     if call.node.op_type == "CumSum":
         (axis,) = call.constants(1)
@@ -61,7 +63,7 @@ def along(call: OperatorCall) -> Iterable[Value]:
 
 
 def layer(call: OperatorCall) -> Iterable[Value]:
-    """Return all axes from one on are taken together."""
+    """Return the result of an operator that combines all axes from one on."""
     value = call.only()
     across(value, range(call.axis(-1), len(value.shape)))
     return [Value(value.shape)]

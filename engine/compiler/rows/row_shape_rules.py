@@ -19,7 +19,9 @@ from engine.compiler.rows.row_values import (
 )
 
 _TO_THE_END = (1 << 31) - 1
-"""An end of a slice from which on it means: to the end, whatever the size."""
+"""From this value on, the end of a slice means the end of the axis,
+whatever its size.
+"""
 
 
 def concat(call: OperatorCall) -> Iterable[Value]:
@@ -131,8 +133,8 @@ def reshape(call: OperatorCall) -> Iterable[Value]:
 
 
 def _two(front: Shape, back: Shape) -> Shape:
-    """Return the target of a flattening: what is on the other side of rows is what is
-    left.
+    """Return the target shape of a flattening: rows on one side, all other axes on the
+    other.
     """
     if front == () or all(size == 1 for size in front):
         return (1, -1)
@@ -258,10 +260,13 @@ MOVING: Mapping[str, Rule] = {
     "Unsqueeze": unsqueeze,
 }
 SIZES_OF_RESULTS = frozenset({("ConstantOfShape", 0), ("Expand", 1), ("Reshape", 1)})
-"""Inputs of operators that say how large their results are: that may depend on how many
-rows there are, and the results have them then."""
+"""Inputs of operators that set the size of their results.
+
+They may depend on the number of rows, and then the results have rows.
+"""
 PASS_SIZES_ON = frozenset(
     {"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
 )
-"""Operators that may be given how many rows there are, where their rules know the
-elements of what they give."""
+"""Operators that may receive the number of rows, because their rules know the elements
+of their results.
+"""

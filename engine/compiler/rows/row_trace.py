@@ -1,11 +1,12 @@
-"""Looks inside a model for values in which rows are mixed, whatever comes of them.
+"""Search the intermediate values of a model for mixed rows, whether or not outputs show
+it.
 
-A threshold can hide a dependence: `x + (max over rows == 12345)` gives on nearly all
-rows what `x` gives. The maximum itself hides nothing. So the model is run once more
-with all its intermediate values as outputs, twice, with one row the same and the other
-rows changed. A value in which rows stay apart has the rows somewhere along one of its
-axes: blocks that belong to the kept row, and these must not have changed. Values inside
-of nested graphs and functions are looked at as well (`engine.compiler.rows.exposure`).
+A threshold can hide a dependence: for nearly all rows, `x + (max over rows == 12345)`
+equals `x`. The maximum itself hides nothing. So the model runs twice more with all its
+intermediate values as outputs; one row stays the same, and the other rows change. If a
+value keeps rows apart, one of its axes has blocks that belong to the kept row, and
+these must not have changed. Values inside nested graphs and functions are examined as
+well (`engine.compiler.rows.exposure`).
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class RowTrace:
         self._threads = threads
 
     def mixed(self, base: Feed, other: Feed, row: int, until: float) -> str | None:
-        """Return which value mixes rows, as a clause; None if none does or none can be
-        seen.
+        """Return which value mixes rows, as a clause; None if none does or none is
+        visible.
 
-        `base` and `other` have the same shapes and share only the row `row`. Looks no
-        longer than `until` (`time.monotonic`), about.
+        `base` and `other` have the same shapes and share only the row `row`. The search
+        ends at about `until` (`time.monotonic`).
         """
         model = self._model
         inside = has_inside(model)
@@ -126,7 +127,7 @@ def _maker(model: Any, name: str) -> str:
 
 
 def rows_stay_apart(one: Array, two: Array, rows: int, row: int) -> bool:
-    """Returns whether `row` is along some axis and did not change between `one` and
+    """Return whether `row` lies along some axis and did not change between `one` and
     `two`.
 
     Rows may be merged with other dimensions into one axis, before or after them.

@@ -1,8 +1,8 @@
 """Facts about the values of a graph without running it: the place of their rows.
 
-A size is a number, a name (the same name is the same size, whatever it is), or `Rows`.
-A value that has `Rows` among its sizes holds a part for each row, which depends on
-that row alone; one that has none depends on no row at all.
+A size is a number, a name (equal names are equal sizes), or `Rows`. A value with `Rows`
+among its sizes holds a part for each row, which depends on that row alone. A value
+without `Rows` depends on no row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A dimension along which rows lie, `each` places for each, one after another."""
+    """A dimension along which rows lie, `each` places for each row, one
+    after another.
+    """
 
     group: int
     """Which number of rows that is (`RowCounts`)."""
@@ -28,14 +30,14 @@ Shape: TypeAlias = tuple[Size, ...]
 
 
 class Unproven(Exception):
-    """Raised if it cannot be shown that rows stay apart. The message is a clause."""
+    """Raised if there is no proof that rows stay apart. The message is a clause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value of the graph: its shape, and its elements if it holds sizes or axes.
 
-    Elements among which there is a `Rows` depend on how many rows there are.
+    Elements that include `Rows` depend on the number of rows.
     """
 
     shape: Shape
@@ -100,12 +102,12 @@ _NAMES: Iterator[int] = count()
 
 
 def unknown() -> str:
-    """Return a size of which nothing is known: a name of its own."""
+    """Return an unknown size: a unique name."""
     return f"?{next(_NAMES)}"
 
 
 def broadcast(shapes: Sequence[Shape], counts: RowCounts) -> Shape:
-    """Return the shape of what several values give element by element."""
+    """Return the shape of a value computed element by element from several values."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(_together(sizes, counts) for sizes in zip(*padded, strict=True))
@@ -124,7 +126,7 @@ def _together(sizes: tuple[Size, ...], counts: RowCounts) -> Size:
 
 
 def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
-    """Return the one size that all of these must be, or the graph fails."""
+    """Return the one size that all of these must have, or the graph fails."""
     rows = [size for size in sizes if isinstance(size, Rows)]
     if not rows:
         return next((size for size in sizes if isinstance(size, int)), sizes[0])

@@ -16,15 +16,19 @@ from popef_io import DataType
 Feed = dict[str, Array]
 
 GENTLE = ("normal", "unit", "counts", "tiny", "zeros")
-"""Kinds on which a model gives about the same answers however its rows are arranged."""
+"""Kinds on which a model gives about the same results for any arrangement of rows."""
 HARSH = ("known", "large", "ones", "huge", "lowest", "infinite", "nan", "zeros")
-"""Kinds for neighbours: the slightest weight given to them shows. What a minimum, a
-maximum, a sum or a count over rows does, some of them move. Half of the values of
-"known" are constants of the model itself: what it looks for, it finds."""
+"""Kinds for neighbours that show even a slight influence on another row.
+
+Some of them change the minimum, maximum, sum or count over rows. Half of the values of
+"known" are constants of the model, so comparisons with them succeed.
+"""
 OWN = "own"
-"""As "normal", with values of its own in each column of which the model tells any."""
+"""Like "normal", but with different values in each column that the model
+distinguishes.
+"""
 SIZES = (4, 8, 16, 1, 2, 3, 32, 64, 128, 224)
-"""What free dimensions other than the first are set to, until the model runs."""
+"""Sizes to try for free dimensions other than the first, until the model runs."""
 
 _WORDS = ("", "a", "cat", "The dog", "ünï", "x y z", "lorem ipsum dolor")
 _DIGITS = ("0", "1", "2.5", "-3", "17")

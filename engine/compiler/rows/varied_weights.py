@@ -1,7 +1,7 @@
-"""Other values for weights, of which no two elements need be the same.
+"""Other values for weights, in which all elements differ.
 
 A weight with one value throughout treats all rows alike, whatever the graph does with
-it. The values that take its place later need not.
+it. The values that replace it later may not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def varied(weights: Sequence[Weight], seed: int) -> list[Weight]:
 
 
 def _varied(weight: Weight, random: np.random.Generator) -> Array:
-    """Return each number between half and one and a half times what it was, so that the
-    model goes on working; zeros become small. Integers stay within their range.
+    """Return each number multiplied by a factor from one half to one and a half, so
+    that the model still works; zeros become small.
+
+    Integers stay within their range.
     """
     data = weight.data
     if not data.size or data.dtype.hasobject:

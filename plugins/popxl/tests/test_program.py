@@ -116,7 +116,7 @@ def test_beside_the_program_by_default(popgate: Call, program: Path) -> None:
         (":popxl", (), "'popxl' is a module, which returns no Ir"),
         ("", ("--batch", "4"), "only --batch auto and off"),
         ("", ("--rename-input", "x=z"), "are those of the program's streams"),
-        ("", ("--fuse", "which"), "--fuse puts ONNX models together"),
+        ("", ("--fuse", "which"), "--fuse joins ONNX models"),
     ],
 )
 def test_what_cannot_be_is_said(

@@ -232,8 +232,16 @@ def test_models_of_s3(s3: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "allowed", "problem"),
     [
-        (b'save_outputs = "/etc"\n', False, "save_outputs can be set in the model"),
-        (b'python = "/bin/sh"\n', False, "python can be set in the model repository"),
+        (
+            b'save_outputs = "/etc"\n',
+            False,
+            "save_outputs can only be set in the model",
+        ),
+        (
+            b'python = "/bin/sh"\n',
+            False,
+            "python can only be set in the model repository",
+        ),
         (b'save_outputs = "out"\n', True, ""),
         (b"max_batch_size = 4\n", False, ""),
     ],
@@ -299,7 +307,7 @@ def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
     before = places.scan("m")
     assert before is not None
     assert before.url == url_of(web)
-    assert before.problem == f"{web.url}/m.onnx has not been taken yet"
+    assert before.problem == f"{web.url}/m.onnx is not downloaded yet"
     remote.of(before.url).fetch("model m", before.url)
     source = places.scan("m")
     assert source is not None
@@ -332,9 +340,9 @@ def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
             'source = "s3://b/c"',
             "",
             False,
-            "memory://b/m: source can be set in the mod",
+            "memory://b/m: source can only be set in the mod",
         ),
-        ('source = "s3://b/c"', "", True, "cannot name another URL"),
+        ('source = "s3://b/c"', "", True, "cannot set source to another URL"),
         ("max_batch = 4", "", False, "config.toml of memory://b/m: unknown key"),
         ("max_batch_size = 4", "max_batch = 4", False, "config.toml: unknown key"),
     ],
@@ -375,9 +383,12 @@ def test_files_are_here_or_elsewhere(tmp_path: Path, beside: str) -> None:
     path.write_text("")
     source = ModelPlaces(tmp_path, {}, RemoteCaches(tmp_path / "cache")).scan("m")
     assert source is not None
-    assert "come from source = 'https://h.example/m.onnx', and there" in source.problem
+    assert (
+        "come from source = 'https://h.example/m.onnx', but the folder"
+        in source.problem
+    )
     assert source.problem.endswith(
-        f"is {Path(beside).parts[-1 if '.' in beside[0] else 0]} too; keep one"
+        f"also contains {Path(beside).parts[-1 if '.' in beside[0] else 0]}; keep one"
     )
 
 

@@ -87,7 +87,7 @@ def test_what_could_not_be_taken_at_the_start_is_tried_again(
             gateway.client.get("/v2/models/m"),
             gateway.client.get("/v1/health/ready"),
         ):  # which a key for inference, or none, may ask for
-            assert "the server's log says why" in answer.text
+            assert "the server's log has the reason" in answer.text
             assert host not in answer.text
             assert "nothing at" not in answer.text
         told = gateway.client.post("/v1/models/m/load")
@@ -115,7 +115,7 @@ def test_a_bad_file_does_not_cost_the_good_one(web: Web, tmp_path: Path) -> None
         with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
             gateway.wait_ready()
             assert infer(gateway) == before
-            gateway.wait_line("the former files are served")
+            gateway.wait_line("serving its former files")
             assert gateway.client.get("/v1/models/m").json()["reason"]
     with ServedGateway(None, *options, *poll, NETRC="/nowhere") as gateway:
         gateway.wait_ready()
@@ -238,7 +238,7 @@ def test_a_load_takes_what_the_cache_has_nothing_of(web: Web, tmp_path: Path) ->
         override = {"parameters": {"config": f'{{"source": "{web.url}/x.popef"}}'}}
         answer = gateway.client.post("/v2/repository/models/m/load", json=override)
         assert answer.status_code == 400
-        assert "source can be set in the model repository only" in answer.text
+        assert "source can only be set in the model repository" in answer.text
 
 
 def test_ctrl_c_ends_a_download_at_once(web: Web, tmp_path: Path) -> None:

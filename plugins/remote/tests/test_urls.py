@@ -95,7 +95,7 @@ def test_urls_are_models_beside_paths(tmp_path: Path) -> None:
     }
     source = places.scan("a")
     assert source is not None
-    assert source.problem == "https://h.example/x.onnx has not been taken yet"
+    assert source.problem == "https://h.example/x.onnx is not downloaded yet"
     assert not (tmp_path / "cache").exists()  # looking is all that was done
-    with pytest.raises(InvalidConfig, match="two models are called 'm'"):
+    with pytest.raises(InvalidConfig, match="two models have the name 'm'"):
         ModelPlaces.of(None, [str(tmp_path / "m.onnx"), "https://h/m.onnx"], remote)

@@ -35,7 +35,7 @@ from plugins.text.tests.folders import (
 TEXTS = ["the cat sits on the mat", "a fast model", "dog", "what is a batch of text"]
 MODES = ("cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
-PAST_TOKENIZER = "its requests are converted before the model takes them"
+PAST_TOKENIZER = "a plugin converts its requests first"
 CHAIN = """
 [[ensemble.step]]
 model = "unit"
@@ -203,7 +203,7 @@ def test_a_sparse_encoder_weighs_words(served: ServedGateway, root: Path) -> Non
 @pytest.mark.parametrize("name", [*MODES, "unit", "classes", "rank", "sparse"])
 def test_padding_changes_no_text(served: ServedGateway, name: str) -> None:
     reason = served.client.get(f"/v1/models/{name}").json()["batching_reason"]
-    assert "rows of different length run together" in reason
+    assert "rows of different lengths run together" in reason
 
 
 def test_a_classifier_gives_shares_and_a_reranker_scores(served: ServedGateway) -> None:

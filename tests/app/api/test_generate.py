@@ -243,7 +243,7 @@ def test_infer_in_events(triton: ServedGateway) -> None:
     body["parameters"]["binary_data_output"] = True
     response = triton.client.post(f"{MODEL}/infer", json=body, headers=headers)
     assert response.status_code == 400
-    assert "hold no binary data" in response.json()["error"]
+    assert "hold neither binary data" in response.json()["error"]
     simple = {"inputs": {"INPUT0": [[1] * 16], "INPUT1": [[2] * 16]}}
     response = triton.client.post(
         "/v1/models/simple/infer", json=simple, headers=headers

@@ -156,8 +156,8 @@ def test_cells_that_pandas_takes_for_gaps(gap: str) -> None:
         ("age,city\n1,2,3\n", "row 0 of the CSV has 3 cells, expected 2"),
         ("age,children,city,member\n1,1.5,a,1\n", "'1.5' in row 0 of column 'children"),
         ("age,children,city,member\n1,1,a,yes\n", "'yes' in row 0 of column 'member'"),
-        ("age,children,city,member\n1_0,1,a,1\n", "is no FP64"),
-        ("age,children,city,member\n", "no rows below its line of names"),
+        ("age,children,city,member\n1_0,1,a,1\n", "is not a FP64"),
+        ("age,children,city,member\n", "no rows below its header line"),
         ("", "no rows"),
         ({"instances": [{"age": 1}], "params": {"extra_columns": "x"}}, "'refuse'"),
     ],
@@ -167,6 +167,6 @@ def test_what_is_no_table_is_said(body: Any, words: str) -> None:
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="neither JSON nor CSV"):
+    with pytest.raises(InvalidRequest, match="must be JSON or CSV"):
         InvocationsForm().decode(ModelCodec(PEOPLE), [b"\xff\xfe"])
     assert issubclass(InvalidTensor, RequestError)

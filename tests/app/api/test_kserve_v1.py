@@ -89,10 +89,10 @@ def test_bytes(triton: ServedGateway) -> None:
         ([], "expected a JSON object with either"),
         ({"instances": [ROW], "inputs": [ROW]}, "either 'instances' or 'inputs'"),
         ({"instances": []}, "must be a list with at least one instance"),
-        ({"instances": ROW}, "4 instances make [1, 4]"),
+        ({"instances": ROW}, "4 instances have shape [1, 4]"),
         ({"instances": [[1.0]]}, "unexpected shape for input 'input'"),
         ({"instances": [{"no": ROW}]}, "unexpected input 'no' for model 'affine'"),
-        ({"instances": [{"input": ROW}, {}]}, "instance 1 has not the same keys"),
+        ({"instances": [{"input": ROW}, {}]}, "instance 1 has other keys"),
         ({"instances": [["x"] * 4]}, "element 0 of input 'input' is the string"),
         ({"instances": [[{"b64": "AA=="}] * 4]}, "(FP32) is an object"),
         ({"instances": [[None] * 4], "parameters": {"missing": "refuse"}}, "'missing'"),
@@ -102,7 +102,7 @@ def test_bytes(triton: ServedGateway) -> None:
             "'extra_columns' must be 'ignore' or 'refuse'",
         ),
         ({"instances": [ROW], "more": 1}, "unexpected key 'more'"),
-        ({"instances": [ROW], "signature_name": "x"}, "can only be 'serving_default'"),
+        ({"instances": [ROW], "signature_name": "x"}, "must be 'serving_default'"),
     ],
 )
 def test_what_is_refused(gateway: ServedGateway, body: Any, text: str) -> None:
@@ -126,7 +126,7 @@ def test_readiness(gateway: ServedGateway) -> None:
 def test_several_inputs_need_names(triton: ServedGateway) -> None:
     status, answer = predict(triton, "simple", {"instances": [[1] * 16]})
     assert status == 400
-    assert "has 2 inputs; give values by name" in answer["error"]
+    assert "has 2 inputs; each instance must be an object" in answer["error"]
 
 
 def codec(*shape: int) -> ModelCodec:
@@ -175,7 +175,7 @@ def test_records_of_a_table() -> None:
 
 
 def test_outputs_without_rows_have_no_instances() -> None:
-    with pytest.raises(NotRepresentable, match="for 2 instances; ask with 'inputs'"):
+    with pytest.raises(NotRepresentable, match="for 2 instances; send 'inputs'"):
         encode("instances", [1.0, 2.0, 3.0], [b"a", b"b"])
 
 

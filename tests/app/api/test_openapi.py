@@ -227,7 +227,7 @@ def test_examples_have_run(serve: Serve) -> None:
         assert digit is None or found["digit"] == [digit]
         paths = gateway.client.get("/openapi.json").json()["paths"]
         shown = paths[f"/v1/models/{name}/infer"]["post"]
-        assert "have not been tried" not in shown["description"]
+        assert "were not tried" not in shown["description"]
         assert f"[client.py](v1/models/{name}/client.py)" in shown["description"]
         assert gateway.client.get(f"/v1/models/{name}/client.py").status_code == 200
     assert "warm-up" not in gateway.output

@@ -400,7 +400,7 @@ def test_a_page_that_all_may_open_shows_what_its_key_may_see(
     with ServedGateway(tmp_path, *options) as served:
         served.wait_ready()
         chromium.open(served.url)
-        chromium.wait_text("an API key is needed", "#trouble")
+        chromium.wait_text("an API key is required", "#trouble")
         chromium.click("#open-key")
         chromium.evaluate("document.getElementById('key-api').focus()")
         chromium.call("Input.insertText", text="secret")

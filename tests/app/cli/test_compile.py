@@ -57,7 +57,7 @@ def test_folders_are_made_for_out_dir_alone(popgate: Call, tmp_path: Path) -> No
     model, missing = save(tmp_path / "m.onnx"), tmp_path / "typo"
     done = popgate("compile", model, "-o", missing / "out.popef")
     assert done.code == 2
-    assert f"there is no folder {missing} to write out.popef into" in done.err
+    assert f"the folder {missing} for out.popef does not exist" in done.err
     assert not missing.exists()
     assert popgate("compile", model, "--out-dir", tmp_path / "a" / "b").code == 0
     assert (tmp_path / "a" / "b" / "m.popef").is_file()
@@ -126,7 +126,7 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
     first, second = save(tmp_path / "a" / "m.onnx"), save(tmp_path / "b" / "m.onnx")
     done = popgate("compile", first, second, "--out-dir", tmp_path / "out")
     assert done.code == 2
-    assert f"{first} and {second} would both become" in done.err
+    assert f"{first} and {second} would both be written" in done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -135,8 +135,8 @@ def test_nothing_overwrites_another(popgate: Call, tmp_path: Path) -> None:
     [
         ([], 2, "Missing argument"),
         (["none.onnx"], 1, "none.onnx"),
-        (["a.onnx", "b.onnx", "-o", "c.popef"], 2, "--output is one file"),
-        (["a.onnx", "-o", "c.popef", "--out-dir", "d"], 2, "not both"),
+        (["a.onnx", "b.onnx", "-o", "c.popef"], 2, "--output names one file"),
+        (["a.onnx", "-o", "c.popef", "--out-dir", "d"], 2, "exclude each other"),
         (["a.onnx", "--batch", "some"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--batch", "0"], 2, "batch must be auto, off or a number"),
         (["a.onnx", "--threads", "100000"], 2, "threads must be from 1 to 1024"),
@@ -169,7 +169,7 @@ def test_the_model_is_not_overwritten(popgate: Call, tmp_path: Path) -> None:
     for models in ([second], [first, second, "--fuse", "which"]):
         done = popgate("compile", *models, "-o", second)
         assert done.code == 1
-        assert f"{second} would be overwritten" in done.err
+        assert f"the model itself would be overwritten: {second}" in done.err
     assert second.read_bytes() == before
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_file_is_not_waited_for(popgate: Call, tmp_path: Path) -> Non
     for name in ("pipe.onnx", "folder.onnx"):
         done = popgate("compile", tmp_path / name)
         assert done.code == 1
-        assert f"{name}: not an ONNX model: it is no regular file" in done.err
+        assert f"{name}: not an ONNX model: it is not a regular file" in done.err
 
 
 def test_a_name_that_is_no_text(popgate: Call, tmp_path: Path) -> None:

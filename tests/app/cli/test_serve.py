@@ -26,19 +26,22 @@ from tests.support import until
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["-m", "/nowhere/at/all"], "there is no folder /nowhere/at/all"),
-        (["gone.onnx"], "there is no file or folder gone.onnx"),
-        (["/"], "one folder of models can be served, not "),
+        (["-m", "/nowhere/at/all"], "the folder /nowhere/at/all"),
+        (["gone.onnx"], "the file or folder gone.onnx"),
+        (["/"], "serve can serve one folder of models, got "),
         (["--port", "0", "--devices", "gpu:1"], "cannot understand devices 'gpu:1'"),
-        (["--device-wait", "soon"], "--device-wait: 'soon' is neither no-wait"),
+        (["--device-wait", "soon"], "--device-wait: 'soon' must be no-wait"),
         (["--port", "70000"], "--port: "),
         (["--port", "x"], "--port"),
         (["--max-body-size", "huge"], "--max-body-size: 'huge' is not a size"),
         (["--request-timeout", "0"], "--request-timeout: "),
         (["--log-level", "loud"], "--log-level: "),
         (["--api-key", ""], "--api-key: an empty key protects nothing"),
-        (["--allow-origin", "shop.example"], "'shop.example' is no origin; write * or"),
-        (["--allow-origin", "http://a/b"], "--allow-origin: 'http://a/b' is no origin"),
+        (["--allow-origin", "shop.example"], "'shop.example' must be * or an origin"),
+        (
+            ["--allow-origin", "http://a/b"],
+            "--allow-origin: 'http://a/b' must be * or an origin",
+        ),
         (["--host", "no.such.invalid"], "cannot listen on host 'no.such.invalid'"),
         (["--nonsense"], "No such option"),
     ],
@@ -74,7 +77,7 @@ def test_misspelt_variables_are_told(
     monkeypatch.setenv("POPGATE_POOL", "mine")
     done = popgate("serve", "-m", tmp_path, "--port", "x")
     told = [line for line in done.err.splitlines() if "warning" in line]
-    none = "is no setting and has no effect"
+    none = "is not a setting and has no effect"
     meant = "; did you mean POPGATE_MAX_BODY_SIZE?"
     assert told == [
         f"popgate: warning: POPGATE_MAX_BDY_SIZE {none}{meant}",

@@ -50,7 +50,7 @@ def test_a_folder_with_mistakes(tmp_path: Path) -> None:
 def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     ended = run_popgate("validate", tmp_path / "none")
     assert ended.returncode == 2
-    assert "there is no folder" in ended.stderr
+    assert "the folder" in ended.stderr
     ended = run_popgate("validate", tmp_path, "--devices", "tpu:1")
     assert ended.returncode == 2
     ended = run_popgate("validate", tmp_path, POPGATE_DEVICES="tpu:1")

@@ -100,7 +100,7 @@ def test_more_strings_than_anybody_reads(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(classification, "MAX_CLASSES", 3)
     array = np.zeros(5, np.float32)
     assert classify(array, 3)[1] == (3,)
-    with pytest.raises(NotRepresentable, match="ask for its values"):
+    with pytest.raises(NotRepresentable, match="request its values"):
         classify(array, 4)
 
 

@@ -190,8 +190,14 @@ def test_not_an_object(document: Any) -> None:
             of_inputs(entry(), parameters={"a": [1]}),
             "should be either 'int', 'bool', 'double' or 'string', got list",
         ),
-        (of_inputs(entry(), parameters={"timeout": -1}), "'timeout' must be microsec"),
-        (of_inputs(entry(), parameters={"timeout": "9"}), "'timeout' must be microsec"),
+        (
+            of_inputs(entry(), parameters={"timeout": -1}),
+            "'timeout' must be an integer",
+        ),
+        (
+            of_inputs(entry(), parameters={"timeout": "9"}),
+            "'timeout' must be an integer",
+        ),
         (
             of_inputs(entry(), parameters={"binary_data_output": 1}),
             "'binary_data_output' must be true or false, got 1",
@@ -461,7 +467,7 @@ def test_base64_of_numbers_has_to_be_the_right_bytes() -> None:
     document = of_inputs(entry(data="AAAAAAAA", parameters=parameters))
     assert "Expected 8, got 6" in refusal(document)
     document = of_inputs(entry(data="AAA", parameters=parameters))
-    assert "is not base64" in refusal(document)
+    assert "is not valid base64" in refusal(document)
 
 
 def test_no_data_is_enough_for_no_elements() -> None:

@@ -51,7 +51,7 @@ def test_what_is_no_number(datatype: str, value: Any, words: str) -> None:
     assert text.startswith(f"element 2 of input 'x' {words}")
     assert f"; the model expects {datatype}" in text
     is_float = value is None and DATATYPES[datatype].kind == "f"
-    assert ("'missing' of the parameters" in text) is is_float
+    assert ("set the parameter 'missing'" in text) is is_float
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
@@ -141,7 +141,7 @@ def test_base64_strings() -> None:
     elements = Elements("x", DATATYPES["BYTES"], 100)
     packed = elements.pack_strings(["/wA=", ""], 2, is_base64=True)
     assert packed == b"\x02\0\0\0\xff\0\0\0\0\0"
-    for value in ("/wA", "not base64", "é", 5, b"/wA="):
+    for value in ("/wA", "not valid base64", "é", 5, b"/wA="):
         with pytest.raises(InvalidTensor, match="element 0"):
             elements.pack_strings([value], 1, is_base64=True)
 

@@ -149,7 +149,7 @@ def test_a_repeated_key_is_found_by_looking_at_each_key_a_few_times() -> None:
 
     count = 20_000
     pairs = [(Key(number), 0) for number in (*range(count), count - 1)]
-    with pytest.raises(InvalidRequest, match="stands twice"):
+    with pytest.raises(InvalidRequest, match="occurs twice"):
         _unique(pairs)
     assert looked < 10 * count
 

@@ -93,7 +93,7 @@ def test_deep_nesting(depth: int, literal: str) -> None:
 )
 def test_repeated_keys(text: str) -> None:
     json.loads(text)  # a parser that sees nothing wrong with it
-    with pytest.raises(InvalidRequest, match="stands twice in one object"):
+    with pytest.raises(InvalidRequest, match="occurs twice in one object"):
         parse(text)
 
 

@@ -83,7 +83,7 @@ ITEMS = "'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), "
     ("data", "words"),
     [
         (b"\x93NUMPY", "at byte 6"),
-        (GOOD[:11], "its header has 118 bytes, 1 follow it"),
+        (GOOD[:11], "its header states 118 bytes, but 1 follow"),
         (b"\x93NUMPY\x02\x00\x01\x00", "it ends within the header"),
         (b"\x93NUMPX" + GOOD[6:], "expected \\x93NUMPY"),
         (GOOD[:6] + b"\x04\x00" + GOOD[8:], "version 4.0"),
@@ -92,8 +92,8 @@ ITEMS = "'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), "
             b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 9000,
             "its header has 4294967295 bytes; at most 10000 are allowed",
         ),
-        (GOOD[:-1], "takes 24 bytes, 23 follow"),
-        (GOOD + b"x", "takes 24 bytes, 25 follow"),
+        (GOOD[:-1], "takes 24 bytes, but 23 follow"),
+        (GOOD + b"x", "takes 24 bytes, but 25 follow"),
         (with_header(b""), "expected a header in braces"),
         (with_header(b"{}"), "expected descr, fortran_order and shape"),
         (with_header(b"{'descr': '<f4'}"), "expected descr, fortran_order and shape"),
@@ -134,8 +134,11 @@ ITEMS = "'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), "
             "the array has 40 dimensions; at most 32",
         ),
         (with_header(f"{{{ITEMS}}}".replace("<f4", "O").encode()), "data-type is 'O'"),
-        (with_header(f"{{{ITEMS}}}".replace("<f4", "Q9").encode()), "is not known"),
-        (with_header(f"{{{ITEMS}}}".replace("<f4", "f999").encode()), "is not known"),
+        (with_header(f"{{{ITEMS}}}".replace("<f4", "Q9").encode()), "is not supported"),
+        (
+            with_header(f"{{{ITEMS}}}".replace("<f4", "f999").encode()),
+            "is not supported",
+        ),
         (
             with_header(f"{{{ITEMS}}}".replace("<f4", "S999999999").encode()),
             "data-type is 'BYTES', but model 'm' expects 'FP32'",

@@ -100,7 +100,11 @@ def test_zero_elements_take_no_bytes(codec: ModelCodec) -> None:
             A + B[:5],
             "expected 2 string elements for inference input 'B'",
         ),
-        (two(), A + b"\xff" + B[1:], "element 0 of input 'B' says that it has 255"),
+        (
+            two(),
+            A + b"\xff" + B[1:],
+            "element 0 of input 'B' has a stated length of 255",
+        ),
         ({"inputs": two()["inputs"][:1]}, A, "expected 2 inputs but got 1 inputs"),
         ([], b"", "expected an inference request"),
     ],
@@ -136,7 +140,7 @@ def test_the_header_belongs_to_json(codec: ModelCodec) -> None:
     for good in (None, b"application/octet-stream", b"application/json"):
         assert decode(two(), A + B, codec, content_type=good)
     for bad in (b"application/msgpack", b"application/x-npy"):
-        assert "belongs to a JSON header" in refusal(
+        assert "requires a JSON header" in refusal(
             two(), A + B, codec, content_type=bad
         )
 

@@ -161,7 +161,7 @@ def test_keys_may_need_a_prefix(folder: Path) -> None:
     table = RegionTable(max_bytes=2 * SIZE, folder=folder, prefix="se")
     table.register(region())
     (folder / "other").write_bytes(b"x")
-    with pytest.raises(InvalidRequest, match="keys begin with 'se' here"):
+    with pytest.raises(InvalidRequest, match="keys must begin with 'se'"):
         table.register(region("o", "other", 0, 1))
     table.unregister()
 
@@ -171,9 +171,11 @@ def test_a_segment_that_is_cut_short(table: RegionTable, folder: Path) -> None:
     held = table.hold({"y": Extent("r", SIZE - 8, 8)})
     os.truncate(folder / "seg", 16)
     assert len(read(table, Extent("r", 0, 16))) == 16
-    with pytest.raises(InvalidRequest, match="has become shorter: 1 of 2 bytes"):
+    with pytest.raises(
+        InvalidRequest, match="was made shorter after it was registered: 1 of 2"
+    ):
         read(table, Extent("r", 15, 2))
-    with pytest.raises(InvalidRequest, match="has become shorter"):
+    with pytest.raises(InvalidRequest, match="was made shorter"):
         held.put("y", tensor([1]))
     held.release()
     assert (folder / "seg").stat().st_size == 16
@@ -193,7 +195,7 @@ def test_a_segment_that_may_only_be_read(
     table.register(region())
     assert read(table, Extent("r", 1, 1)) == b"\x01"
     held = table.hold({"y": Extent("r", 0, 8)})
-    with pytest.raises(InvalidRequest, match="is read-only for us"):
+    with pytest.raises(InvalidRequest, match="is read-only for the server"):
         held.put("y", tensor([1]))
     held.release()
 

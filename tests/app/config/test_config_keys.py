@@ -97,7 +97,10 @@ def test_sections_within_sections() -> None:
         ({"inner": {"kind": "b", "count": 6}}, "inner: kind b has at most 5"),
         (
             {"several": {"count": 1}},
-            "several must be a list, got a table; one of a list is [[several]]",
+            (
+                "several must be a list, got a table; write one entry of the list as "
+                "[[several]]"
+            ),
         ),
         ({"several": [{}, {}, {}]}, "several must be of at most 2 entries"),
         ({"several": [{}, {"count": "x"}]}, "several.1.count must be a whole number"),
@@ -117,7 +120,7 @@ def test_sections_within_sections() -> None:
         ({"memory": 5}, "memory must be a size in bytes or as in"),
         ({"even": 3}, "even must be an even number, got 3"),
         ({"numbers": []}, "numbers must be of at least 1 entries, got []"),
-        ({"numbers": [1, 1]}, "numbers must be a list without repetition"),
+        ({"numbers": [1, 1]}, "numbers must be a list without duplicates"),
         ({"numbers": [1, True]}, "numbers.1 must be a whole number, got True"),
         (
             {"share": 2, "flag": "x"},

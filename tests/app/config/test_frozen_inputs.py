@@ -44,7 +44,7 @@ def test_files(model: Model, tmp_path: Path) -> None:
     (tmp_path / "b.npy").write_bytes(b"no array")
     with pytest.raises(ValueError, match=r"frozen_inputs\.B"):
         frozen_arrays(model, with_frozen_files({"B": "b.npy"}, tmp_path))
-    for name, words in (("../x.npy", "not in the model's"), ("c.npy", "No such file")):
+    for name, words in (("../x.npy", "outside the model's"), ("c.npy", "No such file")):
         with pytest.raises(ValueError, match=words):
             with_frozen_files({"B": name}, tmp_path)
 
@@ -75,7 +75,7 @@ def test_numbers_that_the_type_does_not_have(tmp_path: Path) -> None:
     path = models.gather(tmp_path / "m.popef")
     model = load_model(path)
     assert model.inputs[0].tensor_info.data_type is DataType.S64
-    with pytest.raises(ValueError, match="not all values are S64"):
+    with pytest.raises(ValueError, match="some values are not S64"):
         frozen_arrays(model, {"index": [0.5]})
     assert frozen_arrays(model, {"index": [1.0]})["index"].tolist() == [1]
 
@@ -86,5 +86,5 @@ def test_where_state_is_saved(tmp_path: Path) -> None:
         tmp_path.parent / "x"
     )
     for name in (".", "1", "1/state", str(tmp_path)):
-        with pytest.raises(ValueError, match="where the model's versions are"):
+        with pytest.raises(ValueError, match="the folder of the model's versions"):
             save_folder(name, tmp_path)

@@ -51,11 +51,14 @@ KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[key]]\nname = 'a'", "key.0: sha256 or certificate is missing"),
-        (f'[[key]]\nsha256 = "{DIGEST.hex()}"', "key.0: name is missing"),
+        (
+            "[[key]]\nname = 'a'",
+            "key.0: sha256 or certificate is missing; set one of them",
+        ),
+        (f'[[key]]\nsha256 = "{DIGEST.hex()}"', "key.0: the key name is missing"),
         (KEY + "group = []", "unknown key 'group' (did you mean groups?)"),
         (KEY + "groups = ['all']", "key.0.groups.0 must be 'infer', 'metadata'"),
-        (KEY + "groups = ['infer', 'infer']", "without repetition"),
+        (KEY + "groups = ['infer', 'infer']", "without duplicates"),
         (KEY + "models = ['']", "at least 1 character"),
         (KEY + "requests_per_second = 0", "must be at least 0.001, got 0"),
         (KEY + "requests_per_second = nan", "must be"),
@@ -66,15 +69,21 @@ KEY = f'[[key]]\nname = "a"\nsha256 = "{DIGEST.hex()}"\n'
             "".join(
                 KEY.replace('"a"', f'"{n}"') + f"weight = {n}\n" for n in range(1, 10)
             ),
-            "9 different weights; at most 8 are possible",
+            "9 different weights; at most 8 are allowed",
         ),
-        (KEY + KEY, "two keys have the same name, that of 'a'"),
-        (KEY + KEY.replace('"a"', '"b"'), "two keys have the same sha256, that of 'b'"),
+        (KEY + KEY, "two entries have the same name, as 'a' has"),
+        (
+            KEY + KEY.replace('"a"', '"b"'),
+            "two entries have the same sha256, as 'b' has",
+        ),
         ("[[key]]\nname = 'a b'", "key.0.name must be 1 to 100 letters"),
         ("[[key]]\nsha256 = 'secret'", "must be the SHA-256 of a key"),
         ("keys = 1", "unknown key 'keys' (did you mean key?)"),
-        (" \n", "it is empty; to have no keys, write anonymous = []"),
-        (KEY.replace("[[key]]", "[key]"), "got a table; one of a list is [[key]]"),
+        (" \n", "the file is empty; to configure no keys, write anonymous = []"),
+        (
+            KEY.replace("[[key]]", "[key]"),
+            "got a table; write one entry of the list as [[key]]",
+        ),
         ("[[key]", "not TOML"),
         (b"\xff", "not TOML"),
         ("a = " + "[" * 5000, "not TOML"),
@@ -98,9 +107,9 @@ def test_a_file_is_read_within_bounds(tmp_path: Path) -> None:
     with pytest.raises(KeyProblem, match="more than 1048576 bytes"):
         read_keys(huge)
     os.mkfifo(pipe)
-    with pytest.raises(KeyProblem, match="it is no regular file"):
+    with pytest.raises(KeyProblem, match="it is not a regular file"):
         read_keys(pipe)
-    with pytest.raises(KeyProblem, match="it is no regular file"):
+    with pytest.raises(KeyProblem, match="it is not a regular file"):
         read_log_config(pipe)
 
 

@@ -24,9 +24,9 @@ def test_one_a_line(tmp_path: Path) -> None:
     ("name", "text"),
     [
         ("none.txt", "cannot be read"),
-        ("../labels.txt", "not in the model's folder"),
-        ("/etc/passwd", "not in the model's folder"),
-        ("link.txt", "not in the model's folder"),
+        ("../labels.txt", "outside the model's folder"),
+        ("/etc/passwd", "outside the model's folder"),
+        ("link.txt", "outside the model's folder"),
         ("large.txt", "is larger than"),
         ("latin.txt", "it is not UTF-8"),
         (".", "cannot be read"),

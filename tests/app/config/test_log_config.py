@@ -63,6 +63,6 @@ def test_a_server_reads_it_again(tmp_path: Path) -> None:
         assert not any("id=quiet" in line for line in served.lines)
         write(path, 'access_log = "some"\n')
         served.send(signal.SIGHUP)
-        served.wait_line("is not taken over")
+        served.wait_line("was not reloaded")
         served.client.get("/v1/models", headers={"x-request-id": "still-all"})
         served.wait_line("id=still-all")

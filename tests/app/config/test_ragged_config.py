@@ -33,7 +33,7 @@ def test_what_makes_no_sense_is_named(section: Any, message: str) -> None:
 
 
 def test_a_batch_is_limited_by_tokens_or_has_preferred_sizes() -> None:
-    with pytest.raises(ModelConfigError, match=r"either \[ragged\] or preferred"):
+    with pytest.raises(ModelConfigError, match=r"\[ragged\] and preferred"):
         parse_model_config({"ragged": {}, "preferred_batch_sizes": [4]})
 
 
@@ -54,8 +54,8 @@ def test_a_model_is_served_and_says_how_its_rows_run(tmp_path: Path) -> None:
         given = row(7)
         inputs = {name: array.tolist() for name, array in given.items()}
         answer = gateway.client.post("/v1/models/masked/infer", json={"inputs": inputs})
-    assert "rows of different length run together" in reasons["masked"]
-    assert "rows of different length run alone" in reasons["unmasked"]
+    assert "rows of different lengths run together" in reasons["masked"]
+    assert "rows of different lengths run alone" in reasons["unmasked"]
     found = {output["name"]: output for output in answer.json()["outputs"]}
     assert found["tokens"]["shape"] == [1, 7, 4]
     np.testing.assert_allclose(

@@ -76,7 +76,7 @@ def test_the_header_opens_its_groups_only() -> None:
         (("logging:a",), "is written GROUP"),
         (("logging:=b",), "is written GROUP"),
         (("logging:a b=c",), "is written GROUP"),
-        (("loging:a=b",), "'loging' which is not known"),
+        (("loging:a=b",), "'loging' which is unknown"),
         (("logging:a=b", "trace,logging:c=d"), "'logging' twice"),
     ],
 )

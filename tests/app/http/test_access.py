@@ -80,7 +80,7 @@ def test_a_header_that_guards_management_is_enough() -> None:
         check_management({}, "10.0.0.1", None, Trust.NOBODY, path)
     check_management({"admin": "yes"}, "10.0.0.1", None, Trust.NOBODY, path)
     assert refused({"admin": "yes"}, "10.0.0.1", None, Trust.NOBODY).status == 403
-    with pytest.raises(HttpError, match="an API key is needed"):
+    with pytest.raises(HttpError, match="an API key is required"):
         check_management({"admin": "yes"}, "10.0.0.1", "secret", Trust.NOBODY, path)
 
 
@@ -545,7 +545,7 @@ def test_keys_come_and_go_under_load(tmp_path: Path, keys_file: Path) -> None:
     with ServedGateway(tmp_path, "--keys", str(keys_file)) as gateway:
         gateway.wait_ready()
         gateway.wait_line("open     health without a key, the rest to 4 keys")
-        gateway.wait_line('manage   closed; no key has it among its groups ("manage")')
+        gateway.wait_line('manage   closed: no key has the group "manage"')
         ended = threading.Event()
         statuses: set[int] = set()
         asked = itertools.count()
@@ -575,7 +575,7 @@ def test_keys_come_and_go_under_load(tmp_path: Path, keys_file: Path) -> None:
                 thread.join()
         assert statuses == {200}
         write_keys(keys_file, "[[key]]\n")
-        assert "keys stay as they were" in gateway.wait_line("keys stay")
+        assert "keys were not reloaded" in gateway.wait_line("not reloaded")
         assert gateway.client.post(INFER, json=BODY, headers=as_key("a")).is_success
 
 
@@ -614,7 +614,10 @@ def test_so_many_of_a_key_in_flight() -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [(None, "No such file or directory"), ("[[key]]", "key.0: name is missing")],
+    [
+        (None, "No such file or directory"),
+        ("[[key]]", "key.0: the key name is missing"),
+    ],
 )
 def test_serve_says_what_is_wrong_with_the_file(
     tmp_path: Path, text: str | None, problem: str

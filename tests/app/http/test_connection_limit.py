@@ -117,7 +117,7 @@ def test_silence_keeps_out_nobody(tmp_path: Path, workers: str) -> None:
     """From one address, with few descriptors: inference and health are answered."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard < SILENT + 200:
-        pytest.skip(f"this process may have no more than {hard} descriptors")
+        pytest.skip(f"this process may open no more than {hard} descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     models.affine(tmp_path / "affine.popef")
     few = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")

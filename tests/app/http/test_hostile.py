@@ -159,7 +159,7 @@ def test_two_thousand_connections(gateway: ServedGateway) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS + 500
     if hard < wanted:
-        pytest.skip(f"this process may have no more than {hard} descriptors")
+        pytest.skip(f"this process may open no more than {hard} descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     before = memory(gateway)
     with ExitStack() as stack:

@@ -335,7 +335,7 @@ def test_a_hangup_of_a_service_makes_it_look_at_its_files(tmp_path: Path) -> Non
         gateway.wait_ready()
         keys.write_text('anonymous = ["metadata"]')
         gateway.process.send_signal(signal.SIGHUP)
-        gateway.wait_line("SIGHUP: looking for changed keys and certificates")
+        gateway.wait_line("SIGHUP: checking keys and certificates for changes")
         gateway.until("/v1/models", 200)
         assert gateway.stop() == 0
 

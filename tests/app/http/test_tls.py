@@ -175,7 +175,7 @@ def test_a_certificate_is_renewed_under_load(
             # What is no certificate changes nothing.
             before = serial(url, trust)
             path.write_text("none")
-            gateway.wait_line("the certificate stays as it was")
+            gateway.wait_line("the certificate was not reloaded")
             assert serial(url, trust) == before
         finally:
             ended.set()
@@ -309,8 +309,8 @@ def test_files_that_are_being_replaced(
     for _ in range(3):
         assert not certificate.renew()
     (said,) = caplog.messages
-    assert "the certificate stays as it was" in said
-    with pytest.raises(TlsError, match="belongs to another certificate"):
+    assert "the certificate was not reloaded" in said
+    with pytest.raises(TlsError, match="does not match the certificate"):
         Certificate(cert, key)
     new.private_key_pem.write_to_path(str(key))
     assert certificate.renew()
@@ -345,13 +345,13 @@ def test_files_that_become_what_is_none(
         assert not certificate.renew()
         write()
         assert certificate.renew()
-        pipe, huge = (m for m in caplog.messages if "stays as it was" in m)
+        pipe, huge = (m for m in caplog.messages if "not reloaded" in m)
         caplog.clear()
-        assert f"{path}: cannot be read: it is no regular file" in pipe
+        assert f"{path}: cannot be read: it is not a regular file" in pipe
         assert f"{path}: is larger than 1 MiB" in huge
     cert.unlink()
     os.mkfifo(cert)
-    with pytest.raises(TlsError, match="no regular file"):
+    with pytest.raises(TlsError, match="not a regular file"):
         Certificate(cert, key)
 
 
@@ -418,11 +418,17 @@ def test_a_certificate_that_expires_is_told_once(
             ["--tls-cert", "server.pem", "--tls-key", "none.pem"],
             "none.pem: cannot be read: No such",
         ),
-        (["--tls-cert", "text.pem"], "text.pem: it has no certificate in PEM form"),
-        (["--tls-cert", "half.pem"], "half.pem: it, or the key of"),
-        (["--tls-cert", "alone.pem"], "--tls-key names the file that has it"),
-        (["--tls-cert", "locked.pem"], "locked.pem: the key has a password"),
-        (["--tls-cert", "server.pem", "--tls-key", "text.pem"], "text.pem: it has no"),
+        (
+            ["--tls-cert", "text.pem"],
+            "text.pem: the file holds no certificate in PEM form",
+        ),
+        (["--tls-cert", "half.pem"], "half.pem: the certificate, or the key in"),
+        (["--tls-cert", "alone.pem"], "name the file with the key by --tls-key"),
+        (["--tls-cert", "locked.pem"], "locked.pem: the private key has a password"),
+        (
+            ["--tls-cert", "server.pem", "--tls-key", "text.pem"],
+            "text.pem: the file holds no",
+        ),
         (["--tls-cert", "server.pem", "--tls-client-ca", "text.pem"], "text.pem"),
         (["--tls-key", "server.pem"], "error: TLS needs a certificate"),
     ],

@@ -55,8 +55,8 @@ def test_nobody_waits_for_a_log_that_is_not_read(
     stuck.go_on.set()
     until(lambda: stuck.getvalue().count("\n") == 5)
     assert stuck.getvalue().splitlines() == [
-        "['first']", "2 lines could not be written in time", "line 0", "line 1",
-        "line 2",
+        "['first']", "2 lines could not be written in time and were dropped", "line 0",
+        "line 1", "line 2",
     ]  # fmt: skip
     until(writer.is_written)
 

@@ -164,12 +164,14 @@ def test_a_gateway_serves_onnx(tmp_path: Path) -> None:
 def test_what_is_no_model(cache: CompileCache, tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     source.write_bytes(b"garbage")
-    with pytest.raises(ValueError, match=r"m\.onnx is not an ONNX model, or cut off"):
+    with pytest.raises(
+        ValueError, match=r"m\.onnx is not a valid ONNX model, or is truncated"
+    ):
         cache.popef_for(source)
 
 
 def test_a_pipe_is_not_waited_for(cache: CompileCache, tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     os.mkfifo(source)
-    with pytest.raises(InvalidModel, match=r"m\.onnx is no regular file"):
+    with pytest.raises(InvalidModel, match=r"m\.onnx is not a regular file"):
         cache.popef_for(source)

@@ -207,7 +207,7 @@ class TestWhatALoadRequestMaySet:
             }
         status, text = self.load(gateway, **parameters)
         assert status == 400
-        assert f"{key} can be set in the model repository only" in text
+        assert f"{key} can only be set in the model repository" in text
 
     def test_what_the_repository_says_stays(self, gateway: ServedGateway) -> None:
         assert self.load(gateway, config='{"instances": 2}')[0] == 200

@@ -250,7 +250,10 @@ def test_explicit_loads_what_is_named(tmp_path: Path) -> None:
         assert "failed to poll from model repository" in failed["none"]
         answer = post(gateway, "b")
         assert answer.status_code == 503
-        assert "not loaded; POST /v1/models/b/load loads it" in answer.json()["error"]
+        assert (
+            "the model is not loaded; POST /v1/models/b/load loads it"
+            in answer.json()["error"]
+        )
         load = "/v2/repository/models/{}/load"
         assert gateway.client.post(load.format("b")).status_code == 200
         assert post(gateway, "b").status_code == 200
@@ -292,13 +295,13 @@ def test_a_newcomer_waits_for_the_next_look_at_the_folder(tmp_path: Path) -> Non
         add(tmp_path, "later")
         answer = post(gateway, "later")
         assert answer.status_code == 503
-        assert "the next look at the folder loads it" in answer.json()["error"]
+        assert "the next scan of the repository loads it" in answer.json()["error"]
 
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     ended = run_popgate("serve", "-m", tmp_path, "--load-model", "a")
     assert ended.returncode == 2
-    assert "needs --model-control-mode explicit" in ended.stderr
+    assert "requires --model-control-mode explicit" in ended.stderr
     ended = run_popgate("serve", "-m", tmp_path, "--model-control-mode", "some")
     assert ended.returncode == 2
     assert "--model-control-mode" in ended.stderr

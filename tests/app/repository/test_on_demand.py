@@ -79,7 +79,7 @@ def test_nothing_is_loaded_until_it_is_asked_for(lazy: ServedGateway) -> None:
         assert lazy.client.get(f"/v2/models/{name}/ready").status_code == 200
     listed = lazy.client.post("/v2/repository/index", json={"ready": True}).json()
     assert {e["name"] for e in listed} >= set(NAMES)
-    assert {e["reason"] for e in listed} == {"it is loaded by the first request to it"}
+    assert {e["reason"] for e in listed} == {"the first request to the model loads it"}
     assert lazy.infer("a", input=ROW)["output"] == AFFINE
     assert in_memory(lazy) == {"a/1"}
     assert gauge(lazy, "popgate_model_memory_bytes") == 1
@@ -146,7 +146,7 @@ def test_each_version_for_itself(lazy: ServedGateway) -> None:
 def test_what_never_fits_says_so(lazy: ServedGateway) -> None:
     answer = ask(lazy, "huge")
     assert answer.status_code == 503
-    assert "takes about 1 MiB" in answer.json()["error"]
+    assert "needs about 1 MiB" in answer.json()["error"]
     assert "--model-memory" in answer.json()["error"]
     assert lazy.client.get("/v2/models/huge/ready").status_code == 503
     assert ask(lazy, "broken").status_code == 503
@@ -209,7 +209,7 @@ def test_the_wait_ends_when_the_request_says_so(
         body, headers = gzip.compress(body), {"content-encoding": "gzip"}
     answer = lazy.client.post("/v1/models/a/infer", content=body, headers=headers)
     assert answer.status_code == 504, answer.text
-    assert "still being loaded when the deadline passed" in answer.json()["error"]
+    assert "still loading when the request's deadline passed" in answer.json()["error"]
     assert ask(lazy, "a").status_code == 200
 
 
@@ -225,7 +225,9 @@ def test_the_wait_ends_when_the_model_says_so(tmp_path: Path, extra: str) -> Non
         gateway.wait_ready()
         answer = gateway.client.post("/v1/models/m/infer", json=body)
         assert answer.status_code == 504, answer.text
-        assert "still being loaded when the deadline passed" in answer.json()["error"]
+        assert (
+            "still loading when the request's deadline passed" in answer.json()["error"]
+        )
 
 
 def test_a_deadline_ends_the_wait_and_not_the_loading(lazy: ServedGateway) -> None:

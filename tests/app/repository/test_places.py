@@ -65,15 +65,21 @@ def test_a_file_that_goes_and_a_link_that_leads_elsewhere(
 @pytest.mark.parametrize(
     ("models", "text"),
     [
-        (["gone.onnx"], "there is no file or folder gone.onnx"),
-        (["x=gone.onnx"], "there is no file or folder gone.onnx"),
-        (["net.pt"], "popgate pack torch net.pt -o models/net` puts a model.py around"),
-        (["m.txt"], "m.txt is no model: expected .onnx, .popef or .py, or a folder"),
+        (["gone.onnx"], "the file or folder gone.onnx"),
+        (["x=gone.onnx"], "the file or folder gone.onnx"),
+        (
+            ["net.pt"],
+            "popgate pack torch net.pt -o models/net` writes a model.py around",
+        ),
+        (["m.txt"], "m.txt is not a model: expected .onnx, .popef or .py, or a folder"),
         (["forest.joblib"], "docs/how-to/bring-a-model.md"),
         (["x.safetensors"], "holds weights without a program; export the model"),
         (["hf"], "optimum-cli export onnx --model"),
-        (["my net.onnx"], "cannot be called 'my net' .*as in --model NAME=my net.onnx"),
-        (["a.onnx", "b/a.onnx"], "two models are called 'a': a.onnx and b/a.onnx; "),
+        (
+            ["my net.onnx"],
+            "'my net' is not a valid model name .*as in --model NAME=my net.onnx",
+        ),
+        (["a.onnx", "b/a.onnx"], "two models have the name 'a': a.onnx and b/a.onnx; "),
     ],
 )
 def test_what_is_no_model_is_told(

@@ -106,7 +106,7 @@ def test_memory_and_devices(root: Path) -> None:
         (
             "config.toml",
             "devices = [0]\ninstances = 1\nversions = [7]",
-            "m: versions 7",
+            "m: versions = 7",
         ),
         (
             "config.toml",
@@ -114,7 +114,7 @@ def test_memory_and_devices(root: Path) -> None:
             "m/1: warm-up: t",
         ),
         ("config.toml", "sequence = {start = 'z'}", "m/1: "),
-        ("config.toml", "labels = {z = ['a']}", "m/1: there are labels for"),
+        ("config.toml", "labels = {z = ['a']}", "m/1: labels name"),
         ("config.pbtxt", "max_batchsize: 3", "m/config.pbtxt: unknown field"),
         (
             "config.pbtxt",
@@ -146,7 +146,7 @@ def test_ensembles_that_cannot_be(root: Path) -> None:
         text = f'[[ensemble.step]]\nmodel = "{part}"'
         (root / name / "config.toml").write_text(text)
     problems = "\n".join(preview(root).all_problems)
-    assert "it would run itself" in problems
+    assert "the ensemble would run itself" in problems
     assert "lone/1: step 1 (none): model 'none' would not be served" in problems
 
 
@@ -175,7 +175,7 @@ def test_what_looks_meant_and_is_not_read_is_noted(root: Path) -> None:
 def test_the_folder_of_one_model(root: Path) -> None:
     write_simple(root, "simple", 1, config="")
     (problem,) = preview(root / "simple").all_problems
-    assert problem.startswith("simple: this is the folder of one model")
+    assert problem.startswith("simple is the folder of one model")
     (root / "simple" / "config.pbtxt").unlink()
     assert preview(root / "simple").problems == (problem,)
 

@@ -171,14 +171,16 @@ def test_code_never_comes_with_a_request(served: ServedGateway) -> None:
         if model["name"] == "brought"
     )
     assert brought["state"] == "UNAVAILABLE"
-    assert brought["reason"] == "model.py: code is never taken from the load request"
+    assert (
+        brought["reason"] == "model.py: PopGate never takes code from the load request"
+    )
     for key, value in (("python", "/bin/sh"), ("environment", {"LD_PRELOAD": "x"})):
         config = json.dumps({key: value})
         response = served.client.post(
             "/v2/repository/models/score/load", json={"parameters": {"config": config}}
         )
         assert response.status_code == 400
-        assert f"{key} can be set in the model repository only" in response.text
+        assert f"{key} can only be set in the model repository" in response.text
     assert answer(served, "score", "x") == [1.0, "config"]
 
 
@@ -192,7 +194,7 @@ def test_code_is_not_run_unless_that_is_allowed(tmp_path: Path) -> None:
         gateway.wait_ready()
         response = ask(gateway, "score", "x")
         assert response.status_code == 503
-        assert "only where the server was started with --allow-python" in response.text
+        assert "start the server with --allow-python" in response.text
         assert gateway.infer("onnx", input=ROW)
     found = run_popgate("validate", root, "--cache-dir", tmp_path / "cache", "--json")
     assert found.returncode == 1
@@ -211,7 +213,9 @@ def test_validate_shows_what_is_code(tmp_path: Path) -> None:
     )
     (model,) = found.models
     assert model.problems == ()
-    assert model.notes == ("score/1: model.py is code, run with the server's rights",)
+    assert model.notes == (
+        "score/1: model.py is code that runs with the server's rights",
+    )
     spec = model.versions[0].spec
     assert spec is not None
     assert [tensor.name for tensor in spec.outputs] == ["score", "by"]
@@ -221,11 +225,11 @@ def test_validate_shows_what_is_code(tmp_path: Path) -> None:
     ("config", "problem"),
     [
         ('requirements = ["a b"]', "requirement 'a b' is not understood"),
-        ("environment = {A = 1}", "a table of names and texts"),
-        ("devices = [0]", "a model in Python has processes of its own"),
+        ("environment = {A = 1}", "a table of variable names and strings"),
+        ("devices = [0]", "a Python model runs in processes of its own"),
         ('python = "/none"', "No such file or directory: '/none'"),
         ('requirements = ["none-such"]', "none-such is not installed"),
-        ("[ragged]", "a model in Python pads its rows itself"),
+        ("[ragged]", "a Python model pads its own rows"),
     ],
 )
 def test_options_that_cannot_be(tmp_path: Path, config: str, problem: str) -> None:
@@ -243,7 +247,7 @@ def test_options_are_for_python_alone(tmp_path: Path) -> None:
     root.mkdir()
     add(root, "onnx", config='python = "/usr/bin/python3"\n')
     found = preview_repository(root, CompileCache(tmp_path / "c"), NOTHING_TAKEN)
-    assert "python is for models in Python, and there is no model.py" in str(
+    assert "python is for Python models, and there is no model.py" in str(
         found.all_problems
     )
 

@@ -58,7 +58,7 @@ def test_an_empty_repository_is_ready_and_takes_models(
     models.affine(live / "late.popef")
     answer = served.client.post("/v1/models/late/infer", json=ask)
     assert answer.status_code == 503
-    hint = "not loaded; POST /v1/models/late/load loads it"
+    hint = "the model is not loaded; POST /v1/models/late/load loads it"
     assert hint in answer.text
     for path in ("/v1/models/late", "/v1/models/late/stats", "/v2/models/late"):
         answer = served.client.get(path)
@@ -210,7 +210,9 @@ def test_an_example_is_run_before_it_is_shown(
         ("odd", "example: "),
         ("other", "example: the model has no input indices"),
     ):
-        served.wait_line(f"model {name}/1: its example is not shown: {why}")
+        served.wait_line(
+            f"model {name}/1: the documentation does not show its example: {why}"
+        )
     assert "model good/1" not in served.output
 
 
@@ -290,7 +292,7 @@ def test_models_are_loaded_at_start_and_failures_do_not_stop_others(
         failed = gateway.wait_ready().client.get("/v1/health/ready").json()["failed"]
         assert sorted(failed) == ["bad", "half", "worse"]
         assert "instances must be a whole number" in failed["worse"]
-        assert "version 2: version 2 has neither" in failed["half"]
+        assert "version 2: version 2 contains neither" in failed["half"]
         assert gateway.infer("half", input=ROW)["output"] == AFFINE
         assert gateway.infer("good", input=ROW)["output"] == AFFINE
         assert "models   2 ready, 2 not" in gateway.wait_line("models   ")

@@ -114,7 +114,7 @@ def test_a_folder_without_versions_is_one(tmp_path: Path) -> None:
     make(tmp_path, "q/a.onnx", "q/b.onnx")
     assert (
         problem(tmp_path, "q")
-        == "the folder has several .onnx files: a.onnx, b.onnx; keep one"
+        == "the folder contains several .onnx files: a.onnx, b.onnx; keep one"
     )
 
 
@@ -130,7 +130,7 @@ def test_a_version_with_nothing_in_it(tmp_path: Path) -> None:
 
 def test_two_models_of_one_name(tmp_path: Path) -> None:
     make(tmp_path, "m.popef", "m/1/m.popef")
-    assert "several models of this name" in problem(tmp_path, "m")
+    assert "several models have this name" in problem(tmp_path, "m")
     make(tmp_path, "n.popef", "n.onnx")
     assert "n.onnx, n.popef" in problem(tmp_path, "n")
 
@@ -148,7 +148,7 @@ def test_version_policies(tmp_path: Path) -> None:
         config.write_text(f"versions = {text}")
         assert list(versions(tmp_path, "m")) == served
     config.write_text("versions = [9]")
-    assert "there are 1, 2, 3" in problem(tmp_path, "m")
+    assert "the folder contains 1, 2, 3" in problem(tmp_path, "m")
 
 
 def test_links_stay_inside(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     make(root, "conf/1/m.popef")
     (root / "conf" / "config.toml").symlink_to(outside / "config.toml")
     for name in ("file", "folder", "conf"):
-        assert "a link out of the model repository" in problem(root, name)
+        assert "a link to a place outside the model repository" in problem(root, name)
     source = scan_model(root, "inner")
     assert source is not None
     assert [bool(v.problem) for v in source.versions] == [False, True, False]
@@ -246,5 +246,5 @@ def test_a_bad_name_is_told_once(
     for _ in range(2):
         assert scan_names(tmp_path) == []
     (record,) = caplog.records
-    assert "'my model' is skipped" in record.getMessage()
+    assert "ignoring 'my model'" in record.getMessage()
     assert "letters, digits and any of '_.,+-'" in record.getMessage()

@@ -129,7 +129,7 @@ def test_files_are_npy_or_raw(tmp_path: Path, devices: list[Device]) -> None:
         ({"input": {"shape": [5]}}, "expects shape"),
         ({"input": {"file": "none"}}, "No such file"),
         ({"input": {"file": "short"}}, "has 3 bytes, but input 'input' of shape"),
-        ({"input": {"file": "link"}}, "is not in the model's folder"),
+        ({"input": {"file": "link"}}, "is outside the model's folder"),
         ({"input": {"file": "pickled.npy"}}, "Python objects"),
         ({"input": {"shape": [1 << 31, 1 << 31]}}, "elements"),
     ],
@@ -180,7 +180,7 @@ def test_a_file_may_hold_one_row_for_all(tmp_path: Path, devices: list[Device]) 
     wanted = {"shape": [3], "file": "row"}
     sample = {"batch_size": 8, "inputs": {"input": wanted}}
     path = models.affine(tmp_path / "m.popef")
-    message = r"has 16 bytes, but .* takes 96 \(one row: 12\)"
+    message = r"has 16 bytes, but .* needs 96 \(one row: 12\)"
     with pytest.raises(WarmupFailed, match=message):
         run(path, devices, {"samples": [sample]}, folder=tmp_path)
 

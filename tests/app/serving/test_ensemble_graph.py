@@ -115,21 +115,21 @@ def test_an_input_has_the_shape_that_all_who_take_it_take() -> None:
             {},
             "step 1 (scale): the model has no input 'z'",
         ),
-        ([("scale", {}, {"z": "o"})], {}, "the model has no output 'z', it has ['y']"),
+        ([("scale", {}, {"z": "o"})], {}, "the model has no output 'z'; it has ['y']"),
         (
             [("scale", {}, {"y": "t"}), ("scale", {}, {"y": "t"})],
             {},
-            "tensor 't' comes from step 1 (scale) and from step 2 (scale)",
+            "tensor 't' has two sources: step 1 (scale) and step 2 (scale)",
         ),
         (
             [("scale", {}, {"y": "t"}), ("count", {"x": "t"}, {})],
             {},
-            "output 'y' of step 1 (scale) is FP32, input 'x' of step 2 (count) is",
+            "output 'y' of step 1 (scale) is FP32, but input 'x' of step 2 (count) is",
         ),
         (
             [("scale", {}, {"y": "t"}), ("wide", {"x": "t"}, {"y": "u"})],
             {},
-            "has shape [-1, 4], input 'x' of step 2 (wide) takes [-1, 8]",
+            "has shape [-1, 4], but input 'x' of step 2 (wide) expects [-1, 8]",
         ),
         (
             [("scale", {"x": "in"}, {"y": "t"}), ("wide", {"x": "in"}, {})],
@@ -142,19 +142,19 @@ def test_an_input_has_the_shape_that_all_who_take_it_take() -> None:
                 ("sum", {"a": "q", "b": "in"}, {"s": "p"}),
             ],
             {"outputs": ("q",)},
-            "steps wait for each other: step 1 (scale), step 2 (sum)",
+            "the steps form a circle: step 1 (scale), step 2 (sum)",
         ),
-        ([("scale", {"x": "p"}, {"y": "p"})], {}, "no input is left"),
-        ([("scale", {}, {})], {"outputs": ("z",)}, "no step gives the output 'z'"),
+        ([("scale", {"x": "p"}, {"y": "p"})], {}, "so the ensemble has no input"),
+        ([("scale", {}, {})], {"outputs": ("z",)}, "no step produces the output 'z'"),
         (
             [("scale", {"x": "imgae"}, {})],
             {"inputs": ("image",)},
-            "takes 'imgae', which no step gives and which is not among the inputs",
+            "takes 'imgae', which neither a step produces nor the inputs",
         ),
         (
             [("scale", {"x": "in"}, {})],
             {"inputs": ("in", "more")},
-            "no step takes the input 'more'",
+            "no step takes the declared input 'more'",
         ),
     ],
 )
@@ -187,17 +187,25 @@ def test_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("ensemble", "more", "text"),
     [
-        ({}, {}, "there is no step"),
+        ({}, {}, "the ensemble has no step"),
         ({"step": [{}]}, {}, "model is missing"),
         (
             {"step": [{"model": "m", "inputs": {"x": 1}}]},
             {},
             "inputs.x must be a string, got 1",
         ),
-        ({"step": [{"model": "m"}], "outputs": ["a", "a"]}, {}, "without repetition"),
+        ({"step": [{"model": "m"}], "outputs": ["a", "a"]}, {}, "without duplicates"),
         ({"step": [{"model": "m"}] * 101}, {}, "at most 100"),
-        ({"step": [{"model": "m"}]}, {"instances": 2}, "an ensemble has no instances"),
-        ({"step": [{"model": "m"}]}, {"max_batch_size": 2}, "no max_batch_size"),
+        (
+            {"step": [{"model": "m"}]},
+            {"instances": 2},
+            "an ensemble cannot have instances",
+        ),
+        (
+            {"step": [{"model": "m"}]},
+            {"max_batch_size": 2},
+            "cannot have max_batch_size",
+        ),
     ],
 )
 def test_configurations_that_cannot_be(

@@ -250,8 +250,8 @@ def test_python_models_are_members_of_ensembles(served: ServedGateway) -> None:
 def test_what_cannot_be_is_refused_when_it_is_loaded(served: ServedGateway) -> None:
     index = served.client.post("/v2/repository/index").json()
     reasons = {model["name"]: model.get("reason", "") for model in index}
-    assert "which have no place here" in reasons["parts"]
-    assert "a generator has neither [sequence] nor [responses]" in reasons["wrong"]
+    assert "which an ensemble cannot run" in reasons["parts"]
+    assert "a generator can have neither [sequence] nor [responses]" in reasons["wrong"]
 
 
 def test_a_coroutine_that_is_unloaded_is_closed(served: ServedGateway) -> None:

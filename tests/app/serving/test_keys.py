@@ -70,7 +70,7 @@ def test_so_many_in_flight() -> None:
     key.enter()
     error = refusal(key)
     assert (error.status, error.code) == (429, "key_concurrency")
-    assert "is limited to 2 in flight" in str(error)
+    assert "is limited to 2 requests in flight" in str(error)
     key.leave()
     key.enter()
     assert repr(key) == "<Key a, 2 in flight>"
@@ -170,7 +170,7 @@ def test_a_changed_file_is_read_again(
     assert changed is not None
     with caplog.at_level("INFO"):
         keys.take_over(changed)
-    assert f"read 2 keys again from {path}; added b, c; removed a" in caplog.text
+    assert f"reloaded 2 keys from {path}; added b, c; removed a" in caplog.text
 
 
 def test_what_cannot_be_read_again_changes_nothing(
@@ -187,8 +187,9 @@ def test_what_cannot_be_read_again_changes_nothing(
             assert keys.read_again() is None
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
     assert "did you mean name" in caplog.messages[0]
-    assert "it is empty" in caplog.messages[1]
-    gone = f"keys stay as they were: {path}: No such file or directory"
+    assert "the file is empty" in caplog.messages[1]
+    said = "keys were not reloaded, the former ones stay in use"
+    gone = f"{said}: {path}: No such file or directory"
     assert caplog.messages[2] == gone
     assert keys.table.find(b"one") is not None
 

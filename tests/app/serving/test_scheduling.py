@@ -218,7 +218,7 @@ def test_priorities_that_are_none(gateway: ServedGateway, priority: object) -> N
     body = {"inputs": {"count": 1}, "parameters": {"priority": priority}}
     response = gateway.client.post("/v1/models/levels/infer", json=body)
     assert response.status_code == 400
-    assert "'priority' must be a level" in response.json()["error"]
+    assert "'priority' must be an integer" in response.json()["error"]
 
 
 def test_models_without_levels_take_any_priority(gateway: ServedGateway) -> None:

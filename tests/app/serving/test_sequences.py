@@ -419,15 +419,21 @@ def test_the_first_value_comes_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"start": "no"}, "there is no input 'no' .sequence.start.; there are x, "),
-        ({"state": (StateConfig("no", "after"),)}, "there is no input 'no' .state."),
-        ({"state": (StateConfig("x", "no"),)}, "there is no output 'no' .state."),
+        (
+            {"start": "no"},
+            "the model has no input 'no' .sequence.start.; it has x, ",
+        ),
+        (
+            {"state": (StateConfig("no", "after"),)},
+            "the model has no input 'no' .state.",
+        ),
+        ({"state": (StateConfig("x", "no"),)}, "the model has no output 'no' .state."),
         (
             {"correlation_id": "", "state": (StateConfig("who", "after"),)},
-            "is UINT32, its output 'after'",
+            "is UINT32, but its output 'after'",
         ),
         ({"state": (StateConfig("x", "y", "none.npy"),)}, "cannot be read"),
-        ({"state": (StateConfig("x", "y", shape=(3,)),)}, "the model takes .-1, 1."),
+        ({"state": (StateConfig("x", "y", shape=(3,)),)}, "the model expects .-1, 1."),
     ],
 )
 def test_models_that_have_not_what_is_named(
@@ -439,16 +445,19 @@ def test_models_that_have_not_what_is_named(
 
 def test_a_file_of_another_type(tmp_path: Path) -> None:
     np.save(tmp_path / "start.npy", np.zeros((1, 1), np.float32))
-    with pytest.raises(ValueError, match="holds float32, input 'before' is INT64"):
+    with pytest.raises(ValueError, match="holds float32, but input 'before' is INT64"):
         Client(tmp_path, state=(StateConfig("before", "after", "start.npy"),))
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: StateConfig("a", ""), "must both be named"),
+        (lambda: StateConfig("a", ""), "name both input and output"),
         (lambda: StateConfig("a", "b", "../c.npy"), "name of a file"),
-        (lambda: config(end="first"), "an input is named twice: before, first, first"),
+        (
+            lambda: config(end="first"),
+            "these inputs have two roles: before, first, first",
+        ),
     ],
 )
 def test_sections_that_contradict_themselves(

@@ -256,7 +256,7 @@ def test_no_end() -> None:
         client.runner.finish()
         run.proceed()
     assert client.responses == [5, 10, 15]
-    assert "came to no end within 3 steps" in str(client.ended[0])
+    assert "did not finish within 3 steps" in str(client.ended[0])
 
 
 def test_a_pause_before_the_response() -> None:
@@ -299,13 +299,16 @@ def test_parameters_that_the_model_cannot_take(
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"step": "no"}, "there is no input 'no' .responses.step."),
-        ({"more": "no"}, "there is no output 'no' .responses.more."),
+        ({"step": "no"}, "the model has no input 'no' .responses.step."),
+        ({"more": "no"}, "the model has no output 'no' .responses.more."),
         ({"more": "y", "emit": ""}, r"output 'y' .responses.more. must be one BOOL"),
         ({"parameters": {"stop": "x"}}, "parameter 'stop' must be a number"),
-        ({"parameters": {"no": 1}}, "there is no input 'no' .responses.parameters."),
-        ({"emit": "more"}, "an output is named twice"),
-        ({"step": "stop"}, "an input is named twice"),
+        (
+            {"parameters": {"no": 1}},
+            "the model has no input 'no' .responses.parameters.",
+        ),
+        ({"emit": "more"}, "these outputs have two roles"),
+        ({"step": "stop"}, "these inputs have two roles"),
     ],
 )
 def test_models_that_have_not_what_is_named(changes: dict[str, Any], text: str) -> None:

@@ -62,7 +62,7 @@ def test_they_run_and_count_them_and_follow_their_members(
     add(repository, "first", models.mean_over_rows)
     served.client.post("/v1/models/first/load").raise_for_status()
     for client in clients.values():
-        assert "its models have changed" in ask(client).text
+        assert "its member models have changed" in ask(client).text
     add(repository, "first")
     served.client.post("/v1/models/first/load").raise_for_status()
     for where, client in clients.items():
@@ -79,5 +79,5 @@ def test_what_they_do_not_run_is_said_when_it_is_loaded(
 ) -> None:
     add(repository, "steady", config="[responses]\n")
     served.client.post("/v1/models/steady/load").raise_for_status()
-    line = served.wait_line("model steady/1 is run by the supervisor")
+    line = served.wait_line("model steady/1 runs in the supervisor")
     assert "[responses]" in line

@@ -457,7 +457,7 @@ def test_every_truncation_is_refused_or_compiles(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_and_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         compile_model(tmp_path / "none.onnx", tmp_path / "m.popef")
-    with pytest.raises(InvalidModel, match="is no regular file"):
+    with pytest.raises(InvalidModel, match="is not a regular file"):
         compile_model(tmp_path, tmp_path / "m.popef")
 
 

@@ -1,8 +1,8 @@
-"""The device's end of a session: loads a model and runs programs as the host says.
+"""The device's end of a session: loads a model and runs programs for the host.
 
-A session has a connection of its own, and its programs run in the thread of that
-connection, beside the replicas of model runners. So a run that waits for data holds up
-neither a ping nor another model. A session ends with its connection.
+A session has its own connection, and its programs run in the thread of that connection,
+beside the replicas of model runners. So a run that waits for data delays neither a ping
+nor another model. A session ends with its connection.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DeviceSession:
         self._name = model.metadata.executable
 
     def serve(self) -> None:
-        """Run what the host says until it, or `end`, closes the connection."""
+        """Run the host's commands until it, or `end`, closes the connection."""
         try:
             # Cancelled: it was ended before it could say what became of a run.
             with contextlib.suppress(OSError, EOFError, Cancelled):
@@ -69,7 +69,7 @@ class DeviceSession:
     def end(self) -> None:
         """End the connection and what is running; from any thread.
 
-        Waits a moment for it, so that its memory is free when a caller goes on.
+        Waits a moment for the end, so that its memory is free when a caller goes on.
         """
         self._options.terminate = True
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The streams of a session in the device process: the host is asked, when needed.
+"""The streams of a session in the device process, which request data from the host.
 
 The messages, while programs run (docs/reference/sessions.md has the whole
 conversation); an
@@ -19,9 +19,10 @@ anchor is its place in the model's metadata, a place is [segment, offset, room]:
         ack    anchor, place             the host has what was written, if `ack` said so
         abort  why                       end the run
 
-Prefetch requests are [anchor, place] of what is certain to be read later; those of
-`done` are for the next run, if it resumes where this one ended: the same programs and
-connections. Segments that a message uses for the first time come along as descriptors.
+Prefetch requests are [anchor, place] of reads that are certain to follow. Those of
+`done` are for the next run, if it resumes where this one ended: with the same programs
+and connections. Segments that a message uses for the first time come as descriptors
+beside it.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ class HostStreams:
         empty: Collection[int],
         file: Collection[int],
     ) -> None:
-        """Set who serves which anchors from now on: the host, neither, the file; and
-        which of the host's can be prefetched (`ready`)."""
+        """Set the source of each anchor from now on: the host, none, or the file; and
+        which of the host's can be prefetched (`ready`).
+        """
         inputs, outputs = self._all_inputs, self._all_outputs
         self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
         self._outputs = {
@@ -154,8 +156,9 @@ class HostStreams:
             output.places.reclaim()
 
     def prefetches(self) -> list[list[Any]]:
-        """Returns [anchor, place] of what is certain to be read next and not requested
-        yet."""
+        """Return [anchor, place] of the next certain reads that are not
+        requested yet.
+        """
         prefetches: list[list[Any]] = []
         while (
             self._prefetched < self._look_ahead
@@ -298,7 +301,7 @@ class HostStreams:
         return place, len(data)
 
     def _room_for(self, stream: OutputStream, nbytes: int) -> Place:
-        """Return a place for an output, waiting if the host has too many to take."""
+        """Return a place for an output; wait if the host has too many to take."""
         while stream.waiting >= _WRITES_AHEAD:
             self._receive()
         return stream.places.take(nbytes)

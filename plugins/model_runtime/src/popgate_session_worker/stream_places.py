@@ -1,11 +1,11 @@
-"""Places in shared memory for what streams of a session carry, on the device's side.
+"""Places in shared memory for the data of a session's streams, on the device's side.
 
-The device makes the memory of both directions and says in its messages which place it
-means; the host maps each segment when it first hears of it. A place is free again
+The device makes the memory of both directions and names places in its messages; the
+host maps each segment at its first use. A place is free again
 
-- for an input, when nothing in this process refers to the array that lies in it, which
-  a weak reference tells: what a stream lends stays valid for as long as it is used;
-- for an output, when the host says that it has taken the data.
+- for an input, when nothing in this process refers to the array in it, which a weak
+reference shows: data of a stream stays valid as long as it is used; - for an output,
+when the host reports that it has taken the data.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Place:
 
 
 class Places:
-    """The places of one stream; more are made where none is free."""
+    """The places of one stream; more are made if none is free."""
 
     def __init__(self, make: MakeSegment, room: int = 0) -> None:
         self._make = make
@@ -179,7 +179,7 @@ class OutputStream:
 
 
 def fixed_size(anchor: Anchor) -> int:
-    """Return bytes of one transfer, or -1 if the shape does not tell."""
+    """Return the bytes of one transfer, or -1 if the shape does not determine them."""
     info = anchor.tensor_info
     if not info.is_static or info.data_type is DataType.STRING:
         return -1

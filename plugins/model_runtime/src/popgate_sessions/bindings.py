@@ -1,8 +1,8 @@
-"""Connections of a session's anchors, as the host end of a run sees them.
+"""Connections of a session's anchors, from the view of the host end of a run.
 
 A source gives an input's data when the device needs it (`fetch`), and some can give it
-before (`try_fetch`). Data that was prefetched is the program's when `consumed`
-says so; what the program did not get to is given again after `rewind`.
+earlier (`try_fetch`). Prefetched data belongs to the program after `consumed`. Data
+that the program did not reach is given again after `rewind`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class InputSource(Protocol):
 
     def try_fetch(self, room: Room) -> Shape | None:
         """Fetch without waiting; None if there is nothing, or nothing can be given
-        before it is needed.
+        before the program needs it.
         """
         ...
 
     def consumed(self) -> None:
-        """Record that the program has the oldest data that were given."""
+        """Record that the program has the oldest given data."""
         ...
 
     def rewind(self) -> None:
@@ -189,7 +189,7 @@ class QueueSource:
 
 
 class QueueSink:
-    """An output queue. A disconnected one drops what comes."""
+    """An output queue. A disconnected one drops data."""
 
     def __init__(self, queue: OutputQueue) -> None:
         self.queue = queue

@@ -18,9 +18,9 @@ from popef_io import Anchor, TensorInfo
 class AnchorCallbackPolicy(IntEnum):
     """Policies for an anchor (Model Runtime: `AnchorCallbackPolicy`).
 
-    BIND_USER_CB: it gets the user's callback, or a queue. BIND_EMPTY_CB: a dummy that
-    gives zeros and drops what comes, unless something is connected already. SKIP_CB: it
-    is left as it is; a program that uses an anchor with nothing connected fails.
+    BIND_USER_CB: connect the user's callback, or a queue. BIND_EMPTY_CB: connect a
+    dummy that gives zeros and drops data, unless something is connected already.
+    SKIP_CB: leave it unchanged; a program that uses an unconnected anchor fails.
     """
 
     BIND_USER_CB = 0

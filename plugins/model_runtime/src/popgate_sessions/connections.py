@@ -1,4 +1,4 @@
-"""`Connections`: what each anchor of a session is connected to."""
+"""`Connections`: the connection of each anchor of a session."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Fixed(Enum):
 class Connections:
     """The connections of one session, by the place of the anchor in the metadata.
 
-    Tensor data and feeds of the file are connected from the start, except where
-    `pred_tensor_data` says USE_USER_DATA. The last one to connect an anchor wins, but a
-    dummy never takes the place of anything.
+    Tensor data and feeds of the file are connected from the start, unless
+    `pred_tensor_data` says USE_USER_DATA. The last connection of an anchor wins, but a
+    dummy never replaces another connection.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Connections:
     # -- connecting
 
     def set_callback(self, handle: str, callback: CallbackHandle) -> None:
-        """Connect the anchor with this stream handle, or the only one of a tensor of
-        this name; UnknownAnchor for another."""
+        """Connect the anchor with this stream handle, or the only anchor of a tensor
+        with this name; UnknownAnchor otherwise.
+        """
         if not callable(callback):
             raise InvalidConfig(f"expected a callback to call, got {callback!r}")
         streams = [
@@ -114,9 +115,7 @@ class Connections:
     def choose_for_queues(
         self, kind: TensorType, predicate: AnchorCallbackPredicate | None
     ) -> list[Anchor]:
-        """Return the anchors that get a queue; the predicate's dummies
-        are connected.
-        """
+        """Return the anchors that get a queue; connect the predicate's dummies."""
         return [anchor for _, anchor in self._chosen(kind, predicate)]
 
     def set_queues(self, queues: QueueManager) -> None:
@@ -140,9 +139,7 @@ class Connections:
     # -- asking
 
     def not_connected(self, programs: Iterable[int]) -> dict[int, tuple[Anchor, ...]]:
-        """Return the anchors of each program that nothing is connected to, if it has
-        any.
-        """
+        """Return the unconnected anchors of each program that has any."""
         missing = {}
         for program in programs:
             anchors = tuple(
@@ -180,7 +177,7 @@ class Connections:
 
     @property
     def all_real(self) -> bool:
-        """Return whether all data came from and went to the host since `begin`."""
+        """Return whether all data since `begin` came from and went to the host."""
         return all(binding.is_real for binding in self._bindings())
 
     def begin(self) -> None:
@@ -189,8 +186,9 @@ class Connections:
             binding.is_real = True
 
     def to_message(self) -> list[list[int]]:
-        """Returns the anchors that the host serves, those of them that can be
-        prefetched, those that are not served, and the file's."""
+        """Return the anchors that the host serves, those of them that can be
+        prefetched, those that are not served, and the file's.
+        """
         return [
             sorted([*self.sources, *self.sinks]),
             [i for i, source in self.sources.items() if source.can_look_ahead],
@@ -214,9 +212,7 @@ class Connections:
     def _chosen(
         self, kind: TensorType, predicate: AnchorCallbackPredicate | None
     ) -> Iterator[tuple[int, Anchor]]:
-        """Yield the anchors for BIND_USER_CB; connects a dummy if it
-        is BIND_EMPTY_CB.
-        """
+        """Yield the anchors for BIND_USER_CB; connect a dummy for BIND_EMPTY_CB."""
         for index, anchor in list(self._users(kind)):
             policy = AnchorCallbackPolicy.BIND_USER_CB
             if predicate is not None:

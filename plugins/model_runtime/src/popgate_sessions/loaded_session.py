@@ -35,10 +35,10 @@ _LOST_TIMEOUT = 2.0
 
 
 class LoadedSession:
-    """A model on the device of a session, as long as no other session takes that.
+    """A model on the device of a session, until another session takes the device.
 
-    What is said to need the lease is called within `hold`, or `SessionLease.hold` of
-    the device. `halt` and `end` are for any thread.
+    Methods that need the lease are called within `hold`, or `SessionLease.hold` of the
+    device. `halt` and `end` are for any thread.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class LoadedSession:
     def hold(self, *, load: bool = True) -> Iterator[None]:
         """Hold the lease of the device, with the model loaded on it.
 
-        If it is not, because another session has taken the device, it is loaded again;
-        without `load` that is a SessionClosed.
+        If another session has taken the device, load it again; without `load` raise
+        SessionClosed.
         """
         device = self.bound()
         if self.is_stopped:
@@ -97,7 +97,7 @@ class LoadedSession:
             yield
 
     def bound(self) -> Device:
-        """Returns its device; SessionClosed if it has none."""
+        """Return its device; SessionClosed if it has none."""
         if self.device is None:
             raise SessionClosed(f"{self!r} cannot run: bind it to a device")
         return self.device

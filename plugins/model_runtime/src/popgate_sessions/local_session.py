@@ -1,7 +1,7 @@
-"""A session in the caller's own process: the same executor, streams over arrays.
+"""A session in the caller's own process: the same executor, with streams over arrays.
 
-For building and training, never for serving: nothing is shared with other processes,
-and a run that fails hard takes the caller with it.
+For building and training, never for serving: it shares nothing with other processes,
+and a crash in a run ends the caller.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Target: TypeAlias = "Array | Callable[[Array], object]"
 class LocalSession:
     """Runs the programs of an executable in the calling thread.
 
-    threads: of ONNX Runtime for one operator; default: one for each usable core.
-    Raises InvalidModel where a graph cannot be loaded. Not thread-safe.
+    threads: threads of ONNX Runtime for one operator; default: one for each usable
+    core. Raises InvalidModel if a graph cannot be loaded. Not thread-safe.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class LocalSession:
     ) -> None:
         """Run `programs`, one after the other.
 
-        `inputs` and `outputs` are by stream handle; the first dimension of each array
-        counts transfers, from 0 in every call and, after the last, from 0 again. An
-        output may also be a function that is called with each array, which it must
-        copy if it keeps it; an input may be a function that returns the next array.
-        Weights (variables that only load programs write) are read
-        when those run and must stay unchanged until the session is closed.
-        Raises what `Executor.run` raises, and UnknownAnchor for a stream not given.
+        `inputs` and `outputs` are by stream handle. The first dimension of each array
+        counts transfers, from 0 in every call, and starts again after the last. An
+        output may also be a function that is called with each array, which it must copy
+        to keep; an input may be a function that returns the next array. Weights
+        (variables that only load programs write) are read when those run and must stay
+        unchanged until the session is closed. Raises the errors of `Executor.run`, and
+        UnknownAnchor for a missing stream.
         """
         self._executor.run(programs, _Arrays(inputs or {}, outputs or {}))
 

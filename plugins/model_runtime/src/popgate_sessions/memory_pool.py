@@ -1,7 +1,7 @@
-"""Memory that users put behind a ring: blobs of one size, handed out round and round.
+"""Memory that users put behind a ring: blobs of one size, used in turn.
 
-What a slot of the ring describes is free again when that slot is released, in the same
-order (Model Runtime: `RingMemoryPool`).
+The blob of a slot is free again when the slot is released, in the same order (Model
+Runtime: `RingMemoryPool`).
 """
 
 from __future__ import annotations

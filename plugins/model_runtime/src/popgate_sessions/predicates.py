@@ -1,8 +1,8 @@
-"""Predicates: which policy an anchor gets (Model Runtime: `predicate_factory`).
+"""Predicates: choose the policy of an anchor (Model Runtime: `predicate_factory`).
 
-Each function makes one that gives `accept` if the anchor has the property and
-`reject` if it has not. They serve both kinds of policies,
-`AnchorCallbackPolicy` and `PopefDataUsagePolicy`:
+Each function makes one that gives `accept` if the anchor has the property and `reject`
+if it has not. They serve both kinds of policies, `AnchorCallbackPolicy` and
+`PopefDataUsagePolicy`:
 
     create_queue_manager(
         input_predicate=used_by_main(

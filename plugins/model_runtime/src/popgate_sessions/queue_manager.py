@@ -1,4 +1,4 @@
-"""`QueueManager`: the queues of a session, one for each anchor that was chosen."""
+"""`QueueManager`: the queues of a session, one for each chosen anchor."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QueueManager:
         return _find("output", name, self.outputs)
 
     def flush_all(self) -> None:
-        """Complete partial batches with zeros, and make room for what comes of it."""
+        """Complete partial batches with zeros, and make room for their results."""
         for queue in self._all():
             queue.flush()
 

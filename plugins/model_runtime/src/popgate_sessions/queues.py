@@ -1,14 +1,14 @@
 """Input and output queues: user batches of any size, compiled batches on the device.
 
-A queue belongs to one anchor. Enqueueing hands over memory, which is not copied
-and must stay as it is until its callback is called. The side that runs the program
-takes whole compiled batches off the input queues, cut from and joined over what was
-enqueued, and hands results to the output queues, which fill the enqueued buffers one
-after the other (Model Runtime User Guide 5, "Queues"). If the model leaves the first
-dimension free there is no compiled batch: each read takes one user batch as it is.
+A queue belongs to one anchor. Enqueueing passes memory, which is not copied and must
+stay unchanged until its callback is called. The side that runs the program takes whole
+compiled batches off the input queues, cut and joined from the enqueued data. It passes
+results to the output queues, which fill the enqueued buffers one after the other (Model
+Runtime User Guide 5, "Queues"). If the model leaves the first dimension free there is
+no compiled batch: each read takes one user batch unchanged.
 
-Batches may be prefetched: what is taken stays in the queue until
-`batch_done`, and `put_back` makes all of it be taken again.
+Batches may be prefetched: a taken batch stays in the queue until `batch_done`, and
+`put_back` makes all of them available again.
 
 The enqueue side is for one thread, and so is the side that runs the program; the
 callbacks are called in the latter.
@@ -42,9 +42,9 @@ Alive = Callable[[], None]
 class InputData:
     """A user's batch of one input (Model Runtime: `InputData`).
 
-    `read_start_callback` is called just before the first byte is taken (again, where
-    what was prefetched was put back), `read_complete_callback` when the
-    program has taken the last one.
+    `read_start_callback` is called just before the first byte is taken (and again after
+    a prefetched batch was put back), `read_complete_callback` when the program has
+    taken the last one.
     """
 
     data: Buffer = b""
@@ -70,7 +70,7 @@ TimeoutCallback = Callable[[InputRingBuffer], None]
 
 
 def bytes_per_sample(info: TensorInfo) -> int:
-    """Return bytes of one row; of the whole tensor if it has no dimensions."""
+    """Return the bytes of one row; of the whole tensor if it has no dimensions."""
     if info.shape is None or any(dim < 0 for dim in info.shape[1:]):
         raise InvalidInput(f"queues need a fixed shape after the batch, got {info}")
     nbytes = info.data_type.item_size
@@ -82,7 +82,7 @@ def bytes_per_sample(info: TensorInfo) -> int:
 
 
 def batch_rows(info: TensorInfo) -> int:
-    """Return rows of the compiled batch: 1 without dimensions, 0 if it is free."""
+    """Return the rows of the compiled batch: 1 without dimensions, 0 if it is free."""
     return max(0, info.shape[0]) if info.shape else 1
 
 
@@ -142,12 +142,13 @@ class AnchorQueue(Generic[Slot]):
         return self._ring.is_valid()
 
     def enqueue_lock(self) -> Slot:
-        """Wait for a free slot and return it, to be filled. Then call
-        `enqueue_complete`.
+        """Wait for a free slot and return it, to be filled.
 
-        Raises QueueClosed if the queue is disconnected, and QueueFull if waiting
-        would be for ever: in a callback, no other thread makes room.
-        WrongProcess in a forked child.
+        Then call `enqueue_complete`.
+
+        Raises QueueClosed if the queue is disconnected, and QueueFull if the wait would
+        never end: in a callback, no other thread makes room. Raises WrongProcess in a
+        forked child.
         """
         if self._origin.left:
             what = f"{self._direction} queue {self.anchor.name!r}"
@@ -168,8 +169,9 @@ class AnchorQueue(Generic[Slot]):
         return slot
 
     def enqueue_complete(self) -> None:
-        """Publish the slot that was locked; InvalidInput if none is, or what it
-        holds is no whole number of samples."""
+        """Publish the locked slot; InvalidInput if none is locked, or it does not hold
+        a whole number of samples.
+        """
         if not self._ring.write_locked and self._ring.is_valid():
             raise InvalidInput(
                 f"no slot of {self._direction} queue {self.anchor.name!r} is locked: "
@@ -188,7 +190,7 @@ class AnchorQueue(Generic[Slot]):
         self._ring.write_complete()
 
     def disconnect(self) -> None:
-        """Make all waits return; what they return is to be ignored."""
+        """Make all waits return; ignore their results."""
         self._ring.invalidate()
 
     def reset(self) -> None:
@@ -197,8 +199,8 @@ class AnchorQueue(Generic[Slot]):
         self._enqueued = 0
 
     def _missing(self) -> int:
-        """Return bytes that complete a partial batch; a whole batch if there
-        is none.
+        """Return the bytes that complete a partial batch; a whole batch if there is
+        none.
         """
         if not self.batch_bytes:
             return self.sample_bytes
@@ -297,8 +299,9 @@ class InputQueue(AnchorQueue[InputData]):
     def _take(
         self, lock: Callable[[], InputData | None], at_once: bool
     ) -> list[memoryview] | None:
-        """Take slots of a batch. `at_once` is told of its start before the rest has
-        come.
+        """Take slots of a batch.
+
+        `at_once` is called at its start, before the rest has come.
         """
         parts: list[memoryview] = []
         starting: list[Callback] = []
@@ -363,8 +366,8 @@ class OutputQueue(AnchorQueue[OutputData]):
         self.enqueue_complete()
 
     def flush(self) -> None:
-        """Return a place for the rows that `InputQueue.flush` added, to
-        be discarded.
+        """Return a place for the rows that `InputQueue.flush` added, to be
+        discarded.
         """
         with contextlib.suppress(QueueClosed):
             self.enqueue(bytearray(self._missing()))
@@ -379,8 +382,9 @@ class OutputQueue(AnchorQueue[OutputData]):
         return self._current is not None or self._ring.read_available()
 
     def put_batch(self, data: Buffer, alive: Alive) -> bool:
-        """Hand the bytes of a compiled batch to the waiting buffers, waiting for
-        them if there are none; False: disconnected."""
+        """Copy the bytes of a compiled batch to the waiting buffers, and wait for
+        buffers if there are none; False: disconnected.
+        """
         view = memoryview(data)
         while view:
             if self._current is None:

@@ -39,12 +39,12 @@ class Session:
     """Links a model to a device (Model Runtime: `Session`).
 
     At most one session at a time is loaded on a device. If several share one, the
-    one that runs takes it from the one that ran before, whose save programs are run
-    then, and its own load programs next. All runs of a device take turns; a caller that
-    wants one waits ten seconds at most, then DeviceBusy is raised. `stop` may be called
-    from any thread, at any time. Raises InvalidModel if the model cannot be read or,
-    with `config.check_package_hash`, is not what its recorded digests say. A forked
-    child cannot use it (WrongProcess) and makes its own.
+    session that runs takes the device from the one before: that session's save programs
+    run, then the new one's load programs. All runs of a device take turns; a caller
+    waits at most ten seconds for its turn, then DeviceBusy is raised. Any thread may
+    call `stop` at any time. Raises InvalidModel if the model cannot be read or, with
+    `config.check_package_hash`, does not match its recorded digests. A forked child
+    cannot use it (WrongProcess) and makes its own.
     """
 
     def __init__(self, model: ModelFiles, config: SessionConfig | None = None) -> None:
@@ -76,7 +76,9 @@ class Session:
 
     @property
     def device(self) -> Device | None:
-        """Return the device it is bound to, even if another session has taken that."""
+        """Return the device it is bound to, even if another session has taken that
+        device.
+        """
         return self._loaded.device
 
     @property
@@ -93,7 +95,7 @@ class Session:
 
     @property
     def input_anchors(self) -> tuple[Anchor, ...]:
-        """Return all inputs, those fed by the file too."""
+        """Return all inputs, including those that the file feeds."""
         return self._connections.anchors(TensorType.INPUT)
 
     @property
@@ -103,8 +105,8 @@ class Session:
 
     @property
     def user_input_anchors(self) -> tuple[Anchor, ...]:
-        """Return the inputs that the user must serve: the file has no data of them, or
-        `pred_tensor_data` says not to use them.
+        """Return the inputs that the user must serve: the file has no data for them, or
+        `pred_tensor_data` excludes it.
         """
         return self._connections.user_anchors(TensorType.INPUT)
 
@@ -125,8 +127,11 @@ class Session:
         self._loaded.bind(device)
 
     def unload_from_device(self) -> None:
-        """Leave the device, having run the save programs: they are run if the load
-        programs have been and all they write has somewhere to go at once."""
+        """Leave the device.
+
+        Save programs run first, if the load programs have run and all data they write
+        can be delivered immediately.
+        """
         self._origin.check("Session")
         device = self._loaded.device
         if device is not None:
@@ -139,8 +144,11 @@ class Session:
     def set_callback_for_anchor(
         self, anchor_handle: str, callback: CallbackHandle
     ) -> None:
-        """Connect the anchor with this stream handle to a callback, in place of
-        whatever it was connected to. UnknownAnchor if there is none."""
+        """Connect the anchor with this stream handle to a callback, replacing its
+        present connection.
+
+        UnknownAnchor if there is none.
+        """
         self._origin.check("Session")
         self._connections.set_callback(anchor_handle, callback)
 
@@ -152,9 +160,9 @@ class Session:
     ) -> None:
         """Ask `factory` for a callback for each of `user_input_anchors`.
 
-        None leaves what is connected in place. `predicate` selects anchors
-        (`AnchorCallbackPolicy`); `skip_connected`: only those that nothing but a dummy
-        is connected to.
+        None keeps the present connection. `predicate` selects anchors
+        (`AnchorCallbackPolicy`); `skip_connected` selects only anchors without a
+        connection, or with a dummy.
         """
         self._origin.check("Session")
         kind = TensorType.INPUT
@@ -181,8 +189,8 @@ class Session:
     ) -> QueueManager:
         """Connect the user's anchors to queues, owned by the session.
 
-        The predicates select anchors; without one, all get a queue. See `QueueManager`
-        for the rest. A new call replaces the queues of the last one.
+        The predicates select anchors; without one, all get a queue. `QueueManager`
+        describes the other parameters. A new call replaces the queues of the last one.
         """
         self._origin.check("Session")
         if self._model.metadata.replication_factor > 1:
@@ -207,8 +215,8 @@ class Session:
     def anchors_not_connected_to_callbacks(
         self, programs: Sequence[int]
     ) -> dict[int, tuple[Anchor, ...]]:
-        """Return the anchors of each of these programs that nothing is connected to;
-        programs that have none are left out.
+        """Return the unconnected anchors of each of these programs; programs without
+        any are left out.
         """
         return self._connections.not_connected(programs)
 
@@ -235,8 +243,9 @@ class Session:
             return self._load_weights(loaded, deadline)
 
     def run_main_programs(self, timeout: float | None = None) -> bool:
-        """Run the main programs once, after the load programs where these have not been
-        run since the session was loaded; otherwise as `run_load_programs`."""
+        """Run the main programs once, after the load programs if these have not run
+        since the session was loaded; otherwise like `run_load_programs`.
+        """
         deadline = _deadline(timeout)
         with self._hold() as loaded:
             if not loaded.has_weights and not self._load_weights(loaded, deadline):
@@ -244,10 +253,10 @@ class Session:
             return loaded.run(self._flow.main, deadline)
 
     def run_save_programs(self, timeout: float | None = None) -> bool:
-        """Run the save programs, which bring back what the device has.
+        """Run the save programs, which read the state of the device.
 
-        As `run_load_programs`; SessionClosed too if another session has taken the
-        device: the save programs were run then.
+        Like `run_load_programs`; also raises SessionClosed if another session has taken
+        the device, because the save programs ran then.
         """
         deadline = _deadline(timeout)
         with self._hold(load=False) as loaded:
@@ -272,8 +281,10 @@ class Session:
     # -- life
 
     def stop(self) -> None:
-        """End what is running and disconnect the queues; nothing runs until `reload`:
-        every run returns False. What the programs had done by then is undefined.
+        """End the present run and disconnect the queues.
+
+        Until `reload` every run returns False. The results of the ended programs are
+        undefined.
         """
         self._origin.check("Session")
         self._loaded.halt()

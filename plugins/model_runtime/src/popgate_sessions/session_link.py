@@ -1,4 +1,4 @@
-"""The host's end of a session: answers what programs read, takes what they write.
+"""The host's end of a session: answers the reads of programs and takes their writes.
 
 The messages are described at the head of
 `popgate_session_worker.host_streams`.
@@ -50,11 +50,11 @@ class SessionEnded(Exception):
 class SessionLink:
     """A model loaded on a device, whose programs run when told to.
 
-    Thread-safe in `end` only; everything else is for one thread at a time.
+    `end` is thread-safe; everything else is for one thread at a time.
     """
 
     def __init__(self, device: Device, message: Message, fds: Iterable[int]) -> None:
-        """Load the model that `message` and `fds` describe; raises what that raises."""
+        """Load the model that `message` and `fds` describe; raise its errors."""
         self._device = device
         self._segments: dict[int, SharedMemory] = {}
         self._bound_version = -1
@@ -128,13 +128,13 @@ class SessionLink:
             self._device.call(message, timeout=_END_TIMEOUT)
 
     def close(self) -> None:
-        """End, and give back what it holds; nothing may be running."""
+        """End the session and release its resources; nothing may be running."""
         if not self.ended:
             self.end()
         self.abandon()
 
     def abandon(self) -> None:
-        """Give back what it holds here, and say nothing."""
+        """Release its resources here, without a message to the device."""
         self._sock.close()
         for memory in self._segments.values():
             memory.close()
@@ -198,8 +198,9 @@ class SessionLink:
             raise SessionEnded
 
     def _check_responsive(self) -> None:
-        """Check a device that has been silent for a while. Raises SessionEnded if it
-        hangs.
+        """Check a device that has been silent for a while.
+
+        Raises SessionEnded if it hangs.
         """
         if not self._device.check_responsive():
             raise SessionEnded
@@ -213,7 +214,7 @@ class SessionLink:
 
 
 class _Answer:
-    """The data of one read, in a place of the device's, or in one made for it."""
+    """The data of one read, in a place that the device chose, or in one made for it."""
 
     __slots__ = ("_index", "_link", "_made", "_nbytes", "_place", "shape")
 
@@ -267,7 +268,7 @@ class _Conversation:
     def begin(self) -> list[Message]:
         """Prefetch what is there, to go with the first message.
 
-        Together it takes one wake-up of the device instead of one for each.
+        One message for all takes one wake-up of the device instead of one for each.
         """
         data = [answer.to_message() for answer in self._available()]
         self.over = False
@@ -290,8 +291,9 @@ class _Conversation:
             self._sources[index].rewind()
 
     def _attempt(self, what: Callable[[], None]) -> None:
-        """Call a callback. If it fails, tell the programs to end before its error is
-        raised.
+        """Call a callback.
+
+        If it fails, tell the programs to end before its error is raised.
         """
         try:
             what()
@@ -381,7 +383,8 @@ class _Conversation:
 
     def _give_prefetched(self) -> None:
         """Answer prefetch requests whose data are there, until the device needs
-        something."""
+        something.
+        """
         for answer in self._available():
             answer.send()
             if self._link.has_news:

@@ -51,7 +51,7 @@ def test_a_gateway_that_wants_a_key(tmp_path: Path) -> None:
         options = ["top", "--url", served.url, "--once", "--interval", "0.1"]
         ended = run_popgate(*options)
         assert ended.returncode == 1
-        assert "an API key is needed" in ended.stderr
+        assert "an API key is required" in ended.stderr
         ended = run_popgate(*options, POPGATE_KEY="secret")
         assert ended.returncode == 0, ended.stderr
         assert "affine" in ended.stdout

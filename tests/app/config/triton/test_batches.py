@@ -194,7 +194,10 @@ def test_a_fixed_first_dimension(served: ServedGateway) -> None:
 def test_what_is_not_declared(served: ServedGateway) -> None:
     """Inputs have to be; outputs that are not are not given."""
     failed = served.client.get("/v1/health/ready").json()["failed"]
-    assert "the model has the input 'INPUT1' too; declared are" in failed["few"]
+    assert (
+        "the model also has the input 'INPUT1', which is not among the declared"
+        in failed["few"]
+    )
     answer = _post(served, "half", 1).json()
     assert [o["name"] for o in answer["outputs"]] == ["OUTPUT1"]
     response = _post(served, "half", 1, outputs=[{"name": "OUTPUT0"}])

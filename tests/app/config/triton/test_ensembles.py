@@ -184,7 +184,7 @@ def test_what_a_step_may_leave_out_is_left_out(served: ServedGateway) -> None:
     ("name", "shape", "message"),
     [
         ("flat_over_rows", [1, 16], "Expected [16], got [1,16]"),
-        ("rows_over_flat", [3, 16], "step 1 (one): input 'INPUT0' takes shape [16]"),
+        ("rows_over_flat", [3, 16], "step 1 (one): input 'INPUT0' expects shape [16]"),
         ("rows_over_table", [9, 16], "batch-size must be <= 8"),
         ("reshaped", [1, 4, 1, 2], "Expected [-1,8], got [1,4,1,2]"),
     ],
@@ -202,16 +202,22 @@ def test_what_is_refused(
     [
         (
             "other_size",
-            "the input that config.pbtxt declares has shape [8], input 'INPUT0' of",
+            "the input that config.pbtxt declares has shape [8], but input 'INPUT0' of",
         ),
         (
             "other_output",
-            "output 'Y' is declared with shape [8], output 'OUTPUT0' of step 1 (one)",
+            "output 'Y' is declared with shape [8], but output 'OUTPUT0' of step 1",
         ),
         ("too_many", "max_batch_size is 32, but step 1 (nop2) takes at most 16 rows"),
-        ("other_type", "'X' is declared as INT32, input 'INPUT0' of step 1 (one) is"),
-        ("other_result", "'Y' is declared as INT32, output 'OUTPUT0' of step 1 (one)"),
-        ("misfit", "reshape of 'X' cannot be done: [9] and [4, 1, 2] differ in size"),
+        (
+            "other_type",
+            "'X' is declared as INT32, but input 'INPUT0' of step 1 (one) is",
+        ),
+        (
+            "other_result",
+            "'Y' is declared as INT32, but output 'OUTPUT0' of step 1 (one)",
+        ),
+        ("misfit", "reshape of 'X' is impossible: [9] and [4, 1, 2] differ in size"),
     ],
 )
 def test_what_cannot_be_loaded(served: ServedGateway, name: str, message: str) -> None:

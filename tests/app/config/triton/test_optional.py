@@ -139,4 +139,6 @@ def test_what_the_model_needs_all_the_same_is_noted(tmp_path: Path) -> None:
     found = preview_repository(root, CompileCache(tmp_path / "cache"), NOTHING_TAKEN)
     assert not found.all_problems
     (note,) = [note for model in found.models for note in model.notes]
-    assert note.startswith("unused/1: 'NEEDED' is optional, but the model needs it")
+    assert note.startswith(
+        "unused/1: 'NEEDED' is declared optional, but the model needs it"
+    )

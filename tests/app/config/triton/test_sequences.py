@@ -139,7 +139,10 @@ def test_a_state_that_is_declared_as_an_output(served: ServedGateway) -> None:
     ("name", "message"),
     [
         ("no_file", "the initial state 'first' cannot be read: No such file"),
-        ("short", "first has 2 bytes, the initial state of input 'INPUT_STATE' of"),
+        (
+            "short",
+            "first has 2 bytes, but the initial state of input 'INPUT_STATE' with",
+        ),
         ("wide", "input 'INPUT_STATE' is declared with shape [-1, 3], but the model"),
         ("other_type", "input 'INPUT_STATE' is declared as FP32, but the model has"),
     ],

@@ -95,8 +95,8 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
     for word in (
         "optimization has no effect here",
         "parameters has no effect here",
-        "responses are not cached",
-        "several responses need [responses]",
+        "the gateway does not cache responses",
+        "for several responses, set [responses]",
         "preserve_ordering has no effect here",
         "timeout_action DELAY",
     ):
@@ -110,15 +110,15 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('name: "other"', "name is 'other', but the model is called 'm'"),
-        ('platform: "tensorrt_plan"', "'tensorrt_plan' is not run here"),
-        ('backend: "pytorch"', "'pytorch' is not run here"),
+        ('platform: "tensorrt_plan"', "'tensorrt_plan' is not supported"),
+        ('backend: "pytorch"', "'pytorch' is not supported"),
         ("max_batch_size: -1", "max_batch_size must be 0 or more"),
-        ("instance_group { count: 2000 }", "1 to 1024 are possible"),
-        ("input { dims: [ 1 ] }", "has no name"),
+        ("instance_group { count: 2000 }", "expected 1 to 1024"),
+        ("input { dims: [ 1 ] }", "lacks a name"),
         ('input { name: "a" dims: [ 0 ] }', "dims of 'a' must be 1 or more, or -1"),
         (
             'input { name: "a" dims: [ -1, -1 ] reshape { shape: [ -1 ] } }',
-            "reshape of 'a' cannot be done: [-1, -1] has more than one free dimension",
+            "reshape of 'a' is impossible: [-1, -1] has more than one free dimension",
         ),
         ('input { name: "a" allow_ragged_batch: true }', "allow_ragged_batch"),
         (
@@ -145,7 +145,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
                 'sequence_batching { state { input_name: "i" output_name: "o" '
                 'initial_state { data_file: "f" } } }'
             ),
-            "data_file needs a shape",
+            "data_file requires shape",
         ),
     ],
 )

@@ -131,7 +131,7 @@ def test_what_cannot_be_told_is_answered_with_what_was_prepared() -> None:
             submitted.resolve(Unspeakable())
         status, document = connection.answer()
         assert status == 500
-        assert document["error"] == "there is no memory for an answer"
+        assert document["error"] == "the server has no memory left for this answer"
         assert document["code"] == "internal_error"
         assert b"connection: close" in connection.wire.written
         assert connection.wire.state == "closed"
