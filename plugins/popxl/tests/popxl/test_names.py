@@ -21,34 +21,51 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[3] / "docs" / "reference" / "popxl-names.md"
 NAMES = (HERE / "names.txt").read_text().split()
 
-#: By pattern: how names differ.
+#: Reasons that several names share.
+_RANDOM = (
+    "Values are a function of the seed. The generator of an IPU is not public, so its "
+    "bits differ."
+)
+_HINT = "Kept and given back, without effect: ONNX Runtime has no such setting."
+_POOL = "`out_pads` and `in_dilations` are refused: ONNX has no such pools."
+_FP8 = "A dataclass of PopGate: the members of the original's are not documented."
+#: By pattern: how names differ, and why.
 DIFFERS = {
-    "popxl.ops.dropout": "masks are functions of the seed, not the bits of an IPU",
-    "popxl.ops.shaped_dropout": "as dropout",
-    "popxl.ops.random_*": "functions of the seed, not the bits of an IPU",
-    "popxl.ops.split_random_seed": "functions of the seed, not the bits of an IPU",
-    "popxl.ops.roi_align": "no gradient where sampling_ratio is 0",
-    "popxl.ops.average_pool": "no out_pads, no in_dilations",
-    "popxl.ops.max_pool": "no out_pads, no in_dilations",
-    "popxl.transforms.autodiff": "gradient graphs too, but for convolutions and "
-    "normalisations by groups",
-    "popxl.context.op_debug_context": "accepted: names of places are not recorded",
-    "popxl.context.debug_context_frame_offset": "accepted, without effect",
-    "popxl.context._execution_context": "two fragments are apart; others run in place",
-    "popart._internal.ir.patterns.*": "accepted, without effect",
-    "popart._internal.ir.MultiConvOptions": "kept, without effect",
-    "popart._internal.ir.Settings": "read only",
-    "popart._internal.ir.op.MatMulPartialsType": "kept, without effect",
-    "popxl.fp8_utils.*Def": "a dataclass of ours",
-    "popxl.fp8_utils.*_def": "a dataclass of ours",
-    "popxl.fp8_utils.CandidateConfig": "a dataclass of ours",
-    "popxl.fp8_utils.calculate_*": "parameters of ours",
-    "popart.views.IrView.set*": "kept, without effect",
-    "popart.views.IrView.updateVertices": "accepted, without effect",
-    "popart.views.OpView.*Conv*": "kept, without effect",
-    "popart.views.OpView.getPartialsType": "kept, without effect",
-    "popart._internal.ir": "views of graphs, which answer questions; graphs are made "
-    "with popxl",
+    "popxl.ops.dropout": _RANDOM,
+    "popxl.ops.shaped_dropout": _RANDOM,
+    "popxl.ops.random_*": _RANDOM,
+    "popxl.ops.split_random_seed": _RANDOM,
+    "popxl.ops.roi_align": "There is no gradient for `sampling_ratio=0`: the number of "
+    "samples then depends on the data, and shapes of a graph may not.",
+    "popxl.ops.average_pool": _POOL,
+    "popxl.ops.max_pool": _POOL,
+    "popxl.transforms.autodiff": "Gradient graphs can be differentiated again, except "
+    "through convolutions and normalisations by groups, which have no second gradient.",
+    "popxl.context.op_debug_context": "Accepted, without effect: PopGate writes no "
+    "profiles, which are what shows these names.",
+    "popxl.context.debug_context_frame_offset": "Accepted, without effect: PopGate "
+    "writes no profiles, which are what shows lines of programs.",
+    "popxl.context._execution_context": "Operators that bring weights from and to the "
+    "host are apart. Those of other fragments run where they stand: PopGate has no "
+    "loop of accumulation around them.",
+    "popart._internal.ir.patterns.*": "Accepted, without effect: ONNX Runtime chooses "
+    "how it rewrites graphs.",
+    "popart._internal.ir.MultiConvOptions": _HINT,
+    "popart._internal.ir.Settings": "Read only: contexts of popxl set what it says.",
+    "popart._internal.ir.op.MatMulPartialsType": _HINT,
+    "popxl.fp8_utils.*Def": _FP8,
+    "popxl.fp8_utils.*_def": _FP8,
+    "popxl.fp8_utils.CandidateConfig": _FP8,
+    "popxl.fp8_utils.calculate_*": "The parameters are PopGate's: the original's are "
+    "not documented.",
+    "popart.views.IrView.setPatterns": "Accepted, without effect: ONNX Runtime chooses "
+    "how it rewrites graphs.",
+    "popart.views.IrView.updateVertices": "Accepted, without effect: PopGate orders "
+    "operators when it compiles.",
+    "popart.views.OpView.*Conv*": _HINT,
+    "popart.views.OpView.getPartialsType": _HINT,
+    "popart._internal.ir": "Views that answer questions about graphs: programs make "
+    "graphs with popxl.",
 }
 #: By pattern: remarks on names that work.
 REMARKS = {
