@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,32 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path) -> None:
             assert answer.status_code == 200, f"{name}: {answer.text}"
             found = [row["embedding"] for row in answer.json()["data"]]
             np.testing.assert_allclose(found, vectors, atol=1e-5, err_msg=name)
+        texts, query = expected["texts"], expected["query"]
+
+        def asked(path: str, **body: Any) -> Any:
+            answer = gateway.client.post(f"/v1/models/{path}", json=body)
+            assert answer.status_code == 200, f"{path}: {answer.text}"
+            return answer.json()
+
+        for name, key in (("reranker", "scores"), ("typed", "typed")):
+            ranked = asked(f"{name}/rerank", query=query, texts=texts)
+            ranked.sort(key=lambda one: one["index"])
+            scores = [one["score"] for one in ranked]
+            np.testing.assert_allclose(scores, expected[key], atol=1e-6, err_msg=name)
+        pairs = [[query, text] for text in texts]
+        for found, right in zip(
+            asked("classifier/predict", inputs=pairs), expected["classes"], strict=True
+        ):
+            by_label = {one["label"]: one["score"] for one in found}
+            values = [by_label[f"LABEL_{n}"] for n in range(3)]
+            np.testing.assert_allclose(values, right, atol=1e-5)
+        for found, right in zip(
+            asked("splade/embed_sparse", inputs=texts), expected["sparse"], strict=True
+        ):
+            dense = np.zeros(len(right))
+            for one in found:
+                dense[one["index"]] = one["value"]
+            np.testing.assert_allclose(dense, right, atol=1e-5)
 
 
 def test_stock_clients_work_unmodified(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from plugins.text.tests.folders import (
 )
 from popgate_text.config import TextConfig
 from popgate_text.folder import files_of, understand
+from popgate_text.tokenizer import TextTokenizer
 
 NEW = {"embedding_dimension": 16, "pooling_mode": "cls", "include_prompt": True}
 OLD = {
@@ -98,6 +99,35 @@ def test_the_kind_is_that_of_the_architecture(tmp_path: Path) -> None:
         write_config(tmp_path, architectures=name, id2label=labels)
         model = understand(tmp_path, TextConfig())
         assert (model.kind, len(model.labels)) == (kind, len(labels))
+
+
+@pytest.mark.parametrize(
+    ("config", "types"),
+    [
+        ({}, True),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"tokenizer_class": "TokenizersBackend"}, False),
+        ({"model_input_names": ["input_ids", "attention_mask"]}, False),
+        ({"tokenizer_class": "TokenizersBackend",
+          "model_input_names": ["input_ids", "token_type_ids"]}, True),
+    ],
+)  # fmt: skip
+def test_the_second_text_of_a_pair_has_the_type_that_the_tokenizer_gives(
+    tmp_path: Path, config: dict[str, Any], types: bool
+) -> None:
+    write_tokenizer(tmp_path, **config)
+    write_config(tmp_path)
+    model = understand(tmp_path, TextConfig())
+    assert model.types is types
+    (row,) = TextTokenizer(tmp_path, model).encode(["a cat"], ["dog"])
+    assert list(row.types) == [0, 0, 0, 0, types, types]
+
+
+def test_a_tokenizer_whose_inputs_are_no_list_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, model_input_names="input_ids")
+    write_config(tmp_path)
+    with pytest.raises(ValueError, match="model_input_names is no list"):
+        understand(tmp_path, TextConfig())
 
 
 def test_a_prompt_must_be_one_of_the_folder(tmp_path: Path) -> None:

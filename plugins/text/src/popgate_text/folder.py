@@ -67,7 +67,8 @@ class TextModel:
 
     `pooling` is empty if the ONNX file has to give whole vectors. `max_length` is in
     tokens, special ones included. `offset` is the first position of models that count
-    from behind the padding token. `labels` are those of a classifier.
+    from behind the padding token. `labels` are those of a classifier. Without `types`
+    the second text of a pair has token type 0, as the first one.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class TextModel:
     labels: tuple[str, ...] = ()
     sigmoid: bool = False
     model_type: str = ""
+    types: bool = True
 
     def to_message(self) -> dict[str, Any]:
         """Return the fields, as msgpack can hold them."""
@@ -182,6 +184,7 @@ def _understood(
         _labels(config) if kind in ("classifier", "reranker") else (),
         config.get("problem_type") == "multi_label_classification",
         str(config.get("model_type", "")),
+        _has_types(folder),
     )
 
 
@@ -386,6 +389,21 @@ def _pad_token(folder: Path) -> str:
         if isinstance(found, str):
             return found
     return ""
+
+
+def _has_types(folder: Path) -> bool:
+    """Return whether the tokenizer tells the second text of a pair from the first.
+
+    Raises ValueError.
+    """
+    config = _read(folder, "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if names is None:
+        # What transformers 5 calls a tokenizer of no model's own kind gives none.
+        return config.get("tokenizer_class") != "TokenizersBackend"
+    if not isinstance(names, list):
+        raise ValueError("tokenizer_config.json: model_input_names is no list")
+    return "token_type_ids" in names
 
 
 def pad_id(folder: Path, model: TextModel) -> int:

@@ -92,7 +92,8 @@ class TextTokenizer:
                 raise InvalidTensor(msg)
             if not encoding.ids:
                 raise InvalidTensor(f"text {n} is empty")
-            found.append(Encoded(encoding.ids, encoding.type_ids))
+            types = encoding.type_ids if self.model.types else [0] * len(encoding.ids)
+            found.append(Encoded(encoding.ids, types))
         return found
 
     def _cleaned(self, text: str, truncate: bool, side: str) -> str:
