@@ -1,8 +1,8 @@
 """Clients of inference servers: NumPy in, NumPy out.
 
-One core without input or output says what is sent and what an answer means; two thin
-drivers send it, blocking (`Client`) and in an event loop (`AsyncClient`).
-Runs in the user's program. May import nothing else of ours.
+A core without input or output decides what is sent and interprets answers. Two thin
+drivers send it, blocking (`Client`) and in an event loop (`AsyncClient`). Runs in the
+user's program. May import no other package of PopGate.
 """
 
 from __future__ import annotations

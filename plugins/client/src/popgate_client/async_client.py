@@ -1,4 +1,4 @@
-"""The client for event loops: the same names as the blocking one, awaited."""
+"""The client for event loops: the names of the blocking one, awaited."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class AsyncClient:
             async with client.sequence("accumulator") as run:
                 await run(x=[1.0])
 
-    `http_client` is an `httpx.AsyncClient`. Calls may run side by side in one event
-    loop; one that is cancelled closes its connection, by which the server gives the
-    request up. In another event loop, or a forked process, the client begins anew with
-    connections of its own. Not thread-safe.
+    `http_client` is an `httpx.AsyncClient`. Several calls may run in one event loop. A
+    cancelled call closes its connection, and the server then cancels the request. In
+    another event loop, or a forked process, the client starts again with its own
+    connections. Not thread-safe.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class AsyncClient:
         normalize: bool | None = None,
         timeout: float | None = None,
     ) -> Array:
-        """Return the vectors of strings, one row for each; of one string one vector.
+        """Return the vectors of strings, one row for each; one vector for a single
+        string.
 
         As `Client.embed`.
         """
@@ -150,8 +151,9 @@ class AsyncClient:
         raw_scores: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Return the classes of strings, the best first: a list of `Label` for each; of
-        one string one list."""
+        """Return the classes of strings, the best first: a list of `Label` for each;
+        one list for a single string.
+        """
         steps = classify(self._core, model, texts, timeout, raw=raw_scores)
         return await self.run(steps)
 
@@ -159,8 +161,8 @@ class AsyncClient:
         return AsyncModel(self, model)
 
     def model(self, model: str, version: str = "") -> AsyncModel:
-        """Return a model as a function; ``client["m"]`` is the same without
-        a version.
+        """Return a model as a function; ``client["m"]`` is the same without a
+        version.
         """
         return AsyncModel(self, model, version)
 
@@ -267,7 +269,7 @@ class AsyncClient:
         await self.run(self._core.wait_until(path, timeout, model or self._options.url))
 
     async def metadata(self, model: str = "", *, version: str = "") -> Any:
-        """Return name, version and extensions of the server; inputs and outputs of a
+        """Return name, version and extensions of the server, or inputs and outputs of a
         model.
         """
         return await self.ask("GET", model_path(model, version))
@@ -340,7 +342,7 @@ class AsyncClient:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Return what a path of the server answers in JSON; None for an empty body."""
+        """Return the JSON answer of a path of the server; None for an empty body."""
         return await self.run(self._core.ask(method, path, document, timeout))
 
     async def _events(self, ask: Exchange) -> AsyncIterator[dict[str, Any]]:
@@ -397,13 +399,13 @@ class AsyncModel:
         self.version = version
 
     async def __call__(self, value: Any = None, /, **arguments: Any) -> Outputs:
-        """Run it once; takes what `Client.infer` takes."""
+        """Run it once, with the arguments of `Client.infer`."""
         return await self.client.infer(
             self.name, value, version=self.version, **arguments
         )
 
     def stream(self, value: Any = None, /, **arguments: Any) -> AsyncIterator[Outputs]:
-        """Yield its responses as they come; takes the arguments of `Client.stream`."""
+        """Yield its responses as they come, with the arguments of `Client.stream`."""
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> AsyncSequence:

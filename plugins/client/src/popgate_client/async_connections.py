@@ -20,7 +20,7 @@ _JOINED = 1 << 16
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """A connection that is open; one exchange at a time."""
+    """An open connection, with one exchange at a time."""
 
     def __init__(self, options: Options) -> None:
         self._reader = AnswerReader(options.max_answer)
@@ -101,9 +101,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
 
 class AsyncPool:
-    """Pool of at most so many connections to one server, kept open, in one event loop.
+    """Pool of open connections to one server, of limited size, in one event loop.
 
-    In another event loop, or a forked process, it begins anew.
+    In another event loop, or a forked process, it starts again.
     """
 
     def __init__(self, options: Options) -> None:
@@ -199,7 +199,7 @@ class AsyncPool:
                 return
 
     def close(self) -> None:
-        """Close what is idle; what is in use is closed when its call ends."""
+        """Close idle connections; a connection in use is closed when its call ends."""
         self._closed = True
         running = self._loop is not None and not self._loop.is_closed()
         while self._idle:

@@ -34,8 +34,9 @@ T = TypeVar("T")
 
 
 class Client:
-    """Calls models of a server: PopGate, Triton, or any other of the Open Inference
-    Protocol. NumPy in, NumPy out.
+    """Calls models of a server:
+
+    PopGate, Triton, or any other of the Open Inference Protocol. NumPy in, NumPy out.
 
         with Client("http://127.0.0.1:8000") as client:
             outputs = client.infer("digits", image=pixels)
@@ -43,9 +44,9 @@ class Client:
             digits = client["digits"]                 # the same, as a function
             digits(pixels, outputs=["digit"], timeout=0.5)
 
-    Values are arrays, numbers, texts, or lists of them; they are converted to the
-    model's type where nothing but precision is lost. They travel as binary tensors
-    where the server reads them, which its metadata say, else as JSON.
+    Values are arrays, numbers, strings, or lists of them; they are converted to the
+    model's type if only precision is lost. They travel as binary tensors if the
+    server's metadata says that it reads them, else as JSON.
 
     `url`: ``http://…``, ``https://…`` (also with a path in front of ``/v2``) or
     ``unix:PATH`` (``unix:PATH:/base`` with such a path); default: the environment's
@@ -124,10 +125,10 @@ class Client:
             client.infer("m", {"a-b": x, "timeout": y}) # names that are no keywords
             client.infer("m", x=x, outputs={"scores": {"classification": 3}})
 
-        `outputs`: names, or what is asked of each; default: all. `parameters`: of the
-        request, as the model wants them. `priority`: 1 is the highest, 0 the model's
-        own. `request_id` comes back in `Outputs.id`, and is in errors. `timeout`:
-        seconds, in place of the client's.
+        `outputs`: names, or options for each; default: all. `parameters`: of the
+        request, for the model. `priority`: 1 is the highest, 0 the model's own.
+        `request_id` comes back in `Outputs.id`, and is in errors. `timeout`: seconds,
+        in place of the client's.
         """
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
@@ -147,13 +148,14 @@ class Client:
         normalize: bool | None = None,
         timeout: float | None = None,
     ) -> Array:
-        """Return the vectors of strings, one row for each; of one string one vector.
+        """Return the vectors of strings, one row for each; one vector for a single
+        string.
 
             client.embed("minilm", ["what is a batch?"], prompt="query")
 
-        `prompt`: name of the prompt that is put before each. `dimensions`: return only
-        so many, normalised again. `normalize`: whether vectors have length 1; default:
-        what the model's folder says.
+        `prompt`: name of the prompt to put before each string. `dimensions`: length of
+        the returned vectors, normalised again. `normalize`: whether vectors have length
+        1; default: as in the model's folder.
         """
         parameters = {
             "prompt_name": prompt,
@@ -185,8 +187,9 @@ class Client:
         raw_scores: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Return the classes of strings, the best first: a list of `Label` for each; of
-        one string one list."""
+        """Return the classes of strings, the best first: a list of `Label` for each;
+        one list for a single string.
+        """
         steps = classify(self._core, model, texts, timeout, raw=raw_scores)
         return self.run(steps)
 
@@ -214,8 +217,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Iterator[Outputs]:
-        """Yield the responses of a model that gives several, each as it comes
-        (PopGate).
+        """Yield the responses of a model that gives several, as they come (PopGate).
 
             for outputs in client.stream("steps", n=[5]):
                 print(outputs["y"])
@@ -319,7 +321,7 @@ class Client:
         self.run(self._core.wait_until(path, timeout, model or self._options.url))
 
     def metadata(self, model: str = "", *, version: str = "") -> Any:
-        """Return name, version and extensions of the server; inputs and outputs of a
+        """Return name, version and extensions of the server, or inputs and outputs of a
         model.
         """
         return self.ask("GET", model_path(model, version))
@@ -392,7 +394,7 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Return what a path of the server answers in JSON; None for an empty body.
+        """Return the JSON answer of a path of the server; None for an empty body.
 
         client.ask("GET", "/v1/devices")["devices"]
         """
@@ -448,11 +450,11 @@ class Model:
         self.version = version
 
     def __call__(self, value: Any = None, /, **arguments: Any) -> Outputs:
-        """Run it once; takes what `Client.infer` takes."""
+        """Run it once, with the arguments of `Client.infer`."""
         return self.client.infer(self.name, value, version=self.version, **arguments)
 
     def stream(self, value: Any = None, /, **arguments: Any) -> Iterator[Outputs]:
-        """Yield its responses as they come; takes the arguments of `Client.stream`."""
+        """Yield its responses as they come, with the arguments of `Client.stream`."""
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> Sequence:

@@ -119,9 +119,9 @@ class Connection:
 
 
 class Pool:
-    """Pool of at most so many connections to one server, kept open. Thread-safe.
+    """Pool of open connections to one server, of limited size. Thread-safe.
 
-    In a forked process it begins anew, with connections of its own.
+    In a forked process it starts again, with its own connections.
     """
 
     def __init__(self, options: Options) -> None:
@@ -182,7 +182,7 @@ class Pool:
             self._changed.notify()
 
     def close(self) -> None:
-        """Close what is idle; what is in use is closed when its call ends."""
+        """Close idle connections; a connection in use is closed when its call ends."""
         with self._changed:
             self._closed = True
             while self._idle:

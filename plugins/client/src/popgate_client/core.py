@@ -50,7 +50,7 @@ _clock = time.monotonic
 
 
 class Core:
-    """All calls of a client as steps. Thread-safe: what it remembers is only added."""
+    """All calls of a client as steps. Thread-safe: its memory only grows."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -112,8 +112,8 @@ class Core:
     def _asked(
         self, model: str, version: str, value: Any
     ) -> Steps[tuple[KnownModel, Mapping[str, Any]]]:
-        """Return the model, asked about itself the first time, and its inputs
-        by name.
+        """Return the model, whose description is requested the first time, and its
+        inputs by name.
         """
         known = self._models.get((model, version))
         if known is None:
@@ -121,7 +121,7 @@ class Core:
         return known, known.named(model, value)
 
     def _limit(self, timeout: float | None) -> float | None:
-        """Return seconds that a call may take: its own word, or the client's."""
+        """Return the time limit of a call in seconds: its own, or the client's."""
         return timeout if timeout is not None else self.options.timeout
 
     def generation(
@@ -189,7 +189,7 @@ class Core:
         return known
 
     def _ask_softly(self, path: str) -> Steps[dict[str, Any] | None]:
-        """Return a document, or None where the server does not give one."""
+        """Return a document, or None if the server does not return one."""
         try:
             document = yield from self._document(path)
         except (ConnectionFailed, DeadlineExceeded):
@@ -211,8 +211,9 @@ class Core:
         document: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Steps[Any]:
-        """Return the JSON of a path; None for an empty body. Retries if the server
-        cannot take the call now.
+        """Return the JSON of a path; None for an empty body.
+
+        Retries if the server cannot accept the call now.
         """
         body = b"" if document is None else orjson.dumps(document)
         headers = {"Content-Type": "application/json"} if method != "GET" else {}
@@ -284,12 +285,13 @@ class Core:
     def _pause(
         self, error: ClientError, attempt: int, deadline: float, *, safe: bool
     ) -> float:
-        """Return seconds until the next attempt. Raises the error if there is to be
-        none.
+        """Return seconds until the next attempt.
 
-        Again goes what no server has seen, and what one has refused. `safe`: also what
-        may have begun and says so (a lost device); what ended without an answer only
-        where the user says that calls may run twice.
+        Raises the error if there is to be none.
+
+        A call is retried if no server has received it, or if one has refused it.
+        `safe`: also if it may have begun and the answer says so (a lost device). A call
+        without an answer is retried only if the user says that calls may run twice.
         """
         refused = isinstance(error, Unavailable) and (
             error.status == 429 or (safe and error.status == 503)

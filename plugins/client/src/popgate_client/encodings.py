@@ -48,10 +48,10 @@ CONTENT_TYPES: Mapping[Encoding, str] = {
 
 
 class Outputs(dict[str, Array]):
-    """The outputs of one response, by name, and what the server says beside them.
+    """The outputs of one response, by name, with the server's other data.
 
-    Arrays are the caller's own. BYTES are arrays of `bytes` objects; `text` decodes.
-    BF16 comes as float32, which holds it exactly.
+    Arrays belong to the caller. BYTES are arrays of `bytes` objects; `text` decodes
+    them. BF16 comes as float32, which holds it exactly.
     """
 
     model_name: str = ""
@@ -109,7 +109,9 @@ def encode(
     *,
     events: bool = False,
 ) -> tuple[dict[str, str], Parts]:
-    """Return headers and body of a request; `events`: answered by a stream of JSON."""
+    """Return headers and body of a request; `events`: request a stream of JSON as
+    answer.
+    """
     media = CONTENT_TYPES[encoding]
     headers = {"Content-Type": media}
     if events:
@@ -146,9 +148,9 @@ def encode(
 
 
 def decode(answer: Answer, first_output: str = "output") -> Outputs:
-    """Return the outputs of an answer, which says its encoding. Raises `ServerError`.
+    """Return the outputs of an answer, which names its encoding. Raises `ServerError`.
 
-    `first_output`: the name for an array that comes without one (`.npy`).
+    `first_output`: the name for an array without one (`.npy`).
     """
     try:
         if answer.json_length >= 0:
@@ -208,9 +210,7 @@ def outputs_of(document: Mapping[str, Any]) -> Outputs:
 
 
 def _data_of(output: Mapping[str, Any]) -> Any:
-    """Return the values of an output. One without elements may be binary without a
-    byte.
-    """
+    """Return the values of an output. An empty output may be binary without a byte."""
     if (output.get("parameters") or {}).get("binary_data_size") == 0:
         return output.get("data", [])
     return output["data"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 
 class ClientError(Exception):
-    """A call that did not give a result; the base of all that a client raises.
+    """A call without a result; the base of all errors of a client.
 
-    `status` is that of HTTP, 0 where no answer came. `code` is the server's word for
-    programs ("" where it has none; PopGate's are in docs/reference/errors.md).
-    `request_id` is
-    the request's, where one is known. `retry_after`: seconds after which the server
-    would take the call, None where it did not say. `sent`: the server may have begun
-    to run the request.
+    `status` is the HTTP status, 0 without an answer. `code` is the server's error code
+    ("" if it has none; docs/reference/errors.md lists PopGate's). `request_id` is the
+    request's, if known. `retry_after`: seconds after which the server would accept the
+    call, None if it did not say. `sent`: the server may have begun to run the request.
     """
 
     def __init__(
@@ -53,13 +51,15 @@ class AuthenticationError(ClientError):
 
 
 class Unavailable(ClientError):
-    """The server cannot take the call now (full, loading, lost a device): try later."""
+    """The server cannot accept the call now (full, loading, lost a device): retry
+    later.
+    """
 
 
 class ConnectionFailed(Unavailable, ConnectionError):
     """There is no connection, or it ended before the answer was complete: try later.
 
-    Where `sent` is False the server has seen nothing of the request.
+    If `sent` is False, the server has received nothing of the request.
     """
 
 

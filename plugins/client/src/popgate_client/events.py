@@ -10,7 +10,7 @@ _LONGEST = 1 << 30
 
 
 class EventReader:
-    """Pieces of a stream in, the data of its events out."""
+    """Parses pieces of a stream into the data of its events."""
 
     def __init__(self) -> None:
         self._pending = b""

@@ -1,7 +1,7 @@
 """HTTP/1.1 as a client reads it, without input or output.
 
-A connection asks where the next bytes shall go, receives them there, and says how many
-they were: large bodies land where their arrays will lie, so that nothing is copied.
+A connection asks where to put the next bytes, receives them there, and reports their
+number. Large bodies arrive where their arrays will be, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Answer:
         self.keep = keep
 
     def header(self, name: str) -> str:
-        """Return a header by its name in lower case; empty where it is not there."""
+        """Return a header by its name in lower case; empty if it is missing."""
         if isinstance(self._headers, bytes):
             return _value(self._headers, self._headers.lower(), name.encode()).decode(
                 "latin-1"
@@ -50,7 +50,7 @@ class Answer:
 class AnswerReader:
     """Reads one answer after the other from a connection. Not thread-safe.
 
-    Raises `ServerError` for what is not HTTP or larger than `limit` bytes.
+    Raises `ServerError` for answers that are not HTTP or larger than `limit` bytes.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class AnswerReader:
         return self._view if self._answer is not None else self._view[self._filled :]
 
     def received(self, count: int) -> Answer | None:
-        """Return the answer, once the `count` bytes that have come complete it."""
+        """Return the answer if the `count` received bytes complete it."""
         if self._body is not None:
             self._filled += count
             return self._answer if self._filled == len(self._body) else None
@@ -239,7 +239,7 @@ def _value(head: bytes, lower: bytes, name: bytes) -> bytes:
 
 
 def _number(head: bytes, lower: bytes, name: bytes) -> int:
-    """Return a header that is a number; -1 where it is not there."""
+    """Return a header that is a number; -1 if it is missing."""
     text = _value(head, lower, name)
     if not text:
         return -1
@@ -265,7 +265,7 @@ def request_head(
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:
-    """Raises `InvalidRequest` for what would be more than a header."""
+    """Raise `InvalidRequest` for a value that would break out of its header."""
     for name, value in headers:
         if not name or not name.isascii() or set(name) & set(" \r\n\t:\0"):
             raise InvalidRequest(f"invalid name of a header: {name!r}")

@@ -28,8 +28,11 @@ _MICROSECONDS = 1_000_000
 
 
 class KnownModel:
-    """A model as far as calls need it. Without what it takes, if the server does not
-    say; `binary`: the server reads binary tensors; `problem`: why it did not say."""
+    """The facts about a model that calls need.
+
+    Its inputs are missing if the server does not describe it; `binary`: the server
+    reads binary tensors; `problem`: why there is no description.
+    """
 
     __slots__ = (
         "_inputs",
@@ -80,8 +83,8 @@ class KnownModel:
         options: CallOptions,
         limit: float | None,
     ) -> tuple[Prepared, Parts]:
-        """Return the request as it is sent; what stands in front of the tensors is
-        prepared once for each combination of shapes.
+        """Return the request to send; the part before the tensors is prepared once for
+        each combination of shapes.
         """
         if not self.binary:
             encoding = self._options.encoding or Encoding.json

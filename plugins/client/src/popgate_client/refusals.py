@@ -18,7 +18,7 @@ from popgate_client.http1 import Answer
 
 
 def stream_error(document: Mapping[str, Any]) -> ClientError:
-    """Return the error that an event of a stream says."""
+    """Return the error in an event of a stream."""
     code = str(document.get("code", ""))
     kind: Callable[..., ClientError] = ServerError
     if code in ("deadline_exceeded", "timed_out"):

@@ -114,7 +114,7 @@ def load_parameters(
 
 
 def event_documents(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the documents of a stream. Raises what it says went wrong."""
+    """Yield the documents of a stream. Raises the error in it."""
     reader = EventReader()
     for piece in pieces:
         yield from documents_in(reader, piece)

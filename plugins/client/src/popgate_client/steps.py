@@ -15,8 +15,11 @@ T = TypeVar("T")
 
 
 class Prepared(NamedTuple):
-    """A request but for its tensors: `head` is what stands in front of them, the
-    document included; the rest says the same for another HTTP client."""
+    """A request without its tensors:
+
+    `head` is the part before them, including the document. The other fields say the
+    same for another HTTP client.
+    """
 
     method: str
     target: str
@@ -26,8 +29,10 @@ class Prepared(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One request to be sent and its answer to be waited for. `deadline` is a time of
-    `time.monotonic`."""
+    """One request to send, whose answer is awaited.
+
+    `deadline` is a time of `time.monotonic`.
+    """
 
     request: Prepared
     parts: Parts

@@ -71,10 +71,10 @@ def tensor_of(
 ) -> Tensor:
     """Return the tensor that a value means: an array, numbers, texts, or lists of them.
 
-    `datatype` and `shape` are the model's; without a datatype it is the value's own.
-    Numbers are converted where that loses nothing but precision. Leading dimensions
-    of 1 are added if only those are missing; a list for a column ``[-1, 1]`` is so
-    many rows. None is NaN for a float. Raises `InvalidRequest`.
+    `datatype` and `shape` are the model's; without a datatype the value's own type
+    counts. Numbers are converted if only precision is lost. Missing leading dimensions
+    of 1 are added; a list for a column ``[-1, 1]`` is its rows. None is NaN for a
+    float. Raises `InvalidRequest`.
     """
     array = _array(name, value, datatype)
     datatype = datatype or _datatype_of(name, array)
@@ -105,8 +105,8 @@ def _array(name: str, value: Any, datatype: str) -> Array:
 
 
 def _whole(value: Any, array: Array) -> Array:
-    """Return whole numbers as they are: NumPy makes floats of lists that need
-    64 bits.
+    """Return whole numbers unchanged, because NumPy makes floats of lists that need 64
+    bits.
     """
     exact = np.asarray(value, dtype=object)
     if not all(isinstance(item, int | np.integer) for item in exact.reshape(-1)):
@@ -176,10 +176,10 @@ def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -
 
 
 def array_of(datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """Return the array of a tensor's bytes: a view of them, where they lie as NumPy
-    likes it.
+    """Return the array of a tensor's bytes: a view of them if NumPy can use them in
+    place.
 
-    Raises ValueError or KeyError for what cannot be one.
+    Raises ValueError or KeyError for invalid tensors.
     """
     if datatype == "BYTES":
         array = _strings(data)

@@ -40,7 +40,7 @@ def embed(
     parameters: Mapping[str, Any],
     timeout: float | None,
 ) -> Steps[Array]:
-    """Return a vector for each string; one string gives one vector."""
+    """Return a vector for each string; one vector for a single string."""
     given = strings(texts)
     chosen = {name: value for name, value in parameters.items() if value is not None}
     options = call_options(("embedding",), chosen, 0, "", timeout, None)
@@ -77,7 +77,9 @@ def classify(
     *,
     raw: bool,
 ) -> Steps[Any]:
-    """Return the classes of each string, the best first; one string gives one list."""
+    """Return the classes of each string, the best first; one list for a
+    single string.
+    """
     document = {"inputs": [[text] for text in strings(texts)], "raw_scores": raw}
     path = f"/v1/models/{quote(model, safe='')}/predict"
     found = yield from core.ask("POST", path, document, timeout)
@@ -86,7 +88,7 @@ def classify(
 
 
 def strings(texts: str | Many[str]) -> list[str]:
-    """Return a list of strings, also of one. Raises `InvalidRequest`."""
+    """Return a list of strings, also for a single one. Raises `InvalidRequest`."""
     given = [texts] if isinstance(texts, str) else list(texts)
     for number, text in enumerate(given):
         if not isinstance(text, str):

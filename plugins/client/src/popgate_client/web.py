@@ -1,7 +1,7 @@
 """Use of httpx by the clients: TLS, proxies, streams, and the user's own clients.
 
-Exchanges here cost some times what they cost over a plain connection; what goes wrong
-has the same names.
+Exchanges here take several times as long as over a plain connection; errors have the
+same names.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _answer(response: httpx.Response, body: bytearray) -> Answer:
 def http_options(
     options: Options, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
-    """Return arguments of an httpx client, and the Unix socket, if it is one."""
+    """Return arguments of an httpx client, and the Unix socket, if the URL
+    names one.
+    """
     limits = httpx.Limits(max_connections=options.max_connections)
     uds = options.address if isinstance(options.address, str) else None
     arguments = {"limits": limits, "trust_env": False, **given}

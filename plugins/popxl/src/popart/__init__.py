@@ -1,7 +1,8 @@
 """The part of `popart` that programs with `popxl` use: exceptions, devices, sessions,
 and views of graphs.
 
-Graphs are built with `popxl`; what of `popart` builds graphs itself is not there.
+Graphs are built with `popxl`; the parts of `popart` that build graphs themselves are
+missing.
 """
 
 # ruff: noqa: N801 - the names are the original's

@@ -34,7 +34,7 @@ class OptimizerValue:
 
 
 class Settings:
-    """Place of an operator. Setting its members changes nothing of a graph."""
+    """Place of an operator. Setting its members does not change the graph."""
 
     def __init__(self, graph: Any = None, name: str = "", scope: str = "") -> None:
         self._below = popir.Settings()

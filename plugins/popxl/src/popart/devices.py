@@ -162,7 +162,7 @@ class DeviceManager:
         return DeviceInfo(DeviceType.OfflineIpu, numIpus)
 
     def createOfflineIpuFromDeviceInfo(self, info: DeviceInfo) -> DeviceInfo:
-        """A device to compile for, like another one."""
+        """Return a device to compile for, like another one."""
         return DeviceInfo(DeviceType.OfflineIpu, info.numIpus)
 
     def createHostDevice(self, type_: DeviceType, options: Any = None) -> DeviceInfo:
@@ -172,7 +172,7 @@ class DeviceManager:
     def enumerateDevices(
         self, pattern: Any = None, numIpus: int = 1, **_: Any
     ) -> list[DeviceInfo]:
-        """The devices of the pool, if it has any of that size."""
+        """Return the devices of the pool with that size."""
         from engine import DeviceManager as Pool
 
         count = len(Pool().units) // max(numIpus, 1)
@@ -186,7 +186,7 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         selectionCriterion: Any = None,
     ) -> DeviceInfo:
-        """A device of the pool; attached at once unless it is to be on demand."""
+        """Return a device of the pool, attached immediately unless it is on demand."""
         info = DeviceInfo(DeviceType.Ipu, numIpus, self._wait)
         if connectionType is DeviceConnectionType.Always and not info.attach():
             raise IrError(f"No device of {numIpus} IPUs is available")

@@ -127,7 +127,9 @@ class ExpectedConnectionType(Enum):
 
 
 class RequireOptimalSchedule(Enum):
-    """Requirement that a schedule is the best: accepted, there is one schedule."""
+    """Requirement that a schedule is the best: accepted, but there is only one
+    schedule.
+    """
 
     No = 0
     Yes = 1
@@ -160,7 +162,7 @@ class CommGroupType(Enum):
 
 
 class VariableRetrievalMode(Enum):
-    """Choice of the replicas whose values come back."""
+    """Choice of the replicas whose values the host retrieves."""
 
     OnePerGroup = 0
     AllReduceReplicas = 1

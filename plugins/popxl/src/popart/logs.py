@@ -46,7 +46,7 @@ def _set_level(module: str) -> int:
 
 
 def log(module: str, level: str, text: str, least: str | None = None) -> None:
-    """Write `text` if the environment lets this level of this module through.
+    """Write `text` if the environment allows this level of this module.
 
     least: a level that was set for a logger, in place of the environment's.
     """
@@ -102,7 +102,7 @@ class Logger:
         self.level = level
 
     def debug(self, text: str) -> None:
-        """A line for who looks for a fault."""
+        """Write a line for debugging."""
         log(self._name, "DEBUG", text, self.level)
 
     def info(self, text: str) -> None:
@@ -122,5 +122,5 @@ _loggers: dict[str, Logger] = {}
 
 
 def getLogger(name: str = "all") -> Logger:  # noqa: N802 - the original's name
-    """The logger of a module; one each."""
+    """Return the logger of a module; one each."""
     return _loggers.setdefault(name, Logger(name))

@@ -1,7 +1,7 @@
 """Views of operators: one class for each class of the original's.
 
-The classes are made from the table of operators that `popir` has, so an operator that
-is added there has its class here.
+The classes are made from the table of operators in `popir`, so an operator that is
+added there has its class here.
 """
 
 # ruff: noqa: N802 - the names are the original's
@@ -46,7 +46,7 @@ class OpView(View, shows=popir.Operator):
         return self._below.id
 
     def name(self) -> str:
-        """Return the name that it was given."""
+        """Return the name given to it."""
         return self._below.name
 
     def opType(self) -> str:
@@ -67,7 +67,7 @@ class OpView(View, shows=popir.Operator):
         return self.getSettings()
 
     def getSettings(self) -> Settings:
-        """Return where it stands."""
+        """Return its place."""
         return Settings._of(self._below.settings, self._below.name)
 
     def getScope(self) -> str:
@@ -235,7 +235,7 @@ class OpView(View, shows=popir.Operator):
         return self._below.settings.ipu
 
     def getOptionalVGraphId(self) -> int | None:
-        """Return the device that it is on, if there is any."""
+        """Return its device, if it has one."""
         return self._below.settings.ipu
 
     def hasPipelineStage(self) -> bool:
@@ -289,7 +289,7 @@ class OpView(View, shows=popir.Operator):
             inside.modified.add(at)
 
     def modifiedRegions(self, index: int) -> list[Region]:
-        """Return what it changes of that input: all or nothing."""
+        """Return the part of that input that it changes: all or nothing."""
         if not self.modifiesIndex(index):
             return []
         return [Region.getFull(self._in(index).shape)]
@@ -305,7 +305,7 @@ class OpView(View, shows=popir.Operator):
         graph.connect(self._below, self._at(index), tensor)
 
     def disconnectInTensor(self, index: int, _tensor: Any = None) -> None:
-        """Take an input away; another can be connected."""
+        """Disconnect an input; another can be connected."""
         popir.disconnect(self._below, self._at(index))
 
     def disconnectAllInputs(self) -> None:
@@ -330,11 +330,11 @@ class OpView(View, shows=popir.Operator):
         popir.connect_output(self._below, index, str(id_))
 
     def cloneIntoGraph(self, graph: Any) -> Any:
-        """Make a copy in `graph`, whose inputs and outputs are not connected yet."""
+        """Make a copy in `graph` with unconnected inputs and outputs."""
         return shown(popir.copy_into(graph._below, self._below))
 
     def setup(self) -> None:
-        """Do nothing: shapes are known as soon as an operator is made."""
+        """Do nothing: shapes are known when an operator is made."""
 
     # What single operators have.
 
@@ -378,7 +378,7 @@ _classes: dict[tuple[str, str], type[OpView]] = {}
 
 
 def class_for(ours: str) -> type[OpView]:
-    """Return the class of an operator type, which is made when it is first needed."""
+    """Return the class of an operator type, made at its first use."""
     namespace, name = namespace_of(ours), class_of(ours)
     found = _classes.get((namespace, name))
     if found is None:
@@ -396,7 +396,7 @@ def classes_of(namespace: str) -> list[str]:
 
 
 def class_called(namespace: str, name: str) -> type[OpView]:
-    """Return the class of that name; AttributeError if no operator has it."""
+    """Return the class with that name; AttributeError if no operator has it."""
     if (namespace, name) not in _classes:
         classes_of(namespace)
     found = _classes.get((namespace, name))

@@ -1,4 +1,4 @@
-"""Sessions as `popart` has them: a program on a device, by the ids of streams."""
+"""Sessions of `popart`: a program on a device, by the ids of streams."""
 
 # ruff: noqa: N802, N803 - the names are the original's
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ELSEWHERE = ("cachePath", "enableEngineCaching", "logDir", "dotChecks")
 
 
 def _around(options: Any, device: DeviceInfo) -> dict[str, Any]:
-    """Return what a compiled program depends on beside its graphs."""
+    """Return the inputs of a compiled program besides its graphs."""
     given = {k: v for k, v in vars(options).items() if k not in _ELSEWHERE}
     # Instances differ by their first replica only, and share a folder.
     given.pop("globalReplicaOffset", None)
@@ -121,7 +121,9 @@ class InferenceSession:
 
     @property
     def _transfers(self) -> int:
-        """Slices that each array brings to a run: the data flow says it, if any."""
+        """Return the slices of each array in a run: those of the data flow,
+        if it says.
+        """
         flow = self._ir.data_flow
         return self._ir.transfers if flow is None else int(flow.batchesPerStep())
 
@@ -150,7 +152,7 @@ class InferenceSession:
         return instances
 
     def _cache(self) -> ProgramCache | None:
-        """The folder of compiled programs, if the options ask for one."""
+        """Return the folder of compiled programs, if the options name one."""
         options = self._ir.options
         folder = getattr(options, "cachePath", "")
         if not getattr(options, "enableEngineCaching", False) or not folder:
@@ -159,7 +161,7 @@ class InferenceSession:
         return ProgramCache(Path(folder), _tell, _cache_size(), preload)
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
-        """Compile the program, and take the device for it unless not `loadEngine`."""
+        """Compile the program, and attach the device unless `loadEngine` is False."""
         options = self._ir.options
         instances = self._instances()
         self._running = Session(
@@ -198,7 +200,7 @@ class InferenceSession:
         log("session", "DEBUG", "Writing weights from host complete.")
 
     def weightsToHost(self) -> None:
-        """Bring what the device has to the host's copies."""
+        """Copy the device's state to the host's copies."""
         running = self._prepared()
         log("session", "DEBUG", "Writing weights to host")
         running.weights_to_host()

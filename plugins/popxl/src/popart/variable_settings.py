@@ -34,7 +34,7 @@ class VariableSettings:
         return self._size
 
     def getRetrievalMode(self) -> VariableRetrievalMode:
-        """Return the choice of the replicas whose values come back."""
+        """Return the choice of the replicas whose values the host retrieves."""
         return self._mode
 
     def isUsingCommGroup(self) -> bool:
@@ -52,8 +52,8 @@ class VariableSettings:
     def shapeOnReplica(
         self, full_shape: Any, replicas: int, name: str = ""
     ) -> tuple[int, ...]:
-        """Return one replica's part of the host's shape, in which several groups come
-        first.
+        """Return one replica's part of the host's shape, which has several groups on
+        its first axis.
         """
         shape = tuple(int(n) for n in np.asarray(full_shape).reshape(-1))
         count = len(self.groups(replicas))

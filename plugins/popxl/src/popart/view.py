@@ -9,7 +9,7 @@ from popart.enums import DataType, data_type_of
 
 
 class View:
-    """A view of something below: equal to other views of the same thing."""
+    """A view of an object of `popir`: equal to other views of the same object."""
 
     _below: Any
     _shows: ClassVar[type[Any] | None] = None

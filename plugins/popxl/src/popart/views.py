@@ -1,4 +1,4 @@
-"""Views of graphs as `popart` shows them: what looks inside a program sees ours."""
+"""Views of graphs in the form of `popart`, for code that inspects a program."""
 
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Consumers:
 
 
 class TopoCons:
-    """The order that a program gives the operators of a graph."""
+    """The order of the operators of a graph, as the program states it."""
 
     def __init__(self, below: popir.Graph) -> None:
         self._below = below
@@ -120,11 +120,11 @@ class TensorView(View, shows=popir.Tensor):
         return self._below in self._below.graph.outputs
 
     def getGraphInputIndex(self) -> int:
-        """Return which input of its graph it is."""
+        """Return its index among the inputs of its graph."""
         return self._below.graph.inputs.index(self._below)
 
     def getGraphOutputIndex(self) -> int:
-        """Return which output of its graph it is."""
+        """Return its index among the outputs of its graph."""
         return self._below.graph.outputs.index(self._below)
 
     def _relatives(self) -> list[popir.Tensor]:
@@ -140,7 +140,7 @@ class TensorView(View, shows=popir.Tensor):
         )
 
     def modifiedRegionsByOps(self, ops: Any, aliases: Any = None) -> list[Region]:
-        """Return what `ops` (views or ids) change of it: all of it, or nothing."""
+        """Return the part of it that `ops` (views or ids) change: all or nothing."""
         wanted = {getattr(op, "id", op) for op in ops}
         relatives = set(self._relatives())
         for op in self._below.graph.operators:
@@ -210,11 +210,11 @@ class GraphView(View, shows=popir.Graph):
         return GraphId(self._below.id)
 
     def getOps(self) -> list[OpView]:
-        """Return the operators in the order in which they were made."""
+        """Return the operators in the order of their construction."""
         return [OpView(op) for op in self._below.operators]
 
     def getOpIds(self) -> list[int]:
-        """Return the ids in the order in which the operators were made."""
+        """Return the ids of the operators in the order of their construction."""
         return [op.id for op in self._below.operators]
 
     def getOp(self, id_: int) -> OpView:
@@ -225,8 +225,9 @@ class GraphView(View, shows=popir.Graph):
         raise popir.IrError(f"graph {self._below.id!r} has no operator {id_}")
 
     def getOpSchedule(self, *_: Any) -> list[OpView]:
-        """An order that keeps all constraints; where it is free, operators with small
-        results come first."""
+        """Return an order that keeps all constraints; where it is free, operators with
+        small results come first.
+        """
         return [OpView(op) for op in popir.schedule(self._below)]
 
     def getTensor(self, id_: str) -> TensorView:
@@ -339,7 +340,7 @@ class GraphView(View, shows=popir.Graph):
         self._below.can_be_differentiated = can
 
     def __getattr__(self, name: str) -> Callable[..., OpView]:
-        """Return what makes an operator of a class that needs no attributes."""
+        """Return a function that makes an operator of a class without attributes."""
         start, _, wanted = name.partition("_")
         if start == "createConnectedOp":
             for ours in popir.operator_types():
@@ -403,7 +404,7 @@ class IrView(View, shows=popir.Ir):
         return GraphView(found)
 
     def hasGraph(self, id_: Any) -> bool:
-        """Return whether there is such a graph."""
+        """Return whether the graph exists."""
         return str(id_) in self._below.graphs
 
     def getTensor(self, id_: str) -> TensorView:
@@ -422,7 +423,7 @@ class IrView(View, shows=popir.Ir):
         return self._below.data_flow
 
     def setDataFlow(self, flow: Any) -> None:
-        """Set how many slices a run takes; streams say what is anchored."""
+        """Set how many slices a run takes; streams decide what is anchored."""
         self._below.data_flow = flow
 
     def getId(self) -> int:
@@ -438,7 +439,7 @@ class IrView(View, shows=popir.Ir):
         return self._below.is_prepared
 
     def updateVertices(self) -> None:
-        """Do nothing: there are no vertices here."""
+        """Do nothing: this back end has no vertices."""
 
     def setPatterns(self, patterns: Any) -> None:
         """Do nothing: graphs are run as they are."""
@@ -447,10 +448,10 @@ class IrView(View, shows=popir.Ir):
         """Do nothing: graphs are run as they are."""
 
     def applyInplacePattern(self, graph: Any = None) -> None:
-        """Do nothing: only operators that say so work in place."""
+        """Do nothing: only operators declared in place work in place."""
 
     def removeIsolatedGraphs(self) -> None:
-        """Do nothing: graphs that nothing calls are not run."""
+        """Do nothing: graphs that nothing calls do not run."""
 
     def removeIsolatedTensors(self, retain_used_io: bool = False) -> None:
         """Remove tensors of all graphs that no operator computes or reads."""

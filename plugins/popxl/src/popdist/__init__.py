@@ -77,12 +77,12 @@ def getInstanceIndex() -> int:
 
 
 def getNumIpusPerReplica() -> int:
-    """Return what `poprun --ipus-per-replica` said; it has no effect."""
+    """Return the value of `poprun --ipus-per-replica`, which has no effect."""
     return identity().ipus_per_replica
 
 
 def synchronize() -> None:
-    """Wait until all instances have come here."""
+    """Wait until all instances have reached this call."""
     if identity().count > 1:
         connect().barrier()
 

@@ -107,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _variables(given: Sequence[str]) -> dict[str, str]:
-    """Return what `-x NAME` and `-x NAME=VALUE` say; ValueError for anything else."""
+    """Return the variables of `-x NAME` and `-x NAME=VALUE`; ValueError for anything
+    else.
+    """
     found: dict[str, str] = {}
     for text in given:
         words = iter(shlex.split(text))

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 def split_name(source: Path) -> tuple[Path, str] | None:
-    """Return the file and the name in it, if `source` says a Python program;
-    else None.
-    """
+    """Return the file and the name in it if `source` is a Python program; else None."""
     path, colon, name = str(source).rpartition(":")
     if colon and path.endswith(".py") and name.isidentifier():
         return Path(path), name
@@ -40,9 +38,9 @@ def compile_program(
 ) -> CompileReport:
     """Run the program at `path` and write the Ir called `name` to `target`.
 
-    name: of an Ir, or of a function without arguments that returns one; empty: `ir`,
-    or the only Ir that the program has.
-    Raises CommandError for a program that fails or has no such Ir.
+    name: of an Ir, or of a function without arguments that returns one; empty: `ir`, or
+    the program's only Ir. Raises CommandError for a program that fails or has no such
+    Ir.
     """
     import popir
 

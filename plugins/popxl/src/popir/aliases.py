@@ -15,7 +15,7 @@ Roots = Mapping[Tensor, frozenset[Tensor]]
 
 
 def roots_of(graph: Graph) -> Roots:
-    """Return for each tensor of `graph` the tensors whose storage it is made of."""
+    """Return for each tensor of `graph` the tensors whose storage it shares."""
     found: dict[Tensor, frozenset[Tensor]] = {}
 
     def roots(tensor: Tensor) -> frozenset[Tensor]:
@@ -37,7 +37,9 @@ def roots_of(graph: Graph) -> Roots:
 
 
 def sharing(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors of its graph that share storage with `tensor`, itself too."""
+    """Return the tensors of its graph that share storage with `tensor`, including
+    itself.
+    """
     roots = roots_of(tensor.graph)
     return [t for t, found in roots.items() if found & roots[tensor]]
 
@@ -49,7 +51,9 @@ def _separate(operators: Iterable[Operator]) -> Iterator[Operator]:
 
 
 def inner_graph(operator: Operator) -> tuple[Graph, int] | None:
-    """The graph that may change inputs of `operator`, and its inputs before those."""
+    """Return the graph that may change inputs of `operator`, and the number of inputs
+    before them.
+    """
     if operator.type == "Call":
         return operator.called_graphs[0], 0
     if operator.type == "Loop":
@@ -58,7 +62,9 @@ def inner_graph(operator: Operator) -> tuple[Graph, int] | None:
 
 
 def changed_inputs(operator: Operator) -> set[int]:
-    """The inputs whose storage `operator` changes, in graphs that it calls too."""
+    """Return the inputs whose storage `operator` changes, including changes in graphs
+    that it calls.
+    """
     changed = set(operator.written())
     inner = inner_graph(operator)
     if inner is not None:
@@ -83,7 +89,7 @@ def changed_roots(graph: Graph) -> set[Tensor]:
 
 
 def check_order(graph: Graph) -> None:
-    """Raises IrError where a result depends on an order that nothing fixes.
+    """Raise IrError if a result depends on an order that the program does not fix.
 
     An operator that changes storage must come before or after every other one that
     reads or changes it, by data or by `in_sequence`.
@@ -105,8 +111,9 @@ def check_order(graph: Graph) -> None:
 
 
 def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
-    """Storage that some operator changes and another uses: for each those that use it,
-    and whether they change it."""
+    """Return storage that some operator changes and another uses: its users, and
+    whether each changes it.
+    """
     roots = roots_of(graph)
     users: dict[Tensor, list[tuple[Operator, bool]]] = {}
     for operator in graph.operators:
@@ -124,8 +131,10 @@ def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
 def _pairs(
     touching: list[tuple[Operator, bool]],
 ) -> Iterator[tuple[Operator, Operator]]:
-    """Yield pairs of operators of which at least one changes storage, in the order they
-    were made. Fragments are ordered among themselves.
+    """Yield pairs of operators of which at least one changes storage, in the order of
+    their construction.
+
+    Fragments are ordered among themselves.
     """
     for n, (first, writes) in enumerate(touching):
         for second, also in touching[n + 1 :]:
@@ -134,7 +143,7 @@ def _pairs(
 
 
 def _is_view(operator: Operator) -> bool:
-    """Return whether the operator reads nothing by itself: the readers of its result
+    """Return whether the operator itself reads nothing: only the readers of its result
     do.
     """
     return operator.record.put is not None
@@ -184,8 +193,8 @@ def schedule(graph: Graph) -> list[Operator]:
 
 
 def orderings(graph: Graph, in_sequence: bool = True) -> dict[Operator, set[Operator]]:
-    """Return for each operator those that must run before it; in_sequence: also because
-    the program says so, not only because of data and storage.
+    """Return for each operator those that must run before it. in_sequence: include the
+    program's own order, not only data and storage.
     """
     waits: dict[Operator, set[Operator]] = {
         op: {

@@ -1,9 +1,9 @@
-"""Gradients: makes the graph that computes the vector-Jacobian product of another.
+"""Gradients: make the graph that computes the vector-Jacobian product of another.
 
-The gradient graph takes the gradients of the outputs that are provided, then every
-forward tensor that a gradient operator needs. Those that are neither inputs nor outputs
-of the forward graph become outputs of it, and of every call of it that there is; where
-it is called by a loop or a conditional they are computed again instead.
+The gradient graph takes the gradients of the provided outputs, then every forward
+tensor that a gradient operator needs. Needed tensors that are neither inputs nor
+outputs of the forward graph become outputs of the graph and of all its calls. If a loop
+or a conditional calls it, they are computed again instead.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def differentiate(
 ) -> Known:
     """The gradient graphs of `graph` and of the graphs that it calls.
 
-    provided: outputs whose gradients are given; default: all outputs.
-    required: inputs whose gradients are wanted; default: all inputs.
-    known: ready gradient graphs of called graphs.
-    Raises IrError if there is no gradient, or `graph` changes tensors in place.
+    provided: outputs whose gradients are given; default: all outputs. required: inputs
+    whose gradients are wanted; default: all inputs. known: existing gradient graphs of
+    called graphs. Raises IrError if there is no gradient, or `graph` changes tensors in
+    place.
     """
     made: Known = {}
     _Differentiation(
@@ -177,7 +177,7 @@ class _Differentiation:
         ]
 
     def _rules(self, operator: Operator) -> list[GradRule]:
-        """The gradient operators of which one result at least is of use."""
+        """Return the gradient operators with at least one useful result."""
         found = operator.record.grads(operator.call) or ()
         return [
             rule
@@ -186,7 +186,7 @@ class _Differentiation:
         ]
 
     def _total(self, tensor: Tensor) -> Tensor | None:
-        """The whole gradient of `tensor`: one Sum where several arrive."""
+        """Return the whole gradient of `tensor`: a Sum if several parts exist."""
         if tensor not in self._totals:
             parts = self._parts.get(tensor)
             if not parts:
@@ -295,7 +295,7 @@ class _Differentiation:
         return made
 
     def _again(self, operator: Operator, wanted: Tensor) -> Tensor:
-        """Compute what `operator` computes here too."""
+        """Compute the result of `operator` here too."""
         copy = self._backward.add(
             operator.record,
             [self._here(t) for t in operator.inputs],
@@ -326,8 +326,9 @@ class _Differentiation:
                 self._arrived(operator.inputs[n], result)
 
     def _conditional(self, operator: Operator) -> None:
-        """A conditional of the branches' gradients: of one branch they are its own, and
-        zeros for the inputs of the other."""
+        """Return a conditional of the branches' gradients: each branch gives its own,
+        and zeros for the inputs of the other.
+        """
         found = [
             (called, skipped, *self._gradients_of(operator, called, skipped))
             for called, skipped in branches(operator)
@@ -366,7 +367,9 @@ class _Differentiation:
         inner: Gradients | None,
         wanted: list[int],
     ) -> Graph:
-        """The gradients of the inputs `wanted` where the branch `called` was taken."""
+        """Return the gradients of the inputs `wanted` if the branch
+        `called` was taken.
+        """
         graph = self._graph.ir.new_graph(f"{called.id}_bwd_branch")
         results: dict[int, Tensor] = {}
         if inner is not None:
@@ -394,8 +397,11 @@ class _Differentiation:
     def _gradients_of(
         self, operator: Operator, called: Graph, skipped: int
     ) -> tuple[Gradients | None, list[Tensor]]:
-        """The gradients of a graph that `operator` runs and what they take, here; None
-        where nothing passes. Its inputs begin at `skipped`."""
+        """Return the gradients of a graph that `operator` runs, and their inputs; None
+        if no gradient passes.
+
+        Its inputs begin at `skipped`.
+        """
         arriving = {t for t in operator.outputs if self._total(t) is not None}
         indices = self._given_by_graph(operator, called, skipped, arriving)
         if not indices:
@@ -431,7 +437,9 @@ class _Differentiation:
     def _inner(
         self, called: Graph, provided: list[Tensor], required: list[Tensor]
     ) -> Gradients:
-        """The gradient graph of a called graph: one for calls that want the same."""
+        """Return the gradient graph of a called graph, shared by calls that want the
+        same.
+        """
         found = self._made.get(called)
         if found is not None:
             given = [c.tensor for c in found.inputs if c.is_gradient]

@@ -1,7 +1,7 @@
-"""ONNX nodes over values whose type and shape are known, written like arithmetic.
+"""ONNX nodes over values with known types and shapes, written like arithmetic.
 
-Every node goes through `Builder.node`, which widens types that ONNX Runtime has no
-kernel for: one table, `KERNELS`, says which it has.
+Every node goes through `Builder.node`, which widens types without a kernel in ONNX
+Runtime. The table `KERNELS` lists the kernels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KERNELS: dict[str, frozenset[str]] = {
     }.items()
     for op in ops.split()
 }
-"""ONNX operators whose kernels lack types that we have, and the types they take."""
+"""ONNX operators whose kernels lack some types, and the types they support."""
 #: The first of these that an operator takes and that holds the values is used.
 _WIDER = {
     "bool": ("int32",),
@@ -57,7 +57,9 @@ _WIDER = {
 
 
 def widened(operator: str, dtype: AnyDtype) -> AnyDtype:
-    """The type in which ONNX Runtime is to run `operator` over elements of `dtype`."""
+    """Return the type in which ONNX Runtime runs `operator` over elements
+    of `dtype`.
+    """
     known = KERNELS.get(operator)
     if known is None or dtype.name in known:
         return dtype
@@ -108,7 +110,7 @@ class Value:
         self.array = array
         """Its elements, if it is constant."""
         self.variable = variable
-        """The variable of the executable that it is in; given late to results."""
+        """The variable of the executable that holds it; results get one later."""
 
     @property
     def size(self) -> int:
@@ -148,14 +150,15 @@ class Builder:
     def __init__(self) -> None:
         self.block = Block()
         self.region: object = None
-        """What `block` stands in: a value computed inside a loop or a branch is not
-        there outside of it."""
+        """The enclosing block of `block`: a value computed inside a loop or a branch is
+        not visible outside.
+        """
         self.collective: Callable[[Collective, Value], Value] | None = None
         """Ends the block, and has replicas exchange a value before the next."""
         self._constants: dict[tuple[str, Shape, bytes], Value] = {}
 
     def exchange(self, what: Collective, value: Value) -> Value:
-        """Return what a replica has of `value` after a collective."""
+        """Return a replica's part of `value` after a collective."""
         if self.collective is None:
             raise NotYet(f"gradients of gradients through {what.operator}")
         return self.collective(what, value)
@@ -169,8 +172,11 @@ class Builder:
         typed: Sequence[int] = (0,),
         **attributes: Any,
     ) -> list[Value]:
-        """Append a node. `typed` are the inputs of the operator's main type: they, and
-        results of that type, are widened where the kernel lacks it."""
+        """Append a node.
+
+        `typed` are the inputs of the operator's main type. They, and results of that
+        type, are widened if the kernel lacks it.
+        """
         first = inputs[typed[0]] if typed else None
         wide = None if first is None else widened(operator, first.dtype)
         given = list(inputs)
@@ -192,7 +198,7 @@ class Builder:
     def constant(
         self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None
     ) -> Value:
-        """A constant; equal small ones are one."""
+        """Return a constant; equal small ones are shared."""
         data = np.asarray(array, dtype)
         if not data.flags.c_contiguous:
             data = np.ascontiguousarray(data).reshape(data.shape)
@@ -258,7 +264,7 @@ class Builder:
         return result
 
     def identity(self, value: Value) -> Value:
-        """Return another value of the same elements."""
+        """Return another value with the same elements."""
         return self.map("Identity", value)
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
@@ -326,7 +332,7 @@ class Builder:
         return self.node("Split", [value, self.ints(sizes)], results, axis=axis)
 
     def gather(self, value: Value, indices: Value, axis: int) -> Value:
-        """numpy's take; the indices must be legal."""
+        """Return numpy's take; the indices must be in range."""
         shape = (*value.shape[:axis], *indices.shape, *value.shape[axis + 1 :])
         at = self.indices(indices)
         return self.node("Gather", [value, at], [(value.dtype, shape)], axis=axis)[0]
@@ -406,7 +412,7 @@ class Builder:
     def where(
         self, condition: Value, left: Value | float, right: Value | float
     ) -> Value:
-        """`left` where `condition` holds, else `right`."""
+        """Return `left` if `condition` holds, else `right`, element by element."""
         a, b = self._pair(left, right)
         shape = np.broadcast_shapes(condition.shape, a.shape, b.shape)
         given = [condition, a, b]

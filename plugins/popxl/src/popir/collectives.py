@@ -36,10 +36,10 @@ def exchanged(
     workers: Workers = ALONE,
     is_free: bool = False,
 ) -> list[Array]:
-    """Return for each member what it has then, of `values` in the group's order.
+    """Return the result of each member from `values` in the group's order.
 
-    op: how they are reduced. shape: of each result. workers: share large sums.
-    is_free: the sum may be made in the memory of the first value.
+    op: the reduction. shape: of each result. workers: share large sums. is_free: the
+    sum may overwrite the first value.
     """
     count = len(values)
     match what:
@@ -62,7 +62,7 @@ def exchanged(
 
 
 def from_total(what: Kind, total: Array, count: int, rank: int) -> Array:
-    """Return what the member `rank` of `count` has of a total."""
+    """Return the part of the member `rank` of `count` in a total."""
     return shard(total, count, rank) if what == "scatter" else total
 
 
@@ -72,10 +72,10 @@ def reduced(
     out: Array | None = None,
     workers: Workers = ALONE,
 ) -> Array:
-    """Return `values` reduced: `mul` stands for the mean, as in the original.
+    """Return `values` reduced; `mul` is the mean, as in the original.
 
-    out: where to; it may be the first value; default: a new array. Large values are
-    reduced block by block, which stay in the cache of a core.
+    out: target, perhaps the first value; default: a new array. Large values are reduced
+    block by block, so the blocks stay in the cache of a core.
     """
     total = np.empty_like(values[0], order="C") if out is None else out
     flat = [np.ascontiguousarray(v).reshape(-1) for v in values]

@@ -59,7 +59,7 @@ def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
 
 
 def branches(operator: Operator) -> list[tuple[Graph, int]]:
-    """The graphs of a call or conditional, and where their inputs begin."""
+    """Return the graphs of a call or conditional, and where their inputs begin."""
     graphs = operator.called_graphs
     if operator.type == "Call":
         return [(graphs[0], 0)]

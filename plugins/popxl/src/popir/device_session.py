@@ -1,4 +1,4 @@
-"""A program on a device of the pool: what `LocalSession` is, in another process."""
+"""A program on a device of the pool: like `LocalSession`, in another process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DeviceSession:
     """Runs the programs of a compiled Ir on `device`, which the caller attached.
 
-    Raises InvalidModel where a graph cannot be loaded. Not thread-safe.
+    Raises InvalidModel if a graph cannot be loaded. Not thread-safe.
     """
 
     def __init__(self, compiled: Program, device: Device) -> None:

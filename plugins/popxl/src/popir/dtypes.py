@@ -1,6 +1,6 @@
-"""Types of elements: what a graph may hold, and how each is carried.
+"""Types of elements in graphs, and their form on host and device.
 
-The float8 types have no counterpart in numpy or ONNX Runtime's kernels: on the host
+The float8 types have no counterpart in numpy or ONNX Runtime's kernels. On the host
 they are structured arrays of one byte, on a device the same byte as uint8.
 """
 
@@ -38,7 +38,7 @@ class DType:
 
     @property
     def is_int(self) -> bool:
-        """Return whether it is an integer; bool is none."""
+        """Return whether it is an integer; bool is not."""
         return self.numpy.kind in "iu"
 
     @property
@@ -90,7 +90,7 @@ _BY_NUMPY = {each.numpy: each for each in DTYPES}
 
 
 def dtype_of(dtype: npt.DTypeLike) -> DType:
-    """The type that numpy's `dtype` stands for; ValueError for others."""
+    """Return the type for numpy's `dtype`; ValueError for others."""
     found = _BY_NUMPY.get(np.dtype(dtype))
     if found is None:
         raise ValueError(f"there is no data type for numpy's {np.dtype(dtype)}")

@@ -28,7 +28,7 @@ def disconnect_output(operator: Operator, index: int) -> None:
 
 
 def connect_output(operator: Operator, index: int, id_: str) -> None:
-    """Make the tensor of that id a result; a new one if the graph has none."""
+    """Make the tensor with that id a result; a new one if the graph has none."""
     graph = operator.graph
     if not 0 <= index < len(operator.outputs):
         raise IrError(f"{operator} has no output {index}")
@@ -46,7 +46,7 @@ def connect_output(operator: Operator, index: int, id_: str) -> None:
 
 
 def copy_into(graph: Graph, operator: Operator) -> Operator:
-    """Make a copy of an operator in `graph`; nothing is connected to it yet."""
+    """Make a copy of an operator in `graph`, without connections."""
     graph.ir.check_open()
     made = Operator(
         next(graph.ir.operator_numbers),
@@ -105,7 +105,9 @@ def run_before(first: Operator, second: Operator) -> None:
 
 
 def _just_before(operator: Operator) -> set[Operator]:
-    """Return what an operator waits for by data or because the program says so."""
+    """Return the operators that an operator waits for, by data or by the program's
+    order.
+    """
     sources = (t.producer for t in operator.inputs)
     return {*operator.after, *(each for each in sources if each is not None)}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class IrError(Exception):
-    """The program is wrong: shapes, types, names, or an order that nothing fixes."""
+    """The program is wrong: shapes, types, names, or an order that is not fixed."""
 
 
 class NotYet(NotImplementedError):
-    """A name that exists and does not work yet; its text says what is missing."""
+    """A name that exists but does not work yet; its text says what is missing."""
 
 
 class DeviceError(Exception):

@@ -1,9 +1,9 @@
 """Exchanges between blocks that are no ONNX graph: reading and writing rows, values
 between replicas.
 
-An executable says it in streams whose other end is not the caller: what leaves through
-`<name>_row`, `<name>_at` or `<name>_in` is taken here, what `<name>_row` and
-`<name>_out` bring comes from here. A program without any is as it was.
+An executable expresses exchanges as streams that the caller does not serve. This module
+takes the values of `<name>_row`, `<name>_at` and `<name>_in`, and supplies those of
+`<name>_row` and `<name>_out`. A program without exchanges is unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Part: TypeAlias = Literal["row", "at", "value"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteLoad:
-    """A row is read. `offset`: where; None: it comes first, as `at`."""
+    """A row is read. `offset`: its place; None: the place comes first, as `at`."""
 
     buffer: RemoteBuffer
     offset: int | None
@@ -48,16 +48,16 @@ Exchange: TypeAlias = RemoteLoad | RemoteStore | Collective
 
 @dataclass(slots=True)
 class Ends:
-    """The streams of a program whose other end is here."""
+    """The streams of a program that this module serves."""
 
     sent: dict[str, tuple[Exchange, Part]] = field(default_factory=dict)
     received: dict[str, Exchange] = field(default_factory=dict)
 
 
 class Exchanges:
-    """Carries out what goes through those streams. `replicas` go in their order.
+    """Performs the exchanges of those streams. `replicas` are in their order.
 
-    instances: those that the program runs in; default: only this one.
+    instances: those in which the program runs; default: only this one.
     """
 
     def __init__(self, ends: Ends, instances: Instances | None = None) -> None:
@@ -87,7 +87,7 @@ class Exchanges:
         self._waiting.clear()
 
     def knows(self, handle: str) -> bool:
-        """Return whether the other end of that stream is here."""
+        """Return whether this module serves the stream."""
         return handle in self._ends.sent or handle in self._ends.received
 
     def send(
@@ -100,7 +100,7 @@ class Exchanges:
     ) -> None:
         """Take what `replicas` send.
 
-        workers: share large sums. is_free: a sum may be made in the memory of `values`.
+        workers: share large sums. is_free: a sum may overwrite one of `values`.
         """
         exchange, part = self._ends.sent[handle]
         waiting = self._waiting.setdefault((exchange, part), {})
@@ -122,7 +122,7 @@ class Exchanges:
             self._store(exchange, replicas)
 
     def receive(self, handle: str, replicas: Sequence[int]) -> list[Array]:
-        """Return what comes to `replicas`."""
+        """Return the values for `replicas`."""
         exchange = self._ends.received[handle]
         if isinstance(exchange, RemoteLoad):
             at = self._waiting.get((exchange, "at"), {})
@@ -152,7 +152,7 @@ def _together(
     workers: Workers,
     is_free: bool,
 ) -> dict[int, Array]:
-    """Return what the members of groups have then that are here as a whole."""
+    """Return the results of the members of groups that are complete in this process."""
     results: dict[int, Array] = {}
     for members in exchange.groups.members:
         there = [r for r in members if r in given]

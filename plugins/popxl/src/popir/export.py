@@ -49,15 +49,14 @@ def export_popef(
 ) -> CompileReport:
     """Write `program` to `target`, which it replaces.
 
-    Variables go with the values of the host's copies: what a session that is still
-    attached has changed since is in them after `weights_to_host`. Inputs and outputs
-    are called as the tensors of their streams. What it prints is left out.
+    Variables have the values of the host's copies: changes by an attached session are
+    in them after `weights_to_host`. Inputs and outputs have the names of the tensors of
+    their streams. Print operators are left out.
 
-    name: of the executable; empty: a hash of the program.
-    batch: auto: rows of different requests share a run where a check shows that they
-    may; off: never.
-    Raises IrError where the program is wrong, NotYet for what does not run yet, OSError
-    where the file cannot be written.
+    name: of the executable; empty: a hash of the program. batch: auto: rows of
+    different requests share a run if a check proves that they may; off: never. Raises
+    IrError if the program is wrong, NotYet for features that do not run yet, OSError if
+    the file cannot be written.
     """
     from engine.compiler import BatchDecision, CompileReport, TensorReport
     from popef_io import TensorType
@@ -96,8 +95,9 @@ def export_popef(
 def compile_whole(ir: Ir, check_order: bool = True) -> tuple[Program, bool]:
     """Return a program that a device runs by itself, and if all replicas are in it.
 
-    Replicas that neither differ nor exchange anything are one, which requests bring
-    rows to. Others are all in the program: host arrays have an axis of replicas.
+    Replicas that neither differ nor exchange anything are merged into one, whose
+    requests bring rows. Others are all in the program: host arrays have an axis of
+    replicas.
     """
     from popir.lowering.compile import compile_ir
     from popir.lowering.unrolled import unrolled
@@ -130,7 +130,9 @@ def _differs(variable: Tensor) -> bool:
 
 
 def package(compiled: Program, target: Path) -> None:
-    """Write what a session runs, for a device process; its host serves all streams."""
+    """Write the program of a session for a device process; its host serves
+    all streams.
+    """
     content = compiled.executable.encode()
     _write(target, compiled.metadata, content, {}, _about())
 

@@ -42,8 +42,8 @@ def encode(
 ) -> Array:
     """The codes (uint8, same shape) of `values` times 2^log2_scale.
 
-    Rounds to the nearest, ties to even. Too large gives NaN, or the largest value if
-    not `nan_on_overflow`; what is not finite is always NaN.
+    Rounds to the nearest, ties to even. Values that are too large give NaN, or the
+    largest value if not `nan_on_overflow`; infinite values and NaN always give NaN.
     """
     exact = np.asarray(values, np.float64)
     finite = np.isfinite(exact)
@@ -103,8 +103,9 @@ def loss_of(bins: Array, counts: Array, dtype: DType, scale: int) -> float:
 def best_scale(values: Array, dtype: DType) -> tuple[float, int]:
     """An estimate of the loss, and the scale (-31 to 31) that loses least of `values`.
 
-    Estimated from the histogram of exponents: a value too small is lost, one too
-    large is cut to the largest, the rest lose what their last bit is worth.
+    Estimated from the histogram of exponents: a value that is too small is lost, one
+    that is too large is cut to the largest, the others lose the value of their last
+    bit.
     """
     bins, counts = exponents_of(values)
     if not bins.size:

@@ -1,4 +1,4 @@
-"""Operators that compute gradients, as records: they have gradients of their own."""
+"""Operators that compute gradients, as records: they have gradients too."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _made(rule: GradRule) -> Record:
 
 
 def _second_rule(rule: GradRule, call: Call, lower: Lower) -> GradRule:
-    """The gradient operator of a gradient operator: of its nodes, written again."""
+    """Return the gradient operator of a gradient operator, from its nodes."""
     count = len(call.inputs)
     gives = tuple(n for n, spec in enumerate(call.inputs) if spec.dtype.is_float)
     ups = tuple(f"g{n}" for n in range(len(call.outputs)))

@@ -1,4 +1,4 @@
-"""Groups of replicas: which of them hold the same values, or shards of one value.
+"""Groups of replicas that hold the same values, or shards of one value.
 
 Shards are equal parts of the elements of an array, in row-major order.
 """
@@ -21,13 +21,14 @@ Kind: TypeAlias = Literal["reduce", "gather", "concat", "scatter", "shard", "sli
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Groups of replicas: the number of the group for each replica. All groups have one
-    size.
+    """Groups of replicas: the number of the group for each replica.
+
+    All groups have the same size.
     """
 
     assignment: tuple[int, ...]
     stride: int | None
-    """Distance of the members of a group, or None where it is not constant."""
+    """Return the distance of the members of a group, or None if it is not constant."""
 
     @property
     def num_replicas(self) -> int:
@@ -61,8 +62,11 @@ class Groups:
 
 
 def strided(num_replicas: int, stride: int, size: int | None) -> Groups:
-    """Groups filled in turn: each takes the first free replica and each `stride`-th
-    after it. ValueError where that does not come out even."""
+    """Return groups filled in turn: each takes the first free replica and each
+    `stride`-th after it.
+
+    Raises ValueError if the numbers do not divide.
+    """
     if not 0 < stride <= num_replicas or num_replicas % stride:
         raise ValueError(
             f"stride {stride} must be positive and divide the number of replicas "
@@ -86,8 +90,11 @@ def strided(num_replicas: int, stride: int, size: int | None) -> Groups:
 
 
 def from_assignment(assignment: Sequence[int], num_replicas: int) -> Groups:
-    """Groups as a list says; ValueError where they are not of one size, or not
-    numbered from 0 in the order in which they appear."""
+    """Return groups from a list.
+
+    Raises ValueError if their sizes differ, or if they are not numbered from 0 in the
+    order of their first members.
+    """
     given = tuple(int(group) for group in assignment)
     if len(given) != num_replicas:
         raise ValueError(
@@ -115,8 +122,9 @@ def from_assignment(assignment: Sequence[int], num_replicas: int) -> Groups:
 
 
 def refined(groups: Groups) -> tuple[Groups, list[int], list[int]]:
-    """The constant groups that `groups` are made of; for each of those the group that
-    it is part of; for each group the first of those in it."""
+    """Return the constant groups that form `groups`; for each of those the group that
+    contains it; for each group its first one.
+    """
     members = groups.members
     stride = min(b - a for m in members for a, b in pairwise(m))
     size = 0

@@ -1,4 +1,4 @@
-"""The graph of a program: tensors, operators, graphs, and how they are named."""
+"""The graph of a program: tensors, operators, graphs, and their names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tensor:
     readers: list[Operator] = field(default_factory=list)
     by_reference: bool = False
     is_current: bool = True
-    """Whether `data` of a variable are what the device has."""
+    """Whether `data` of a variable equals the device's value."""
     placement: Placement = ALIKE
     """Of a variable: on which replicas what part of `data` is."""
 
@@ -113,7 +113,7 @@ class Order:
 
 @dataclass(slots=True)
 class _Previous:
-    """The operators after which the next operator of a graph and fragment comes."""
+    """The operators after which the next operator of a graph and fragment runs."""
 
     operators: list[Operator] = field(default_factory=list)
     block: Order | None = None
@@ -121,7 +121,7 @@ class _Previous:
 
 
 class Graph:
-    """Operators over tensors, in the order in which they were made."""
+    """Operators over tensors, in the order of their construction."""
 
     def __init__(self, ir: Ir, id_: str) -> None:
         self.ir = ir
@@ -134,7 +134,9 @@ class Graph:
         """The operators of all graphs that run it, in the order they were made."""
         self.hooks: dict[int, Callable[[Operator], object]] = {}
         self.can_be_differentiated = True
-        """By an autodiff of a graph that calls it, without a gradient graph given."""
+        """Whether autodiff of a calling graph may differentiate it without a given
+        gradient graph.
+        """
         self.is_loop_body = False
         """It is the wrapper that a loop runs."""
         self._hook_numbers = itertools.count()
@@ -224,7 +226,10 @@ class Graph:
         return Tensor("", self, spec, "unconnected")
 
     def connect(self, operator: Operator, index: int, tensor: Tensor) -> None:
-        """Connect the input `index` of `operator`. IrError where it does not fit."""
+        """Connect the input `index` of `operator`.
+
+        Raises IrError if it does not fit.
+        """
         if tensor.graph is not self or not 0 <= index < len(operator.inputs):
             raise IrError(f"{tensor} cannot be input {index} of {operator}")
         old = operator.inputs[index]
@@ -256,7 +261,9 @@ class Graph:
                     some[:] = kept if new is None else [*kept, new]
 
     def add_hook(self, hook: Callable[[Operator], object]) -> int:
-        """Call `hook` with every operator made from now on; a number to remove it."""
+        """Call `hook` with every operator made from now on; return a number to remove
+        it.
+        """
         number = next(self._hook_numbers)
         self.hooks[number] = hook
         return number
@@ -282,7 +289,7 @@ class Graph:
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A stream between host and device; its tensor stands in the main graph."""
+    """A stream between host and device; its tensor is in the main graph."""
 
     tensor: Tensor
     is_input: bool
@@ -305,13 +312,13 @@ class Ir:
         self.transfers = 1
         """Slices that each host array brings to one run (`num_host_transfers`)."""
         self.is_prepared = False
-        """A session was made: nothing may be added any more."""
+        """Note that a session was made: nothing may be added any more."""
         self.options: Any = None
         """The session options of whatever stands over it."""
         self.data_flow: Any = None
 
     def free_id(self, wanted: str, taken: Mapping[str, object]) -> str:
-        """`wanted`, with a suffix where it is taken."""
+        """Return `wanted`, with a suffix if it is taken."""
         found = wanted
         while found in taken:
             found = f"{wanted}__t{next(self._suffixes)}"
@@ -326,7 +333,7 @@ class Ir:
         return self._keep(f"{base}_subgraph({next(self._subgraphs)})")
 
     def new_named_graph(self, id_: str) -> Graph:
-        """Make an empty graph of that id; IrError if there is one."""
+        """Make an empty graph with that id; IrError if it exists."""
         if id_ in self.graphs:
             raise IrError(f"there is a graph {id_!r} already")
         return self._keep(id_)
@@ -343,7 +350,7 @@ class Ir:
     def add_stream(
         self, spec: Spec, name: str, is_input: bool, scopes: Sequence[str] = ()
     ) -> Stream:
-        """A stream whose tensor stands in the main graph."""
+        """Return a stream whose tensor is in the main graph."""
         stream = Stream(self.main.new_tensor(spec, "stream", name, scopes), is_input)
         self.streams[stream.tensor.id] = stream
         return stream

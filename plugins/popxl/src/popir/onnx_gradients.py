@@ -1,7 +1,7 @@
-"""Gradients through ONNX nodes: of gradient operators, whose rules write such nodes.
+"""Gradients of gradient operators, through the ONNX nodes of their rules.
 
 Records know the gradients of forward operators. A gradient operator has none of its
-own: its nodes are written again, and each passes gradients to what it was made of.
+own: its nodes are written again, and each passes gradients to its inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from popir.builder import Builder, Node, Value
 from popir.errors import NotYet
 
 Passed: TypeAlias = Sequence[tuple[Value, Value]]
-"""What a node's inputs are given: input and gradient."""
+"""The arguments of a node's inputs: input and gradient."""
 _Rule: TypeAlias = Callable[[Builder, Node, Value], Passed]
 
 
@@ -26,9 +26,11 @@ def pass_back(
     wanted: Iterable[Value],
     arriving: Mapping[Value, Value],
 ) -> dict[Value, Value]:
-    """The gradients of what is `wanted` and of what `nodes` compute with it, by the
-    gradients of some of what they compute. Raises NotYet for a node that is not
-    known."""
+    """Return the gradients of `wanted` and of the values that `nodes` compute from it,
+    given the gradients of some results.
+
+    Raises NotYet for an unknown node.
+    """
     found, depending, used = dict(arriving), set(wanted), []
     for node in nodes:
         if node.operator not in _STOPS and not depending.isdisjoint(_inputs(node)):
@@ -118,7 +120,7 @@ def _reshaped(b: Builder, node: Node, dy: Value) -> Passed:
 
 
 def _same(b: Builder, node: Node, dy: Value) -> Passed:
-    """Cast, Identity, and Expand, of which the sum is taken anyway."""
+    """Pass the gradient of Cast, Identity and Expand; the sum is taken in any case."""
     return [(_inputs(node)[0], dy)]
 
 
@@ -134,7 +136,7 @@ def _summed(b: Builder, node: Node, dy: Value) -> Passed:
 
 
 def _spread(b: Builder, value: Value, like: Value, axes: Value) -> Value:
-    """The result of a reduction as large as what was reduced."""
+    """Return the result of a reduction in the size of its input."""
     assert axes.array is not None
     dropped = {int(axis) for axis in axes.array}
     kept = tuple(1 if n in dropped else size for n, size in enumerate(like.shape))
@@ -159,7 +161,7 @@ def _mean(b: Builder, node: Node, dy: Value) -> Passed:
 
 
 def _sliced(b: Builder, node: Node, dy: Value) -> Passed:
-    """Zeros, and the gradient where the slice was taken from."""
+    """Return zeros, with the gradient in the place of the slice."""
     value, *given = _inputs(node)
     numbers = [each.array for each in given]
     for start, stop, axis, step in zip(

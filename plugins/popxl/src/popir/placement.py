@@ -1,7 +1,7 @@
 """Placement of a variable: the part of the host's data on each replica.
 
 The host has one array for a variable, with a leading axis of groups if there are
-several. Each replica has the data of its group, or its shard of them.
+several. Each replica has the data of its group, or its shard of that data.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from popir.remote import RemoteBuffer
 
 @dataclass(eq=False, slots=True)
 class Placement:
-    """Placement of a variable that replicas do not hold alike."""
+    """Placement of a variable whose value differs between replicas."""
 
     groups: Groups | None = None
-    """Which replicas hold the same values; None: all."""
+    """Groups of replicas with the same values; None: all."""
     buffer: RemoteBuffer | None = None
-    """Whose row it is; None: it is on the device."""
+    """The variable whose row it is; None: it is on the device."""
     offset: int = 0
     shards: int = 1
-    """How many parts its elements are cut into, one for each member of a group."""
+    """Number of parts into which its elements are cut, one for each member
+    of a group.
+    """
     retrieved: Array | None = None
-    """Of each replica what weights to host brought; None: only groups are retrieved."""
+    """Whether weights to host brought a value of each replica; None: only groups are
+    retrieved.
+    """
 
 
 ALIKE = Placement()
@@ -60,7 +64,7 @@ def retrieved(placement: Placement, replicas: int) -> list[int]:
 def collect(
     data: Array, placement: Placement, values: Mapping[int, Array], replicas: int
 ) -> None:
-    """Put what the replicas have into `data`: of each group its first member's."""
+    """Copy the replicas' values into `data`: each group's first member's."""
     groups, several = _groups(placement, replicas), placement.shards
     shape = data.shape[1:] if groups.num_groups > 1 else data.shape
     for group, members in enumerate(groups.members):

@@ -1,8 +1,8 @@
 """Records of operators: results, ONNX nodes and gradient of each in one record.
 
-A record says how the shape and type of the results follow from the inputs (`infer`),
-how it becomes ONNX nodes (`lower`), what its gradients are (`grads`), and what it does
-to storage: a view of its inputs (`view`), or a new value for its first one (`writes`).
+A record has functions for the shape and type of the results (`infer`), for its ONNX
+nodes (`lower`), for its gradients (`grads`), and for its effect on storage: a view of
+its inputs (`view`), or a new value for its first input (`writes`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ Attributes: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Type and shape of a tensor; `meta_shape` is that of what it is a shard of."""
+    """Type and shape of a tensor; `meta_shape` is the shape of the whole if it is a
+    shard.
+    """
 
     dtype: DType
     shape: Shape
@@ -60,7 +62,7 @@ class GradRule:
 
     `needs` are its inputs in order: `g0` the gradient of output 0, `i0` the forward
     input 0, `o0` the forward output 0. `gives` are the forward inputs whose gradients
-    it computes. `lower` gets them by those names.
+    it computes. `lower` receives them by those names.
     """
 
     type: str
@@ -68,7 +70,9 @@ class GradRule:
     gives: tuple[int, ...]
     lower: Callable[[Grad], Sequence[Value]]
     host: Host | None = None
-    """Instead of `lower`: a function of NumPy arrays, given the forward operator."""
+    """Replaces `lower`: a function of NumPy arrays, which receives the forward
+    operator.
+    """
     is_users: bool = False
     """It is a Python class of the user's."""
     records: list[Record] = field(default_factory=list, compare=False, repr=False)
@@ -127,18 +131,21 @@ class Record:
     grads: Callable[[Call], Sequence[GradRule] | None] = no_gradient
     """Its gradient rules; None where it stops there."""
     put: Put | None = None
-    """It is a view: given the values of its inputs and a new one of its result, the
-    new values of its inputs."""
+    """For a view: given the values of its inputs and a new value of its result, return
+    the new values of its inputs.
+    """
     writes: bool = False
     """Its result is the new value of its first input's storage."""
     host: Host | None = None
     """Instead of `lower`: a function of NumPy arrays, for the caller's process."""
     refuses: str = ""
-    """Why a graph that holds it cannot be differentiated; empty if it can."""
+    """Return why a graph that contains it cannot be differentiated; empty if it can."""
     opset: tuple[str, int] | None = None
-    """Domain and version, where it has any."""
+    """Domain and version, if it has them."""
     is_users: bool = False
-    """It is a Python class of the user's: its name does not say what it does."""
+    """Whether it is a Python class of the user: its name does not identify its
+    behaviour.
+    """
 
 
 RECORDS: dict[str, Record] = {}
@@ -199,7 +206,7 @@ def operator_types() -> list[str]:
 
 
 def record_of(type_: str) -> Record:
-    """The record of an operator type; IrError if there is none."""
+    """Return the record of an operator type; IrError if there is none."""
     found = RECORDS.get(type_)
     if found is None:
         raise IrError(f"there is no operator of type {type_}")
@@ -208,11 +215,11 @@ def record_of(type_: str) -> Record:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of an operator from the contexts in which it was made."""
+    """Settings of an operator from the contexts of its construction."""
 
     scopes: tuple[str, ...] = ()
     ipu: int | None = 0
     tile_set: str = "compute"
     fragment: str = "Normal"
     order: object = field(default=None, compare=False)
-    """What `Graph.add` is to do about the order: an `Order`, or None for nothing."""
+    """Order of the operator for `Graph.add`: an `Order`, or None for no order."""

@@ -1,8 +1,8 @@
 """Remote memory: tables of rows, and which replica finds what in them.
 
-A row is what was stored there last; before that zeros. Rows belong to the buffer, so
-they last from run to run and from session to session. Rows of variables begin anew
-with the variable's data each time weights come from the host.
+A row is the last value stored there, or zeros. Rows belong to the buffer, so they last
+from run to run and from session to session. Rows of variables restart with the
+variable's data each time weights come from the host.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class RemoteBuffer:
     shape: Shape
     entries: int
     meta_shape: Shape = ()
-    """The shape of what rows are shards of; empty if of none."""
+    """The shape of the whole if rows are shards; empty otherwise."""
     _rows: dict[tuple[int, int], _Row] = field(default_factory=dict)
 
     def load(self, replica: int, offset: int) -> Array:
-        """Return a row, which stays what it is when others are stored."""
+        """Return a row, which stays unchanged when others are stored."""
         self.check(offset)
         row = self._rows.get((replica, offset))
         if row is None:
@@ -54,17 +54,17 @@ class RemoteBuffer:
             self._rows[replica, offset] = _Row(value)
 
     def place(self, replica: int, offset: int, array: Array, in_place: bool) -> None:
-        """Make a row what the host has; in_place: stores go into `array`."""
+        """Set a row to the host's value; in_place: stores go into `array`."""
         self.check(offset)
         self._rows[replica, offset] = _Row(np.asarray(array), True, in_place)
 
     def peek(self, replica: int, offset: int) -> Array:
-        """Return a row without a copy, to be read at once."""
+        """Return a row without a copy, to be read immediately."""
         row = self._rows.get((replica, offset))
         return self.load(replica, offset) if row is None else row.array
 
     def own(self, replica: int, offset: int) -> None:
-        """Give a row memory of its own: what it shares is about to change."""
+        """Give a row its own memory before its shared memory changes."""
         row = self._rows.get((replica, offset))
         if row is not None and row.is_hosts and not row.in_place:
             self._rows[replica, offset] = _Row(row.array.copy())

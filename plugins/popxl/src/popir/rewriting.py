@@ -1,4 +1,4 @@
-"""Changes to graphs that change no value: sums as additions, exchanges made one."""
+"""Changes to graphs that keep all values: sums as additions, merged exchanges."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ def decompose_sums(graph: Graph) -> None:
 
 
 def merge_exchanges(graph: Graph, made: Sequence[Operator]) -> list[Operator]:
-    """Make one operator of loads and stores among `made`, or of as many as do not wait
-    for each other; those that are there then, beside Inits."""
+    """Merge loads and stores among `made` into one operator, as far as they do not wait
+    for each other; return the remaining ones, with Inits.
+    """
     merged: list[Operator] = []
     group: list[Operator] = []
     for operator in made:

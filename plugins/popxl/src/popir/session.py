@@ -1,7 +1,7 @@
 """A program on a device: attaching, running, and which copy of the weights is current.
 
-The host's copies are the data of the program's variables. They go to the device when
-it is attached, and come back when they are asked for: every run makes them stale.
+The host's copies are the data of the program's variables. They go to the device when it
+is attached, and come back on request: every run makes them stale.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Session:
         # Replicas and rows are the caller's process's: a device of the pool has none.
         on_pool = on_pool and not (self._is_lockstep or self._exchanges is not None)
         self.host_is_current = True
-        """Whether the host's copies of the variables are what the device has."""
+        """Return whether the host's copies of the variables equal the device's."""
         self._printer = printer
         self._on_pool = on_pool
         self._device: Runner | None = None
@@ -132,7 +132,7 @@ class Session:
         return self._device is not None
 
     def attach(self, device: Device | None = None) -> None:
-        """Take the device, one of the pool or None; the weights are to be brought."""
+        """Attach the device, one of the pool or None; weights are still to be sent."""
         if self._device is not None:
             return
         program, self.is_lost = self.program, False
@@ -227,7 +227,7 @@ class Session:
         self.host_is_current = True
 
     def weights_to_host(self) -> None:
-        """Bring what the device has to the host's copies."""
+        """Copy the device's state to the host's copies."""
         from popir.lowering.compile import SAVE
         from popir.lowering.lower import weight_handle
 
@@ -256,7 +256,7 @@ class Session:
                 self._collect(variable, found[variable])
 
     def _collect(self, variable: Tensor, values: Sequence[Array]) -> None:
-        """Make the host's copy what the replicas have; `values`: of those here."""
+        """Set the host's copy to the replicas' values; `values`: of those here."""
         assert variable.data is not None
         at, first = variable.placement, self._own.start
         everywhere = dict(enumerate(values, first))
@@ -273,9 +273,9 @@ class Session:
         return shares(data, variable.placement, self._total)[self._own]
 
     def _place(self, variable: Tensor) -> None:
-        """Make the row of a remote variable what the host has.
+        """Set the row of a remote variable to the host's value.
 
-        A file that is mapped for writing is read and written where it lies, if no other
+        A file that is mapped for writing is read and written in place, if no other
         replica has the same part of it.
         """
         at, data = variable.placement, variable.data
@@ -370,7 +370,9 @@ def _connect(
 
 
 def _called(operator: Operator, arguments: list[Array]) -> list[Array]:
-    """Call the NumPy function; RunError if it returns other than it said."""
+    """Call the NumPy function; RunError if its results differ from their
+    declaration.
+    """
     assert operator.record.host is not None
     found = [np.asarray(a) for a in operator.record.host(operator.call, arguments)]
     wanted = [t.spec for t in operator.outputs]
@@ -400,4 +402,4 @@ def _rows(variable: Tensor) -> Array:
 
 
 def _nothing(_: Array) -> None:
-    """The host has it already: nothing changes it."""
+    """Do nothing: the host has it already, and nothing changes it."""

@@ -51,11 +51,11 @@ class Context:
 
     @property
     def in_sequence(self) -> bool | str | None:
-        """The mode of the `in_sequence` around; None if there is none."""
+        """Return the mode of the enclosing `in_sequence`; None if there is none."""
         return state.orders[-1].mode if state.orders else None
 
     def push_graph(self, graph: Graph) -> None:
-        """Make `graph` the current one; RuntimeError for another Ir's."""
+        """Make `graph` the current one; RuntimeError for a graph of another Ir."""
         current.push(graph._below)
 
     def pop_graph(self) -> None:
@@ -124,8 +124,9 @@ def ipu(ipu: int | None) -> Iterator[int | None]:
 
 @contextmanager
 def in_sequence(mode: bool | Literal["pass"] = True) -> Iterator[None]:
-    """Operators inside run in the order in which they are made (True), in any order
-    after those before and before those after (False), or as data flows ('pass')."""
+    """Run the operators inside in the order of their construction (True), in any order
+    between those before and after (False), or as data flows ('pass').
+    """
     if mode is None:
         raise TypeError("`None` cannot be passed to `in_sequence`")
     state.orders.append(popir.Order(mode))
@@ -184,5 +185,5 @@ def op_debug_context(name: Any) -> Any:
 
 @contextmanager
 def debug_context_frame_offset(i: int) -> Iterator[None]:
-    """Accepted: which line of a program an operator came from is not recorded."""
+    """Accepted: the source line of an operator is not recorded."""
     yield

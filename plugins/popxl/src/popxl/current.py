@@ -35,7 +35,7 @@ def settings() -> popir.Settings:
 
 
 def push(graph: popir.Graph) -> None:
-    """Make `graph` the current one; RuntimeError for another Ir's."""
+    """Make `graph` the current one; RuntimeError for a graph of another Ir."""
     if state.graphs and state.graphs[0].ir is not graph.ir:
         raise RuntimeError(
             "Can only have graphs from the same Ir in the context at one time"

@@ -41,16 +41,14 @@ class CustomOperator:
     def results(self, *inputs: Any, **_: Any) -> TensorSpec | Sequence[TensorSpec]:
         """Return shape and type of the result, or of each result.
 
-        inputs: those of the inputs, each a TensorSpec.
-        Raise ValueError if the inputs do not fit.
+        inputs: a TensorSpec for each. Raise ValueError if the inputs do not fit.
         """
         raise NotImplementedError(f"{type(self).__name__} does not override `results`")
 
     def onnx(self, b: Builder, *inputs: Any, **_: Any) -> Value | Sequence[Value]:
         """Return the result, or each, made of ONNX nodes.
 
-        inputs: values, which know `+ - * /`, `shape` and `dtype`.
-        b: makes other nodes.
+        inputs: values with `+ - * /`, `shape` and `dtype`. b: makes other nodes.
         """
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ _Bool = builtins.bool
 
 
 class dtype:  # noqa: N801
-    """A data type. There is one instance of each; they cannot be made."""
+    """A data type. Each exists once; new ones cannot be made."""
 
     _below: popir.DType
 
@@ -60,7 +60,7 @@ class dtype:  # noqa: N801
 
     @property
     def is_int(self) -> _Bool:
-        """Return whether it is an integer; bool is none."""
+        """Return whether it is an integer; bool is not."""
         return self._below.is_int
 
     @property
@@ -78,7 +78,7 @@ class dtype:  # noqa: N801
         return self._below.numpy
 
     def as_torch(self) -> Any:
-        """The torch type; TypeError if there is none."""
+        """Return the torch type; TypeError if there is none."""
         if self.name not in _torch_names:
             raise TypeError(f"dtype `{self.name}` does not have a torch equivalent")
         import torch  # type: ignore[import-not-found, unused-ignore]
@@ -87,7 +87,7 @@ class dtype:  # noqa: N801
 
     @classmethod
     def from_name(cls, name: str) -> dtype:
-        """The type called `name`; ValueError if there is none."""
+        """Return the type called `name`; ValueError if there is none."""
         found = _STR_TO_POPXL.get(name)
         if found is None:
             raise ValueError(f"There is no data type called {name!r}")
@@ -95,8 +95,9 @@ class dtype:  # noqa: N801
 
     @classmethod
     def as_dtype(cls, type_like: Any) -> dtype:
-        """The type that a name, a Python, numpy or torch type, or anything that has a
-        `dtype`, stands for; ValueError for others."""
+        """Return the type for a name, a Python, numpy or torch type, or any object with
+        a `dtype`; ValueError for others.
+        """
         found = _known(type_like)
         if found is not None:
             return found

@@ -107,7 +107,7 @@ class Graph:
         return tuple(map(Graph._of, called))
 
     def get_tensor(self, tensor_id: str) -> Tensor:
-        """The tensor of that id; ValueError if there is none."""
+        """Return the tensor with that id; ValueError if there is none."""
         found = self._below.tensors.get(tensor_id)
         if found is None:
             raise ValueError(f"There is no tensor {tensor_id!r} in graph {self.id!r}")
@@ -119,7 +119,9 @@ class Graph:
         return self._below.ir.free_id("/".join(parts), self._below.tensors)
 
     def register_op_created_hook(self, fn: Callable[[Any], Any]) -> int:
-        """Call `fn` with every operator made from now on; a handle to remove it."""
+        """Call `fn` with every operator made from now on; return a handle
+        to remove it.
+        """
         return self._below.add_hook(lambda op: fn(OpView(op)))
 
     def remove_op_created_hook(self, handle: int) -> None:

@@ -62,8 +62,9 @@ class Ir(Program):
         return Graph._of(self._below.new_graph(name or "graph"))
 
     def create_graph(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
-        """A graph of what `fn` (or the `build` of a Module) does with its arguments:
-        tensors and specs become inputs, all else is passed on."""
+        """Make a graph from `fn` (or the `build` of a Module): tensors and specs become
+        inputs, other arguments are passed on.
+        """
         call, name = _named(fn)
         signature = inspect.signature(fn.build if isinstance(fn, Module) else fn)
         try:
@@ -121,7 +122,9 @@ class Ir(Program):
     def replica_grouping(
         self, stride: int = 1, group_size: int | None = None
     ) -> ReplicaGrouping:
-        """Groups of replicas, each the first free one and those `stride` after it."""
+        """Return groups of replicas, each the first free one and those `stride` after
+        it.
+        """
         groups = popir.strided(self.replication_factor, stride, group_size)
         return ReplicaGrouping._make(self, groups)
 
@@ -151,8 +154,8 @@ class Ir(Program):
     def dot_checkpoint(self, check: str, save_dir: Any = None) -> None:
         """Write the graphs to `<check>.dot`, for graphviz, if that check is active.
 
-        Active are those of the option dotChecks and of POPART_DOT_CHECKS (names with
-        ':' between them, or ALL); where neither says anything, all.
+        Active checks are those of the option dotChecks and of POPART_DOT_CHECKS (names
+        with ':' between them, or ALL); all if neither is set.
         """
         options = self._below.options
         if not options.dotChecks and "POPART_DOT_CHECKS" not in os.environ:

@@ -9,8 +9,10 @@ import popir
 
 
 class Program:
-    """The handles of one `popir.Ir`, one for each graph and tensor. `Ir` is its only
-    class: it stands over graphs and tensors, which find it here."""
+    """The handles of one `popir.Ir`, one for each graph and tensor.
+
+    `Ir` is its only user above graphs and tensors, which find it here.
+    """
 
     _ir_cache: ClassVar[WeakValueDictionary[int, Program]] = WeakValueDictionary()
     _kind: ClassVar[type[Program]]

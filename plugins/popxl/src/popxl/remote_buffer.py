@@ -132,8 +132,9 @@ def replica_sharded_buffer(
 def _sharding(
     replica_grouping: ReplicaGrouping | None, shard_over: int | None
 ) -> tuple[ReplicaGrouping, int]:
-    """The groups, and how many members share a tensor; ValueError where they do not
-    come out even."""
+    """Return the groups, and how many members share a tensor; ValueError if they do not
+    divide.
+    """
     groups = replica_grouping
     if groups is None:
         groups = Program._of(current.graph().ir).replica_grouping()  # type: ignore[attr-defined]

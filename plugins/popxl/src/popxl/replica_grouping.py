@@ -9,7 +9,7 @@ from popxl.program import Program
 
 
 class ReplicaGrouping:
-    """Group of replicas that hold the same values. Made by an Ir."""
+    """Group of replicas with the same values. Made by an Ir."""
 
     _ir: Program
     _groups: popir.Groups

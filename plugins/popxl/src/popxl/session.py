@@ -30,7 +30,7 @@ class Session:
     """One program, ready to run.
 
     device_desc: 'cpu' and 'ipu_model' run in this process, 'ipu_hw' on a device of the
-    pool, which it has for itself while it is attached.
+    pool, which the session holds alone while it is attached.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Session:
 
     @property
     def device(self) -> popart.DeviceInfo:
-        """The device; setting it does nothing."""
+        """Return the device; setting it does nothing."""
         return self._device
 
     @device.setter
@@ -109,7 +109,7 @@ class Session:
         return self._device.isAttached
 
     def expected_inputs(self) -> set[HostToDeviceStream]:
-        """The streams that `run` must be given data for."""
+        """Return the streams that `run` needs data for."""
         return set(self._h2d)
 
     def _form_of(self, stream: Stream) -> _Form:
@@ -130,7 +130,7 @@ class Session:
         inputs: Mapping[HostToDeviceStream, Any] | None = None,
         downcast_inputs: bool = True,
     ) -> dict[DeviceToHostStream, _Array]:
-        """Run the main graph once; what came out of its streams."""
+        """Run the main graph once; return the data of its output streams."""
         outputs = self.create_host_outputs()
         self.run_with_outputs(inputs, outputs, downcast_inputs)
         return outputs
@@ -176,7 +176,7 @@ class Session:
     # Weights
 
     def weights_to_host(self) -> None:
-        """Bring what the device has to the host's copies; ValueError if detached."""
+        """Copy the device's state to the host's copies; ValueError if detached."""
         self._check_attached()
         for variable in self._written():
             assert variable.data is not None
@@ -197,15 +197,13 @@ class Session:
         self._set_current(True)
 
     def get_tensor_data(self, tensor: Variable | Constant) -> _Array:
-        """Return a variable's values: the host's copy, made current first
-        if attached.
-        """
+        """Return a variable's values: the host's copy, updated first if attached."""
         return self.get_tensors_data([tensor])[tensor]
 
     def get_tensors_data(
         self, tensors: Iterable[Variable | Constant]
     ) -> dict[Tensor, _Array]:
-        """Return the values of variables: the host's copies, made current first if
+        """Return the values of variables: the host's copies, updated first if
         attached.
         """
         wanted = list(tensors)
@@ -221,12 +219,15 @@ class Session:
         return {tensor: _host_copy(tensor) for tensor in wanted}
 
     def write_variable_data(self, tensor: Variable, data: Any) -> None:
-        """Give a variable another value; it goes to the device at once if attached."""
+        """Give a variable another value, which goes to the device immediately if
+        attached.
+        """
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, Any]) -> None:
-        """Give variables other values; what the device had changed since its weights
-        last came back is lost, in all variables."""
+        """Give variables other values; changes by the device since its weights last
+        came back are lost, in all variables.
+        """
         checked = {tensor: _checked(tensor, d) for tensor, d in tensors.items()}
         for tensor, array in checked.items():
             data = tensor._below.data
@@ -303,7 +304,9 @@ class _Form:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """The first dimensions: transfers and replicas, each if there are several."""
+        """Return the first dimensions: transfers and replicas, each if there are
+        several.
+        """
         return tuple(n for n in (self.transfers, self.replicas) if n > 1)
 
     @property
@@ -319,9 +322,10 @@ class _Form:
         return array.reshape(count, *rest)
 
     def check(self, array: _Array) -> None:
-        """ValueError where `array` has another shape. One that without its ones has no
-        more dimensions than those of transfers and replicas may stand for any of one
-        element each."""
+        """Raise ValueError if `array` has another shape.
+
+        Dimensions of one may be added or left out if the order stays clear.
+        """
         found, lead = array.shape, len(self.lead)
         if found == self.shape:
             return

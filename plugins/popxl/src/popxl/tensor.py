@@ -1,4 +1,4 @@
-"""Tensors: handles of what graphs hold, and what makes them."""
+"""Tensors: handles of the values of graphs, and functions that make them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Tensor:
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
-        """Shape of what it is a shard of; empty if of none."""
+        """Return the shape of the whole if it is a shard; empty otherwise."""
         return self._below.spec.meta_shape
 
     @property
@@ -182,7 +182,7 @@ class Tensor:
 
     @property
     def ipu(self) -> int:
-        """The device it is on; UndefinedValue where that is not known."""
+        """Return its device; UndefinedValue if that is unknown."""
         below = self._below
         if below.producer is not None and "ipus" in below.producer.attributes:
             places: tuple[int, ...] = below.producer.attributes["ipus"]
@@ -266,7 +266,7 @@ class Tensor:
     def _ensure_tensor(
         self, other: Any, dtype: Any = None, raise_on_empty: bool = True
     ) -> Tensor:
-        """Return the other side of an operator as a tensor of this one's type."""
+        """Return the other operand as a tensor of this one's type."""
         if isinstance(other, Tensor):
             return other
         if raise_on_empty and np.size(other) == 0:
@@ -348,7 +348,7 @@ _operators: dict[str, Callable[..., Any]] = {}
 
 
 def enter_operators(operators: Mapping[str, Callable[..., Any]]) -> None:
-    """Make `operators` what the methods of tensors stand for."""
+    """Make `operators` the methods of tensors."""
     _operators.update(operators)
 
 
@@ -395,7 +395,7 @@ class Variable(Tensor):
 
     @property
     def retrieval_mode(self) -> Literal["one_per_group", "all_replicas"]:
-        """Return the choice of the replicas whose values come back."""
+        """Return the choice of the replicas whose values the host retrieves."""
         whole = self._below.placement.retrieved
         return "one_per_group" if whole is None else "all_replicas"
 
@@ -408,7 +408,9 @@ class Variable(Tensor):
 
     @property
     def shape_on_replica(self) -> tuple[int, ...]:
-        """Shape on a replica; of a variable in shards that of its whole."""
+        """Return its shape on a replica; for a variable in shards the shape of the
+        whole.
+        """
         return self.shape
 
 
@@ -581,7 +583,9 @@ def graph_input(
 
 
 def graph_output(t: Tensor) -> None:
-    """Make `t` a further output of the current graph; ValueError for another's."""
+    """Make `t` another output of the current graph; ValueError for a tensor of another
+    graph.
+    """
     graph = current.graph()
     if t._below.graph is not graph:
         raise ValueError(f"Tensor {t.id!r} is not in the current graph {graph.id!r}")
@@ -630,8 +634,9 @@ def remote_replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """A variable of which each member of a group has a shard, a row of a remote
-    buffer, at `offset`."""
+    """Return a variable of which each member of a group has a shard, a row of a remote
+    buffer, at `offset`.
+    """
     count = Program._of(current.graph().ir).replication_factor  # type: ignore[attr-defined]
     if count <= 1:
         raise ValueError(
@@ -659,7 +664,7 @@ def remote_replica_sharded_variable(
 
 
 def _shard_count(made: Variable, remote_buffer: RemoteBuffer, size: int) -> int:
-    """Into how many parts a row of the buffer says that the variable is cut."""
+    """Return the number of parts into which a row of the buffer cuts the variable."""
     row = remote_buffer.tensor_shape
     for count in range(size, 0, -1):
         if size % count == 0 and row == (popir.shard_size(made.nelms, count),):
@@ -681,8 +686,9 @@ def replica_sharded_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> tuple[Variable, Tensor]:
-    """A variable of which each member of a group has a shard on the device: the handle
-    that the host reads and writes, and the shard."""
+    """Return a variable of which each member of a group has a shard on the device: the
+    handle that the host reads and writes, and the shard.
+    """
     _placement(replica_grouping, retrieval_mode)
     array = _variable_data(
         data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping

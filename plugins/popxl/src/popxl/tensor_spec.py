@@ -38,7 +38,7 @@ class TensorSpec(Mapping[str, Any]):
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
-        """Shape of what it is a shard of."""
+        """Shape of the whole if it is a shard."""
         shape: tuple[int, ...] = self._entries["meta_shape"]
         return shape
 

@@ -8,5 +8,5 @@ T = TypeVar("T")
 
 
 def NewAliasAnnotation(name: str, tp: Any) -> Any:  # noqa: N802
-    """The annotation `tp` itself; `name` is what documentation would call it."""
+    """Return the annotation `tp`; `name` is its name for documentation."""
     return tp

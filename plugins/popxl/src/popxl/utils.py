@@ -62,7 +62,9 @@ def to_numpy(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> np.ndarray[Any, Any]:
-    """`x` as a C-contiguous array of `dtype`, or of its own with 64 bits as 32."""
+    """Return `x` as a C-contiguous array of `dtype`, or of its own type with 64 bits as
+    32.
+    """
     to = None if dtype is None else dtypes.dtype.as_dtype(dtype)
     is_float8 = to in (dtypes.float8_143, dtypes.float8_152)
     if not is_float8 and (log2_scale is not None or nan_on_overflow is not None):

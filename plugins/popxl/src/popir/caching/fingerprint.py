@@ -1,7 +1,7 @@
-"""A hash of what a program computes: of its graphs, not of the values of variables.
+"""A hash of a program's computation: of its graphs, not of the values of variables.
 
-Two programs with one hash compile to the same executable. What cannot be described,
-such as an operator that is a Python class of the user's, has no hash.
+Two programs with the same hash compile to the same executable. A program without a
+description, such as one with a Python class of the user as operator, has no hash.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from popir.remote import RemoteBuffer
 
 
 class NoFingerprint(Exception):
-    """The program holds something that has no description."""
+    """The program holds an object without a description."""
 
 
 def fingerprint(ir: Ir, around: Mapping[str, object]) -> str:
     """Return the hash of a program, as decimal digits.
 
-    around: what else an executable depends on, such as options and versions.
-    Raises NoFingerprint for operators of the user's own.
+    around: other inputs of an executable, such as options and versions. Raises
+    NoFingerprint for operators of the user.
     """
     described: list[object] = [_plain(dict(around))]
     for graph in ir.reachable():
@@ -77,7 +77,7 @@ def _of_operator(operator: Operator) -> tuple[object, ...]:
 
 
 def _plain(value: Any) -> object:
-    """Return plain values that stand for `value` and for no other."""
+    """Return plain values that identify `value`."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return value
     if isinstance(value, tuple | list):

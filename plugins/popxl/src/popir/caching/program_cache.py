@@ -1,9 +1,9 @@
 """A folder of compiled programs, which later sessions load instead of compiling.
 
-A file is a program in PopEF as `popir.export` writes it, with the weights that it had,
-so that it can be served; a session takes the weights of its own Ir. An opaque blob says
-which stream is what. A file that cannot be used is passed over. Files appear whole, by
-renaming, so several processes may fill one folder.
+A file is a program in PopEF as `popir.export` writes it, with its weights, so it can be
+served; a session takes the weights of its own Ir. An opaque blob describes the streams.
+Unusable files are skipped. Files are renamed into place, so several processes may share
+a folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BLOB = "popir.session"
 
 @dataclass(frozen=True, slots=True)
 class ProgramCache:
-    """The programs of a folder, which is made when a program is stored."""
+    """The programs of a folder, which is created when a program is stored."""
 
     folder: Path
     tell: Tell
@@ -135,7 +135,7 @@ class ProgramCache:
         return _decoded(about, Executable.decode(content), ir)
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the files that were least recently used, if there are too many."""
+        """Remove the least recently used files if there are too many."""
         found = []
         for path in self.folder.glob("*.popef"):
             if path.stem.isdecimal() and path != newest:
@@ -152,7 +152,7 @@ class ProgramCache:
 
 
 def _encoded(program: Program) -> dict[str, Any]:
-    """Return what a program says of its Ir, by names."""
+    """Return the description of the Ir in a program, by names."""
     exchanges: dict[Exchange, int] = {}
 
     def number(exchange: Exchange) -> int:

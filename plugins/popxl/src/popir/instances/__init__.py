@@ -1,7 +1,7 @@
 """Several instances of one program: processes that share its replicas.
 
-Each instance goes through the whole program with replicas of its own. On one machine
-they exchange values in shared memory; across machines one instance of each speaks MPI.
+Each instance runs the whole program with its own replicas. On one machine they exchange
+values in shared memory; across machines one instance of each speaks MPI.
 """
 
 from popir.instances.connection import connect, is_connected

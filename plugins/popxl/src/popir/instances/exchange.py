@@ -1,8 +1,8 @@
 """Collectives whose groups span instances.
 
-All groups with members in the same instances are exchanged at once: those instances
-are a span. First they say what each has come to, so that an instance that has left the
-lockstep is an error there, not a wrong number. Spans are entered in one order by all.
+All groups with members in the same instances are exchanged together: those instances
+are a span. First each instance states its position, so that an instance that has left
+the lockstep causes an error, not a wrong number. All enter spans in the same order.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Span(Protocol):
 
 
 class Instances:
-    """The instances of a program, as one of them sees them.
+    """The instances of a program, from the view of one of them.
 
-    opened: opens a span of instances; it returns the span and this one's arena in it.
-    left: tells the others that this instance takes part no longer.
-    Replicas have their global numbers. Not thread-safe.
+    opened: opens a span of instances; it returns the span and this instance's arena in
+    it. left: tells the others that this instance no longer takes part. Replicas have
+    their global numbers. Not thread-safe.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Instances:
     def exchanged(
         self, name: str, exchange: Collective, given: Mapping[int, Array]
     ) -> dict[int, Array]:
-        """Return what the replicas of `given`, all of this instance, have then.
+        """Return the results of the replicas of `given`, all of this instance.
 
         name: of this exchange, the same in all instances. The groups must have members
         in other instances. Raises RunError if an instance does not reach the exchange.
@@ -82,8 +82,9 @@ class Instances:
     def gathered(
         self, name: str, given: Mapping[int, Array], wanted: Sequence[int]
     ) -> dict[int, Array]:
-        """Return the values of the replicas `wanted`, which every instance takes part
-        in. given: the values of this instance's replicas."""
+        """Return the values of the replicas `wanted`; every instance takes part. given:
+        the values of this instance's replicas.
+        """
         span = tuple(range(self.identity.count))
         example = next(iter(given.values()))
         with _Breaking(self):
@@ -166,8 +167,8 @@ class Instances:
     ) -> tuple[Span, list[list[int]]]:
         """Meet the other instances of `span`; return those of `groups` that are there.
 
-        The caller lets the span meet once more, before another note is written.
-        Raises RunError if an instance has come to something else.
+        The caller lets the span meet once more before another note is written. Raises
+        RunError if an instance has reached another exchange.
         """
         opened, arena = self._open(span)
         present = sum(1 << r % self.identity.local_replicas for r in given)
@@ -219,7 +220,7 @@ class Instances:
 
 
 class _Breaking:
-    """Scope whose errors leave the lockstep: the others are told."""
+    """Scope whose errors leave the lockstep and notify the others."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances

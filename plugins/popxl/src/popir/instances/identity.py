@@ -50,7 +50,7 @@ class Identity:
 
 
 def identity(environment: Mapping[str, str] | None = None) -> Identity:
-    """Return the instance that this process is; without a launcher the only one.
+    """Return the instance of this process; without a launcher the only one.
 
     Raises IrError if the variables contradict each other.
     """

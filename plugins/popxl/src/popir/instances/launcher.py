@@ -1,4 +1,4 @@
-"""Starts the instances of a program on this machine, and ends them together."""
+"""Start the instances of a program on this machine, and end them together."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def environment(plan: Plan) -> dict[str, str]:
 def launch(plan: Plan) -> int:
     """Run the instances of `plan`; return the exit code.
 
-    If one fails, or a signal comes, all end: SIGTERM (for Ctrl-C SIGINT first), then
+    If one fails, or a signal arrives, all end: SIGTERM (for Ctrl-C SIGINT first), then
     SIGKILL. Must be called in the main thread.
     """
     descriptor = create(plan.instances)
@@ -162,7 +162,7 @@ class _Watch:
         return self._code or 0
 
     def kill(self) -> None:
-        """Kill what still runs, with all that it started."""
+        """Kill the remaining instances, with all processes that they started."""
         self._signal(signal.SIGKILL)
         for each in self._running:
             with contextlib.suppress(OSError):
@@ -261,7 +261,9 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def _signals_by_pipe() -> Iterator[int]:
-    """Give the end of a pipe that brings the numbers of signals; restore what was."""
+    """Yield the end of a pipe that delivers the numbers of signals; then restore the
+    handlers.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     os.set_blocking(reading, False)

@@ -1,8 +1,8 @@
 """Instances on several machines: MPI between machines, shared memory within each.
 
-One instance of each machine speaks MPI. It brings the values that its machine needs of
-the others into the shared memory, where all sum their slices as within one machine. So
-sums have the same bits in any layout.
+One instance of each machine speaks MPI. It copies the values that its machine needs
+from the others into the shared memory, where all sum their slices as within one
+machine. So sums have the same bits in any layout.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def connection(this: Identity) -> Instances:
 
 
 def _remove_names() -> None:
-    """Remove the names of MPICH's shared memory, which all of this machine have mapped.
+    """Remove the names of MPICH's shared memory after all of this machine have mapped
+    it.
 
     MPICH leaves them behind if an instance is killed or ends all.
     """
@@ -95,7 +96,9 @@ def _remove_names() -> None:
 
 
 def _end_all_on_errors(world: Any) -> None:
-    """End all instances if this one ends with an exception: MPI would wait for it."""
+    """End all instances if this one ends with an exception, because MPI would wait for
+    it.
+    """
     before = sys.excepthook
 
     def hook(
@@ -119,7 +122,7 @@ def _abort(world: Any, why: str, code: int) -> None:
 
 
 def _await_readers() -> None:
-    """Wait until the launcher has read the output: MPI drops what it finds unread."""
+    """Wait until the launcher has read the output, because MPI drops unread output."""
     end = time.monotonic() + _LAST
     for descriptor in (1, 2):
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -239,8 +242,8 @@ class _Opener:
 class MachinesSpan(SharedSpan):
     """Instances of several machines; `machines`: those of each.
 
-    The first instance of each speaks to the first ones of the others. Its arena has the
-    slots of the replicas that are elsewhere.
+    The first instance of each machine speaks to the first ones of the others. Its arena
+    has the slots of the replicas on other machines.
     """
 
     def __init__(
@@ -268,7 +271,9 @@ class MachinesSpan(SharedSpan):
         self._meet()
 
     def agree(self, note: bytes) -> dict[int, bytes]:
-        """Return what each instance of the span says, after all have said it."""
+        """Return the message of each instance of the span, after all have
+        sent theirs.
+        """
         notes = super().agree(note)
         places: dict[int, slice] = {}
         for members in self._by_machine:
@@ -316,7 +321,7 @@ class MachinesSpan(SharedSpan):
         totals: Piece | None,
     ) -> None:
         def passed(source: int, target: int) -> list[Array]:
-            """Return what goes from one machine to another."""
+            """Return the values that one machine sends to another."""
             found = []
             if values is not None:
                 part = self._machines(values.size)[target]

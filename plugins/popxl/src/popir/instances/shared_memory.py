@@ -1,4 +1,4 @@
-"""The memory that the instances of one machine share, and how they wait for each other.
+"""The memory that the instances of one machine share, and their way to wait.
 
 The map of the bytes, for n instances (numbered on this machine)
 -----------------------------------------------------------------
@@ -8,8 +8,8 @@ The map of the bytes, for n instances (numbered on this machine)
     notes + 256 * i    256 bytes     what instance i is about to exchange   instance i
     REGION * (i + 1)   REGION bytes  values of instance i                   instance i
 
-The memory is a memfd: it has no name and goes with its last process. A region takes
-only the pages that were written.
+The memory is a memfd: it has no name and disappears with its last process. A region
+takes only the written pages.
 
 Waiting
 -------
@@ -103,7 +103,7 @@ class SharedMemory:
         self._bytes[start : start + len(note)] = note
 
     def note(self, index: int) -> bytes:
-        """Return what instance `index` said."""
+        """Return the message of instance `index`."""
         start = self._notes + NOTE * index
         return bytes(self._bytes[start : start + NOTE])
 
@@ -112,7 +112,7 @@ class SharedMemory:
     def meet(self, others: Sequence[int]) -> None:
         """Wait until each of `others` has met this instance as often.
 
-        Raises RunError if one of them has gone.
+        Raises RunError if one of them has ended.
         """
         words, own = self._words, self._counts + self._row * self.index
         fence()
@@ -135,7 +135,7 @@ class SharedMemory:
         fence()
 
     def leave(self, indexes: Iterable[int]) -> None:
-        """Say that instances have gone, and wake those that wait for them."""
+        """Mark instances as ended, and wake those that wait for them."""
         for index in indexes:
             self._words[index * _LINE // 4 + 1] = 1
             self._ring(index)

@@ -1,9 +1,9 @@
-"""Instances of one machine that exchange values together, in shared memory.
+"""Instances of one machine that exchange values in shared memory.
 
 Each instance has an arena for a span: a slot for a piece of each of its replicas'
-values, then a slot for a piece of each total, and all that twice. Large values go piece
-by piece, in turns through the two halves, so that the instances meet once a piece: when
-they meet the values of one piece are there and the totals of the piece before. An
+values, and a slot for a piece of each total, all twice. Large values go piece by piece,
+alternating between the two halves, so the instances meet once for each piece. At a
+meeting the values of one piece are ready, and the totals of the piece before. An
 instance sums its slice of a piece from all slots, in the order of the replicas, so sums
 have the same bits in any layout.
 """
@@ -78,14 +78,16 @@ class SharedSpan:
         self._meet()
 
     def agree(self, note: bytes) -> dict[int, bytes]:
-        """Return what each instance of the span says, after all have said it."""
+        """Return the message of each instance of the span, after all have
+        sent theirs.
+        """
         self._memory.write_note(note)
         self._meet()
         pairs = zip(self._names, self._members, strict=True)
         return {name: self._memory.note(member) for name, member in pairs}
 
     def map_arenas(self, offsets: Mapping[int, int]) -> None:
-        """Map the arenas of the others, which they said the offsets of."""
+        """Map the arenas of the others at the offsets that they announced."""
         for name, member in zip(self._names, self._members, strict=True):
             if member not in self._arenas:
                 size = arena_size(self._capacity)
@@ -137,7 +139,7 @@ class SharedSpan:
         return totals
 
     def _fill(self, own: Mapping[int, Array], dtype: AnyDtype, piece: Piece) -> None:
-        """Write what the others sum of this instance's values."""
+        """Write the parts of this instance's values that the others sum."""
         mine, _ = self._cut(piece.size)
         for replica, value in own.items():
             slot = self._slot(replica, dtype, piece)
@@ -176,7 +178,7 @@ class SharedSpan:
                 into[place] = self._total(member, number, dtype, piece)[place]
 
     def _empty_like(self, example: Array) -> Array:
-        """Return an array for a total, perhaps one that nothing refers to any more."""
+        """Return an array for a total, perhaps one that is no longer referred to."""
         if example.nbytes < _LARGE:
             return np.empty(example.shape, example.dtype)
         for array in self._kept:
@@ -196,7 +198,8 @@ class SharedSpan:
 
     def _cut(self, size: int) -> tuple[slice, list[tuple[int, slice]]]:
         """Return the slice that this instance sums, and the others', with the arenas
-        that their totals come to."""
+        that receive their totals.
+        """
         return self._cut_here(slice(0, size))
 
     def _cut_here(self, whole: slice) -> tuple[slice, list[tuple[int, slice]]]:
@@ -245,7 +248,7 @@ def slices(whole: slice, count: int) -> list[slice]:
 
 
 def _pieces(value: Array) -> list[Piece]:
-    """Return the elements that go at once; one piece if there are none."""
+    """Return the number of elements in a piece; one piece if there are none."""
     step = PIECE // value.itemsize
     starts = range(0, value.size, step) or range(1)
     return [

@@ -50,17 +50,17 @@ _POPEF_TYPES = {
 
 
 def data_type_of(dtype: np.dtype[Any]) -> DataType:
-    """PopEF's name for what a device holds."""
+    """Return PopEF's name for the type that a device holds."""
     return _POPEF_TYPES[dtype.name]
 
 
 class Assembly:
     """Collects graphs and variables; `program` turns a region into a node.
 
-    `variables` are those of the program, by name: they live across runs. Those of
-    them that no region assigns are weights of the graphs that read them, unless the
-    regions `around` the program read them while they come or go, or each replica has
-    its own (not `has_weights`).
+    `variables` are those of the program, by name: they live across runs. Variables that
+    no region assigns are weights of the graphs that read them. Two kinds are not: those
+    that the regions `around` the program read during a transfer, and those that differ
+    between replicas (not `has_weights`).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Assembly:
         return Executable(self._graphs, self._variables, programs)
 
     def program(self, region: Region) -> Steps:
-        """The node that does what `region` says."""
+        """Return the node that performs `region`."""
         nodes: list[Node] = []
         for at, step in enumerate(region.steps):
             match step:
@@ -157,8 +157,11 @@ class Assembly:
         targets: set[str],
         outputs: dict[Value, str],
     ) -> list[Node]:
-        """Lets the block's graph write straight into the variables where it can;
-        returns the copies that do the rest, all at once: none reads a target."""
+        """Let the block's graph write straight into the variables if possible; return
+        the copies for the others.
+
+        No copy reads a target.
+        """
         copies: list[Node] = []
         for value, target in pairs:
             self._variables.setdefault(target, _info(value.dtype, value.shape))
@@ -237,7 +240,7 @@ def _info(dtype: np.dtype[Any], shape: tuple[int, ...]) -> TensorInfo:
 
 
 def _copied(block: Block, value: Value) -> Value:
-    """A node more, whose result is `value` under another name."""
+    """Add a node whose result is `value` under another name."""
     copy = Value(value.b, value.dtype, value.shape, block)
     block.nodes.append(OnnxNode("Identity", [value], [copy], {}))
     return copy
@@ -256,7 +259,7 @@ def _steps(region: Region) -> Iterator[object]:
 def _users(region: Region) -> dict[Value, set[object]]:
     """Return for each value the blocks and other steps that need it.
 
-    Nodes whose results are not needed do not count: they will not be there.
+    Nodes without needed results do not count, because they are removed.
     """
     users: dict[Value, set[object]] = {}
     producers: dict[Value, tuple[Block, OnnxNode]] = {}
@@ -327,7 +330,7 @@ def _initializer(name: str, array: np.ndarray[Any, Any]) -> Any:
 
 
 def _outside(name: str, value: Value) -> Any:
-    """An initializer whose data come from a variable when the graph is loaded."""
+    """Add an initializer whose data comes from a variable when the graph is loaded."""
     from onnx import TensorProto
 
     tensor = TensorProto(

@@ -1,4 +1,4 @@
-"""An Ir as something that runs: executable, metadata, and which stream is what."""
+"""An Ir in runnable form: executable, metadata, and the meaning of each stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOAD, MAIN, SAVE = 0, 5, 7
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled Ir. Immutable; holds on to the tensors that it names."""
+    """A compiled Ir. Immutable; keeps the tensors that it names."""
 
     executable: Executable
     metadata: Metadata
@@ -39,15 +39,15 @@ class Program:
     """Stream handle to the tensor of the stream."""
     outputs: Mapping[str, Tensor]
     prints: Mapping[str, Operator]
-    """Stream handle to the operator that prints what comes."""
+    """Stream handle to the operator that prints its values."""
     functions: Mapping[str, Operator]
     """Name to the operator that is a function of NumPy arrays."""
     scales: Mapping[str, Tensor]
-    """Stream handle to a scale of float8 that is to be checked."""
+    """Stream handle to a scale of float8 to check."""
     remote: tuple[Tensor, ...]
     """Variables that are rows of remote buffers."""
     ends: Ends
-    """Streams whose other end is no caller."""
+    """Streams that the caller does not serve."""
     replicas: int
     """Of this instance."""
 
@@ -129,7 +129,7 @@ def _stored(lowered: Lowered, remote: tuple[Tensor, ...]) -> frozenset[Tensor]:
 
 
 def _check_groups(ir: Ir, replicas: int) -> None:
-    """Raise IrError where groups are of another number of replicas."""
+    """Raise IrError if groups have another number of replicas."""
     of_variables = [
         (t.id, t.placement.groups)
         for t in ir.main.tensors.values()
@@ -197,7 +197,9 @@ def metadata_of(
 
 
 def _named(tensor: Tensor, handle: str, kind: TensorType) -> Anchor:
-    """Return an anchor that is called as its stream: several may show one tensor."""
+    """Return an anchor with the name of its stream, because several may show one
+    tensor.
+    """
     return replace(_anchor(tensor, handle, kind, MAIN), name=handle)
 
 

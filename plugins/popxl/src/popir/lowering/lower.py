@@ -1,7 +1,7 @@
-"""Walks the operators of a program in the order they were made and lowers each.
+"""Walk the operators of a program in the order of their construction and lower each.
 
-Calls are lowered in place: what a called graph does by reference, it does to the
-storage of its caller. Loops and branches become those of the executable.
+Calls are lowered in place: changes by reference in a called graph apply to the storage
+of its caller. Loops and branches become those of the executable.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lowered:
     region: Region
     """The program."""
     from_host: Region
-    """What follows when weights have come from the host."""
+    """Steps that follow when weights have come from the host."""
     to_host: Region
     """What precedes when weights go to the host."""
     variables: dict[str, Value]
@@ -56,7 +56,7 @@ class Lowered:
     scales: dict[str, Tensor] = field(default_factory=dict)
     """Handle to a scale of float8 whose range is checked."""
     ends: Ends = field(default_factory=Ends)
-    """The streams whose other end is no caller: remote rows, other replicas."""
+    """The streams that the caller does not serve: remote rows, other replicas."""
 
 
 def input_handle(id_: str) -> str:
@@ -97,8 +97,8 @@ def _fragment(operator: Operator) -> str:
 class Lowering:
     """Lowers the main graph of one Ir, once.
 
-    host_effects: what the caller's process does while it runs (printing) has streams;
-    otherwise it is left out. check_scales: scales of float8 have streams too.
+    host_effects: effects in the caller's process during a run (printing) have streams;
+    otherwise they are left out. check_scales: scales of float8 have streams too.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Lowering:
         return found
 
     def _keep(self, scope: Scope, cells: dict[str, tuple[Cell, Value]]) -> None:
-        """Keep values that were computed as weights came like a variable, and mark them
-        as changed.
+        """Keep values computed from incoming weights like a variable, and mark them as
+        changed.
         """
         known = {cell for cell, _ in cells.values()}
         made = dict.fromkeys(
@@ -166,7 +166,7 @@ class Lowering:
         scope: Scope,
         cells: Mapping[str, tuple[Cell, Value]],
     ) -> None:
-        """Lowers one part of the main graph, and keeps what it did to variables."""
+        """Lower one part of the main graph, and keep its changes to variables."""
         self._region = region
         self._new_block()
         self._operators(operators, scope)
@@ -246,7 +246,7 @@ class Lowering:
             stored[index].set(value)
 
     def _function(self, operator: Operator, given: list[Value], scope: Scope) -> None:
-        """Streams out what a NumPy function takes and in what it returns."""
+        """Stream out the arguments of a NumPy function and stream in its results."""
         if not self._host_effects or _fragment(operator):
             raise NotYet(
                 f"{operator} is a NumPy function, which runs in the caller's process "
@@ -293,8 +293,8 @@ class Lowering:
         """Runs the wrapper graph, with what it carries in variables.
 
         Carried are the inputs that outputs feed, and all cells under inputs by
-        reference that it changes, so that aliases among those stay what they are.
-        The wrapper's first two inputs and first output are counter and condition.
+        reference that it changes, so aliases among them are kept. The wrapper's first
+        two inputs and first output are counter and condition.
         """
         (graph,) = operator.called_graphs
         carried = len(operator.outputs)
@@ -388,14 +388,17 @@ class Lowering:
         self._region.steps.append(self._b.block)
 
     def _begin(self) -> Region:
-        """Begin a region; what is lowered goes there. Returns the one around it."""
+        """Begin a region, which receives the next lowered steps.
+
+        Return the one around it.
+        """
         outside = self._region
         self._region = Region()
         self._new_block()
         return outside
 
     def _end(self, outside: Region, step: Loop | Branch) -> None:
-        """Go back to the region around and put `step` after what was there before."""
+        """Go back to the outer region and append `step` to it."""
         self._region = outside
         outside.steps.append(step)
         self._new_block()
@@ -436,7 +439,7 @@ class Lowering:
         self._b.block.stream_in.append((handle, value))
 
     def _collective(self, collective: Collective, value: Value) -> Value:
-        """Ends the block: what replicas exchange comes in with the next."""
+        """End the block; exchanged values arrive in the next."""
         name = self._end_of(collective)
         self._send(collective, "value", name, value)
         self._new_block()
@@ -487,7 +490,7 @@ class Lowering:
             self._operator(part, scope)
 
     def _nothing(self, operator: Operator, scope: Scope) -> None:
-        """Code is where it is needed already."""
+        """Do nothing: code is where it is needed already."""
 
     _SPECIAL: Mapping[str, Callable[[Any, Operator, Scope], None]] = {
         "Call": _call,

@@ -35,7 +35,7 @@ _FOLDS = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a host array that a replica has."""
+    """The part of a host array that belongs to a replica."""
 
     group: int | None
     """On the first axis; None: there is none."""
@@ -112,7 +112,7 @@ class Moves:
         return self._graph(("stored", table, offset, at), draw)
 
     def share(self, whole: TensorInfo, share: Share, info: TensorInfo) -> str:
-        """Make what a replica has of a host array: x to y."""
+        """Make a replica's part of a host array: x to y."""
 
         def draw(g: _Drawing) -> None:
             x = g.input("x", whole)
@@ -126,8 +126,9 @@ class Moves:
         return self._graph(("share", whole, share), draw)
 
     def joined(self, whole: TensorInfo, order: Sequence[int], shards: int) -> str:
-        """Make a host array of the values of `order`, each group's after another:
-        x0, x1, ... to y."""
+        """Make a host array of the values of `order`, one group after another: x0, x1,
+        ... to y.
+        """
 
         def draw(g: _Drawing) -> None:
             shape = whole.shape or ()
@@ -147,7 +148,7 @@ class Moves:
         return self._graph(("joined", whole, len(order), shards), draw)
 
     def exchanged(self, exchange: Collective, info: TensorInfo) -> str:
-        """Make what the replicas have after a collective: x0, ... to y0, ..."""
+        """Make the replicas' results of a collective: x0, ... to y0, ..."""
 
         def draw(g: _Drawing) -> None:
             values = {r: g.input(f"x{r}", info) for r in self._replicas}
@@ -177,7 +178,7 @@ class Moves:
 
 
 class _Drawing:
-    """One graph as it is made. Values are names."""
+    """A graph under construction. Values are names."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -222,7 +223,9 @@ class _Drawing:
         return self.constant(np.array(value, np.int64))
 
     def place(self, offset: int | None, at: TensorInfo | None) -> str:
-        """Return the offset of a row; below 0 is out of range, as above all rows."""
+        """Return the offset of a row; values below 0 are out of range, like those above
+        all rows.
+        """
         if offset is not None:
             return self.number(offset)
         assert at is not None
@@ -267,7 +270,7 @@ class _Drawing:
     def exchanged(
         self, exchange: Collective, values: Sequence[str], info: TensorInfo
     ) -> list[str]:
-        """Return what each member has after a collective, as popir.collectives."""
+        """Return each member's result of a collective, as popir.collectives."""
         shape, count = info.shape or (), len(values)
         match exchange.what:
             case "reduce":

@@ -1,12 +1,12 @@
 """Intermediate form of the lowering: blocks, loops and branches.
 
-A region is a list of steps. A block is nodes that become one ONNX graph, with stream
-copies before and after; an assignment sets variables of the executable and only ever
-stands right behind a block; loops and branches hold regions of their own.
+A region is a list of steps. A block is a set of nodes that becomes one ONNX graph, with
+stream copies before and after. An assignment sets variables of the executable and only
+follows a block. Loops and branches hold their own regions.
 
-Each value has one variable, written once where the value is computed; only what an
-assignment sets changes: what a loop carries, what a branch results in, the program's
-own variables at its end. So a value read later is still what it was.
+Each value has one variable, written once where the value is computed. Only assignments
+change variables: those that a loop carries, the results of a branch, and the program's
+own variables at its end. So a value that is read later is unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from popir.builder import Block, Value
 
 @dataclass(eq=False, slots=True)
 class Assignment:
-    """Variables of the executable that take new values, all at once."""
+    """Variables of the executable that take new values, all at the same time."""
 
     pairs: list[tuple[Value, str]]
 

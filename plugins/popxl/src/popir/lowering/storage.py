@@ -1,8 +1,8 @@
-"""Storage while a graph is lowered: cells that hold a value, views over them.
+"""Storage while a graph is lowered: cells that hold a value, and views of them.
 
-An in-place operator gives a cell a new value; a later reader of the cell reads that
-one. A view computes its value from its parents' when it is asked, and when it is
-written to, asks its operator what its parents become.
+An in-place operator gives a cell a new value, which later readers see. A view computes
+its value from its parents' on each read. On a write it asks its operator for the new
+values of its parents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Storage(Protocol):
         ...
 
     def cells(self) -> list[Cell]:
-        """The cells that it is made of."""
+        """Return the cells under it."""
         ...
 
 
@@ -56,7 +56,7 @@ class Cell:
 
 
 class View:
-    """The result of an alias operator: its inputs' storage, seen another way."""
+    """The result of an alias operator: a view of its inputs' storage."""
 
     __slots__ = ("_at", "_b", "_call", "_parents", "_record", "_value")
 

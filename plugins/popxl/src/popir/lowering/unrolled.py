@@ -1,8 +1,9 @@
-"""A program of several replicas as one that a device runs: everything once a replica.
+"""Turn a program of several replicas into one for a device, with everything once per
+replica.
 
-Each variable is there once for each replica, a graph runs once for each, a collective
-is a graph over the values of all, and a remote buffer is a table for each. Host arrays
-of a stream have an axis of replicas, if there are several. Sums keep the order of the
+Each variable exists once for each replica, a graph runs once for each, a collective is
+a graph over all values, and a remote buffer is a table for each. Host arrays of a
+stream have an axis of replicas, if there are several. Sums keep the order of the
 replicas, so results have the bits of a session.
 """
 
@@ -42,7 +43,7 @@ MOST_ROWS = 1 << 30
 def unrolled(program: Program) -> Program:
     """Return the program with all its replicas as one.
 
-    Raises NotYet, saying which operator, for what cannot be said so.
+    Raises NotYet with the operator that cannot be expressed.
     """
     return _Unrolling(program).run()
 
@@ -344,7 +345,7 @@ def _of(variable: str, replica: int) -> str:
 
 
 def _share(placement: Placement, replica: int) -> Share:
-    """Return what a replica has of a variable's host data."""
+    """Return a replica's part of a variable's host data."""
     groups = placement.groups
     if groups is None:
         return Share(None, placement.shards, replica % placement.shards)

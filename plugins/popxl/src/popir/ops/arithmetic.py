@@ -73,7 +73,9 @@ def _binary(type_: str, operator: str, left: _Partial, right: _Partial | None) -
 
 
 def _up(g: Grad, name: str) -> Value:
-    """An input in the type of the gradient: a product may have scaled float16."""
+    """Return an input in the type of the gradient, because a product may have scaled
+    float16.
+    """
     return g.b.cast(g[name], g["g0"].dtype)
 
 

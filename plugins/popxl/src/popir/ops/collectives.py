@@ -1,6 +1,6 @@
 """Operators across replicas and across the devices of one.
 
-In groups of one reducing and gathering move nothing, and no exchange is made.
+In groups of one, reducing and gathering move nothing, so no exchange is made.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def _exchange(
     op: str = "",
     axis: int = 0,
 ) -> Value:
-    """Exchange `value` in the groups of the operator; a view of it in groups of one."""
+    """Exchange `value` in the groups of the operator; in groups of one return a view of
+    it.
+    """
     if _size(call) == 1:
         squared = op == "square_add"
         return b.reshape(value * value if squared else value, shape)
@@ -98,8 +100,9 @@ def _lower_gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _gather_kind(call: Call) -> tuple[Kind, int]:
-    """Return how it joins. Shards of more parts than the group has members
-    are refused.
+    """Return how it joins the parts.
+
+    Raises if shards have more parts than the group has members.
     """
     if call["output"] == "meta_shape":
         return "gather", 0

@@ -1,6 +1,4 @@
-"""Common part of the families of operators: broadcasting, axes, gradients in
-one line.
-"""
+"""Shared functions of the operator families: broadcasting, axes, short gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def same(call: Call) -> list[Spec]:
 
 
 def broadcast(*specs: Spec) -> Shape:
-    """numpy's broadcast shape; IrError where types or shapes do not go together."""
+    """Return numpy's broadcast shape; IrError if types or shapes do not fit."""
     dtypes = {spec.dtype for spec in specs}
     shapes = [spec.shape for spec in specs]
     if len(dtypes) > 1:
@@ -32,7 +30,7 @@ def broadcast(*specs: Spec) -> Shape:
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """numpy's broadcast shape; IrError if there is none."""
+    """Return numpy's broadcast shape; IrError if there is none."""
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:
@@ -62,7 +60,7 @@ def factor(
 ) -> Value | float:
     """Return a factor for computing with `like`.
 
-    The attribute `name` is a number, or `#2` for the scalar that input 2 holds.
+    The attribute `name` is a number, or `#2` for the scalar in input 2.
     """
     given = call[name]
     if isinstance(given, str):

@@ -51,7 +51,9 @@ def _power(b: Builder, scale: Value) -> Value:
 
 
 def encoded(b: Builder, value: Value, scale: Value, dtype: DType) -> Value:
-    """The codes of `value` times 2^`scale`; too large or not finite gives NaN."""
+    """Return the codes of `value` times 2^`scale`; values that are too large or not
+    finite give NaN.
+    """
     scaled = b.cast(value, np.float32) * _power(b, b.reshape(scale, ()))
     magnitude = b.map("Abs", scaled)
     table = b.constant(_thresholds(dtype))

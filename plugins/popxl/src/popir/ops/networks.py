@@ -92,7 +92,7 @@ def _infer_batch_norm(call: Call) -> list[Spec]:
 
 
 def _standard(b: Builder, call: Call, values: Sequence[Value]) -> tuple[Value, Value]:
-    """The input less its mean over its deviation, and one over the deviation."""
+    """Return the input less its mean over its deviation, and one over the deviation."""
     x, mean, variance = values
     rank = len(x.shape)
     inverse = 1.0 / b.map("Sqrt", _channels(b, variance, rank) + call["eps"])
@@ -236,8 +236,11 @@ def _conv_data_grad(g: Grad) -> Value:
 
 
 def _conv_weight_grad(g: Grad) -> Value:
-    """The weight's gradient is a convolution too: of the data with the gradient, where
-    samples are what is summed over and strides and dilations change places."""
+    """Return the weight's gradient, which is a convolution too: of the data with the
+    gradient.
+
+    Samples are summed over, and strides and dilations change places.
+    """
     b, groups, shape = g.b, g.call["groups"], g.shape(1)
     window = _conv_window(g.call)
     x, dy = g["i0"], g["g0"]

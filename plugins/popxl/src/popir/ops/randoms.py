@@ -31,7 +31,9 @@ def _shifted(b: Builder, value: Value, bits: int) -> Value:
 
 
 def _mixed(b: Builder, value: Value) -> Value:
-    """A hash of 32 bits in which each bit of the input changes half of the result."""
+    """Return a hash of 32 bits in which each bit of the input changes half of the
+    result.
+    """
     for bits, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         value = _xor(b, value, _shifted(b, value, bits)) * factor
     return _xor(b, value, _shifted(b, value, 16))
@@ -43,7 +45,7 @@ def _words(b: Builder, seed: Value) -> tuple[Value, Value]:
 
 
 def _bits(b: Builder, seed: Value, shape: Shape, stream: int) -> Value:
-    """Random 32-bit words; `stream` tells several draws of one seed apart."""
+    """Return random 32-bit words; `stream` separates several draws with one seed."""
     high, low = _words(b, seed)
     count = math.prod(shape)
     start = (stream * _GOLDEN) & 0xFFFFFFFF

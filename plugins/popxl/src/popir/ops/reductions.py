@@ -15,7 +15,7 @@ from popir.records import Call, Grad, Record, Spec, register
 
 
 def axes_of(call: Call) -> list[int]:
-    """The axes of a reduction, counted from the front; all where none are given."""
+    """Return the axes of a reduction, counted from the front; all if none are given."""
     rank = len(call.inputs[0].shape)
     given = call["axes"]
     if given is None:
@@ -37,14 +37,14 @@ def _infer(call: Call) -> list[Spec]:
 
 
 def _kept(g: Grad, value: Value) -> Value:
-    """A reduced value with the reduced axes as ones, so that it broadcasts."""
+    """Return a reduced value with ones as reduced axes, so that it broadcasts."""
     axes = axes_of(g.call)
     shape = [1 if a in axes else n for a, n in enumerate(g.shape(0))]
     return g.b.reshape(value, shape)
 
 
 def _prod_grad(g: Grad) -> Value:
-    """Products of the others, right also where elements are 0."""
+    """Return products of the others, which are right even if elements are 0."""
     b, x, axes = g.b, g["i0"], axes_of(g.call)
     is_zero = b.compare("Equal", x, 0)
     others = b.where(is_zero, 1, x)
@@ -118,7 +118,7 @@ def _infer_median(call: Call) -> list[Spec]:
 
 
 def _last(b: Builder, value: Value, axes: Sequence[int]) -> Value:
-    """The axes `axes` moved to the end and made one."""
+    """Return the axes `axes` moved to the end and merged."""
     rest = [axis for axis in range(len(value.shape)) if axis not in axes]
     moved = b.transpose(value, [*rest, *axes])
     kept = [value.shape[axis] for axis in rest]

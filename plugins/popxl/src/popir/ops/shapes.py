@@ -1,4 +1,4 @@
-"""Shape, slicing, joining; each also as a view that can be written through.
+"""Shape, slicing, joining; each also as a writable view.
 
 A view's `put` answers: what are my inputs if my result becomes this?
 """

@@ -1,7 +1,7 @@
 """Several replicas of one program in one process.
 
-All go through the program together; what each computes is an ONNX graph of its own
-values, what they exchange is NumPy.
+All run the program together. Each computes an ONNX graph of its own values; exchanges
+are NumPy.
 """
 
 from popir.replicas.lockstep import LockstepSession

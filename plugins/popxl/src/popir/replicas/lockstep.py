@@ -1,9 +1,9 @@
 """Takes all replicas through a program together, node by node.
 
-Each replica has variables of its own. A graph runs once for each replica, by threads if
-there is enough to do; where replicas take different branches, those of one branch go
-through it before those of the next, each group in the order of its numbers. So results
-do not depend on the number of threads, which each have one thread of ONNX Runtime.
+Each replica has its own variables. A graph runs once for each replica, in threads if
+there is enough work. If replicas take different branches, those of one branch run it
+before those of the next, each group in the order of its numbers. So results do not
+depend on the number of threads, each of which has one thread of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SMALL = 1 << 16
 class LockstepSession:
     """Runs the programs of a compiled Ir on all its replicas.
 
-    threads: of this process that run graphs; default: one for each usable core.
-    Raises InvalidModel where a graph cannot be loaded. Not thread-safe.
+    threads: of this process that run graphs; default: one for each usable core. Raises
+    InvalidModel if a graph cannot be loaded. Not thread-safe.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class LockstepSession:
     ) -> None:
         """Run `programs`, one after the other.
 
-        An input is for each replica an array with a first dimension of transfers, an
-        output the same or a function that is called with each array of each replica.
-        Raises ExecutionFailed if a graph fails, RunError where some members of a group
-        do not reach a collective, ValueOutOfRange for a row that there is not.
+        An input is for each replica an array with a first dimension of transfers. An
+        output is the same, or a function that is called with each array of each
+        replica. Raises ExecutionFailed if a graph fails, RunError if some members of a
+        group do not reach a collective, ValueOutOfRange for a row that does not exist.
         """
         self._streams = _Streams(inputs or {}, outputs or {})
         if self._exchanges is not None:
@@ -171,7 +171,7 @@ class LockstepSession:
 
 
 class _Call:
-    """A run of a graph, ready to be made with the variables of any replica."""
+    """A prepared run of a graph, for the variables of any replica."""
 
     def __init__(self, node: Execute, graph: OnnxSession) -> None:
         self._graph = graph
@@ -199,8 +199,9 @@ class _Call:
 
 
 class _Streams:
-    """The data of one run: for each stream those of each replica, and how many of them
-    it has had."""
+    """The data of one run: for each stream those of each replica, and how many it has
+    had.
+    """
 
     def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self._inputs = inputs

@@ -1,4 +1,5 @@
-"""Modules by the original's paths: there each operator has one, here a family has one.
+"""Modules by the original's paths: one for each operator there, one for each family
+here.
 
 `from popxl.ops.add import add_` must find a module although `popxl.ops.add` is the
 function. Such a module is entered into `sys.modules` only, never into the package.
@@ -56,7 +57,7 @@ _UPDATES = {
 
 
 def enter(names: Iterable[str], found: Mapping[str, Any]) -> None:
-    """Enter the modules of all operators; `names` are those that have one each."""
+    """Enter the modules of all operators; `names` are those with a module each."""
     given = dict(found)
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("popxl.ops."):

@@ -37,8 +37,10 @@ def connected(
     check_inputs: bool,
     word: str = "called",
 ) -> list[popir.Tensor]:
-    """The parent tensor of each input of `graph`, in order; unless `check_inputs`,
-    those that are missing may be connected later."""
+    """Return the parent tensor of each input of `graph`, in order.
+
+    Unless `check_inputs`, missing ones may be connected later.
+    """
     parent = context.get_current_graph()
     wanted = graph.inputs
     given = flattened(inputs)
@@ -104,7 +106,7 @@ class CallSiteInfo:
 
     @property
     def called_graph(self) -> Graph:
-        """The graph that it runs; of a loop the wrapper."""
+        """Return the graph that it runs; for a loop the wrapper."""
         return Graph._of(self._operator.called_graphs[0])
 
     @property
@@ -170,8 +172,9 @@ class CallSiteInfo:
     def set_parent_input_modified(
         self, parent_tensor: Tensor, infer_modified_regions: bool = False
     ) -> None:
-        """The final value of that input is written back to the parent's tensor; in a
-        loop it is also what the next iteration begins with."""
+        """Write the final value of that input back to the parent's tensor; in a loop
+        the next iteration begins with it.
+        """
         if parent_tensor not in self.inputs:
             raise ValueError(f"{parent_tensor} is not an input of the call")
         for index, tensor in enumerate(self._operator.inputs):

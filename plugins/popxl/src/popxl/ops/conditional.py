@@ -77,13 +77,13 @@ class ConditionalSiteInfo:
         return idx <= self._sizes()[0]
 
     def graph_to_parent_output_index(self, idx: int, then_branch: bool = True) -> int:
-        """The index of a branch's output in the parent: the same."""
+        """Return the index of a branch's output in the parent, which is the same."""
         if not 0 <= idx < len(self._operator.outputs):
             raise IndexError(f"There is no output {idx}")
         return idx
 
     def parent_to_graph_output_index(self, idx: int, then_branch: bool = True) -> int:
-        """The index of a parent's output in a branch: the same."""
+        """Return the index of a parent's output in a branch, which is the same."""
         return self.graph_to_parent_output_index(idx, then_branch)
 
     def graph_to_parent(self, graph_tensor: Tensor, then_branch: bool = True) -> Tensor:
@@ -145,7 +145,7 @@ def conditional_with_info(
     else_inputs_dict: Mapping[Tensor, Any] | None = None,
     check_inputs: bool = True,
 ) -> ConditionalSiteInfo:
-    """Call one of two graphs; what connects them to the parent."""
+    """Call one of two graphs; return the connections to the parent."""
     parent = context.get_current_graph()
     check_in_graph(parent, cond=cond)
     if cond.dtype is not dtypes.bool or cond.nelms != 1:

@@ -16,7 +16,7 @@ PadType = Literal["not_set", "same_upper", "same_lower", "valid"]
 
 
 def pad_type_of(pad_type: str) -> str:
-    """`pad_type` if it is one; else ValueError."""
+    """Return `pad_type` if it is valid; else raise ValueError."""
     if pad_type not in get_args(PadType):
         raise ValueError(f"Unknown pad_type {pad_type!r}: one of {get_args(PadType)}")
     return pad_type
@@ -27,7 +27,7 @@ def multi_conv_options(
     partials_types: Sequence[dtype] | None = None,
     enable_conv_dithering: Iterable[bool] | None = None,
 ) -> ConvOptions:
-    """Return hints of a convolution, which are kept and change nothing."""
+    """Return hints of a convolution, which are kept but change nothing."""
     hints = {
         "proportions": available_memory_proportions,
         "partials": partials_types,
@@ -43,10 +43,10 @@ def _convolution(
     hints: tuple[Sequence[float] | None, Iterable[bool] | None, Sequence[dtype] | None],
     output: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """One convolution, whose weight goes over the tensor as stride, padding, dilation,
-    groups and pad type of `windows` say; ValueError for a pad type that is none.
+    """Add one convolution, whose weight moves over the tensor by the stride, padding,
+    dilation, groups and pad type of `windows`; ValueError for an unknown pad type.
 
-    `hints` (memory proportions, dithering, partials) are kept and change nothing.
+    `hints` (memory proportions, dithering, partials) are kept but change nothing.
     """
     stride, padding, dilation, groups, pad_type = windows
     proportions, dithering, partials = hints
@@ -122,7 +122,7 @@ def conv_transpose(
     partials_types: Sequence[dtype] | None = None,
     enable_conv_dithering: Iterable[bool] | None = None,
 ) -> Tensor:
-    """The transpose of a convolution; output_shape: paddings follow from it."""
+    """Add the transpose of a convolution; the paddings follow from output_shape."""
     return _convolution(
         "ConvTranspose",
         {"t": t, "weight": weight},

@@ -84,7 +84,7 @@ def log2(t: Tensor) -> Tensor:
 
 
 def pow(t: Tensor, e: Any) -> Tensor:
-    """`t` to the power of `e`, a tensor or what becomes a constant of its own type."""
+    """Return `t` to the power of `e`, a tensor or a constant of `t`'s type."""
     exponent = e if isinstance(e, Tensor) else constant(e)
     return emit("Pow", {"t": t, "e": exponent}, ["pow_out"])[0]
 
@@ -119,7 +119,7 @@ def logical_and(lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def logical_or(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Return where one is True (or not 0)."""
+    """Return element by element whether one is True (or not 0)."""
     return _logical("Or", lhs, rhs)
 
 
@@ -139,7 +139,7 @@ def maximum(*ts: Tensor) -> Tensor:
 
 
 def where(condition: Tensor, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """`lhs` where the condition holds, else `rhs`."""
+    """Return `lhs` if the condition holds, else `rhs`, element by element."""
     chosen = cast_if_needed(condition, dtypes.bool)
     inputs = {"condition": chosen, "lhs": lhs, "rhs": rhs}
     return emit("Where", inputs, ["where_out"])[0]

@@ -24,7 +24,9 @@ def _check_scale(log2_scale: Tensor) -> None:
 
 
 def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
-    """`t` times 2^log2_scale, as float8; too large or not finite gives NaN."""
+    """Return `t` times 2^log2_scale, as float8; values that are too large or not finite
+    give NaN.
+    """
     if data_type not in _FLOAT8:
         raise TypeError(f"data_type must be a float8 type, found {data_type}")
     _check_scale(log2_scale)
@@ -50,7 +52,7 @@ def _cast(type_: str, t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor
 
 
 def check_float8(first: Tensor, second: Tensor, log2_scale: Tensor) -> None:
-    """TypeError where the operands of a product are not float8; checks the scale."""
+    """Raise TypeError if the operands of a product are not float8; check the scale."""
     for each in (first, second):
         if isinstance(each, Tensor) and each.dtype not in _FLOAT8:
             raise TypeError(f"{each.id} must be of a float8 type, not {each.dtype}")

@@ -17,7 +17,9 @@ def gather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """The elements at `indices` along `axis`; zero_OOR: zeros where out of range."""
+    """Return the elements at `indices` along `axis`; zero_OOR: zeros for indices out of
+    range.
+    """
     return _gather("Gather", t, indices, axis, zero_OOR, "gather_out")
 
 
@@ -53,7 +55,9 @@ def groupedgather(
     available_memory_proportion: float | None = None,
     zero_OOR: bool = False,
 ) -> Tensor:
-    """gather; several groups lead both tensors, and each has elements of its own."""
+    """Gather by groups: several groups lead both tensors, and each has its own
+    elements.
+    """
     return _gather("Gather", t, indices, axis, zero_OOR, "gather_out", group_size)
 
 

@@ -28,7 +28,7 @@ def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
 
 
 def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
-    """Elements dropped with probability `p`, the others scaled by 1 / (1 - p)."""
+    """Drop elements with probability `p`, and scale the others by 1 / (1 - p)."""
     inputs = {"t": t, "seed_tensor": seed_tensor}
     return emit("Dropout", inputs, ["dropout_out"], {"ratio": float(p)})[0]
 
@@ -36,7 +36,7 @@ def dropout(t: Tensor, seed_tensor: Tensor, p: float) -> Tensor:
 def shaped_dropout(
     t: Tensor, seed_tensor: Tensor, shape: Iterable[int], ratio: float
 ) -> Tensor:
-    """Dropout whose mask has `shape` and is broadcast."""
+    """Drop elements by a mask of `shape` that is broadcast."""
     inputs = {"t": t, "seed_tensor": seed_tensor}
     attributes = {"ratio": float(ratio), "shape": tuple(shape)}
     return emit("ShapedDropout", inputs, ["shapeddropout_out"], attributes)[0]

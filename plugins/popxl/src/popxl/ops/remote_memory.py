@@ -48,7 +48,7 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
 
 
 def load_shard(remote_buffer: RemoteBuffer, name: str) -> Tensor:
-    """Row 0 of the buffer, loaded when weights come and stored before they go."""
+    """Use row 0 of the buffer, loaded when weights come and stored before they go."""
     state.fragments.append(ExecutionContext.WeightsFromHostFragment.name)
     try:
         shard = remote_load(remote_buffer, 0, name)

@@ -45,7 +45,9 @@ def grouped_scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """scatter_reduce; several groups lead both tensors, each with rows of its own."""
+    """Scatter and reduce by groups: several groups lead both tensors, each with its own
+    rows.
+    """
     if reduction not in ("sum", "min", "max", "none"):
         raise ValueError(f"Not a valid reduction: {reduction!r}")
     if initial_values is None and axis_size is None:

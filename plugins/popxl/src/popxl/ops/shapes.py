@@ -208,7 +208,7 @@ def init(
     init_type: Literal["zero", "undef"] = "zero",
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
-    """A tensor of zeros, or of contents that nothing says."""
+    """Return a tensor of zeros, or of undefined contents."""
     if init_type not in ("zero", "undef"):
         raise ValueError(f"Unknown init_type {init_type!r}: 'zero' or 'undef'")
     attributes = {

@@ -16,7 +16,9 @@ from popxl.tensor import Tensor
 
 
 def check_in_graph(graph: Graph, **tensors: Tensor) -> None:
-    """TypeError for what is no tensor, ValueError for those of another graph."""
+    """Raise TypeError for objects that are not tensors, ValueError for tensors of
+    another graph.
+    """
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(
@@ -59,7 +61,7 @@ def cast(t: Tensor, data_type: dtype) -> Tensor:
 
 
 def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
-    """`t`, cast where it is of another type."""
+    """Return `t`, cast if its type differs."""
     return t if t.dtype is data_type else cast(t, data_type)
 
 
@@ -108,7 +110,7 @@ def emit(
 ) -> tuple[Tensor, ...]:
     """Make an operator in the current graph; its results.
 
-    together: check that the inputs are in one place, as far as that is known.
+    together: check that the inputs are in one place, as far as the place is known.
     """
     return tuple(
         Tensor._of(t)

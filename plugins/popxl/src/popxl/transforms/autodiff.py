@@ -136,7 +136,7 @@ class GradGraphInfo:
         return tuple(each.fwd_tensor for each in self.expected_outputs)
 
     def inputs_dict(self, fwd_call_info: CallSiteInfo) -> dict[Tensor, Tensor]:
-        """Return the caller's tensors that a call of the gradient graph needs, beside
+        """Return the caller's tensors that a call of the gradient graph needs besides
         the gradients: inputs and outputs of a call of the forward graph.
         """
         self._check(fwd_call_info)

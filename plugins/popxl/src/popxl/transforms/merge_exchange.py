@@ -1,4 +1,4 @@
-"""Loads and stores made one."""
+"""Merge loads and stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popxl.context import get_current_graph, in_sequence, io_tiles
 
 @contextmanager
 def merge_exchange() -> Iterator[None]:
-    """Loads and stores made inside become one operator at the end."""
+    """Merge the loads and stores made inside into one operator at the end."""
     made: list[popir.Operator] = []
     with _exchanges(made):
         yield
@@ -19,8 +19,9 @@ def merge_exchange() -> Iterator[None]:
 
 @contextmanager
 def io_tile_exchange(verify_overlap: bool = True) -> Iterator[None]:
-    """Loads and stores made inside, on the tiles for exchange and in any order among
-    themselves, become one operator; RuntimeError where more than one is left."""
+    """Merge the loads and stores made inside, on the tiles for exchange and in any
+    order; RuntimeError if more than one is left.
+    """
     made: list[popir.Operator] = []
     with io_tiles(), in_sequence(False), _exchanges(made):
         yield

@@ -1,6 +1,6 @@
 """The part below `popxl` that programs use: views, classes of operators, enumerations.
 
-Views answer questions about the graphs of `popir`; nothing is run in another way.
+Views answer questions about the graphs of `popir`; programs run as without them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Patterns:
 
     @staticmethod
     def create(names: Any = ()) -> Patterns:
-        """Return settings with those patterns on and no others."""
+        """Return settings with only those patterns on."""
         made = Patterns(PatternsLevel.NoPatterns)
         for name in names:
             made.enablePattern(str(name), True)

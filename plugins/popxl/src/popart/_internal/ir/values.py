@@ -56,7 +56,7 @@ class ExpectedConnection:
 
 
 class BwdGraphInfo:
-    """A gradient graph, and what its inputs and outputs stand for."""
+    """A gradient graph, and the meaning of its inputs and outputs."""
 
     def __init__(
         self,

@@ -61,8 +61,9 @@ def replicated_all_gather(
     group: ReplicaGrouping | None = None,
     output_shape: _Output = "auto",
 ) -> Tensor:
-    """`t` of all members: joined along `axis`, along a new one, or the whole of what
-    they are shards of; 'auto': the last where `t` is a shard."""
+    """Return `t` of all members: joined along `axis`, along a new axis, or as the whole
+    of their shards. 'auto' chooses the whole if `t` is a shard.
+    """
     if output_shape not in get_args(_Output):
         raise ValueError(f"Invalid output_shape: {output_shape!r}")
     if not isinstance(axis, int):
@@ -80,7 +81,7 @@ def replicated_reduce_scatter(
     group: ReplicaGrouping | None = None,
     configure_output_for_replicated_tensor_sharding: bool = False,
 ) -> Tensor:
-    """`t` of all members reduced, of which each keeps its share of the elements."""
+    """Return this member's share of the elements of `t`, reduced over all members."""
     return _emit(
         "ReplicatedReduceScatter",
         t,
@@ -100,7 +101,9 @@ def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Te
 def replicated_slice(
     t: Tensor, axis: int = 0, group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """The member's block of `axis`, which is dropped where the block is one long."""
+    """Return the member's block of `axis`, which is dropped if the block has length
+    one.
+    """
     members = _members(group)
     size = members["group_size"]
     if isinstance(t, Tensor) and t.rank and t.shape[axis] % size:

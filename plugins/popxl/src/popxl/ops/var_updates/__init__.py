@@ -15,7 +15,7 @@ _Scalar = float | Tensor
 
 
 def handle_optimizer_value(value: _Scalar | None) -> OptimizerValue:
-    """Return a factor as operators have it: fixed, or one that a tensor has."""
+    """Return a factor in the operators' form: fixed, or in a tensor."""
     if value is None or isinstance(value, Tensor):
         return OptimizerValue(0.0, is_const=False)
     return OptimizerValue(value)

@@ -1,4 +1,4 @@
-"""Classes of operators over windows whose place is known only when they run."""
+"""Classes of operators over windows whose place is known only at run time."""
 
 from __future__ import annotations
 
