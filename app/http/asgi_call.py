@@ -188,6 +188,16 @@ class RouteCall(AsgiCall):
             priority=request.priority,
         )
 
+    def _succeed(
+        self,
+        entry: ModelEntry,
+        request: InferRequest,
+        submitted: Submitted,
+        encoding: int,
+    ) -> None:
+        self.path = self.url_path  # which the journal shows
+        super()._succeed(entry, request, submitted, encoding)
+
 
 class EventCall(AsgiCall):
     """A call with any number of responses, each sent when it is ready.

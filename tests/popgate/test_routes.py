@@ -160,6 +160,8 @@ def test_a_route_answers_beside_the_tensors(served: ServedGateway, name: str) ->
         f"/v1/{name}/summaries/a%20b?limit=5", headers={"x-request-id": "me"}
     )
     assert found.json() == ["a b", 5, None, True, ["me"], 0]
+    kept = client.get("/v1/requests/me").json()
+    assert (kept["model"], kept["path"]) == (name, f"/v1/{name}/summaries/a b")
     raw = client.put(f"/v1/{name}/bytes")
     assert raw.content == b"\x00\x01\x00"
     assert raw.headers["content-type"] == "image/png"

@@ -192,8 +192,9 @@ class Browser:
             self.errors.append(json.dumps(event["args"]))
 
     def _logged(self, event: Any) -> None:
-        if event["entry"]["level"] == "error":
-            self.errors.append(json.dumps(event["entry"]))
+        entry = event["entry"]
+        if entry["level"] == "error" or entry["source"] == "recommendation":
+            self.errors.append(json.dumps(entry))
 
     def __enter__(self) -> Self:
         return self
