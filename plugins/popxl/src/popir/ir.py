@@ -33,7 +33,7 @@ class Tensor:
     readers: list[Operator] = field(default_factory=list)
     by_reference: bool = False
     is_current: bool = True
-    """Whether `data` of a variable equals the device's value."""
+    """True if `data` of a variable equals the device's value."""
     placement: Placement = ALIKE
     """Of a variable: on which replicas what part of `data` is."""
 

@@ -37,7 +37,7 @@ def _groups(call: Call) -> int:
 
 
 def _check_groups(groups: int, axis: int, *specs: Spec) -> None:
-    """Whether the first axis counts groups, which indices do not choose from."""
+    """Return whether the first axis counts groups, which indices do not choose from."""
     if axis == 0 or any(spec.shape[:1] != (groups,) for spec in specs):
         raise IrError(
             f"{groups} groups need tensors whose first axis is theirs, and another "
