@@ -19,14 +19,17 @@ BENCH ?=
 PARALLEL ?= -n 4 --dist loadfile
 # A part of the tests, for those that run all otherwise: TESTS=tests/app/http
 TESTS ?=
+# Other Pythons than that of `make test`; those that are not here are left out.
+PYTHONS ?= python3.12 python3.13 python3.14
 
 bin := $(VENV)/bin
 lowest := $(VENV)-lowest
+core_tests := tests/popef_io tests/engine tests/app tests/popgate
 pip := $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
-	conformance fuzz soak chaos many-models embedded test-ray test-buckets test-mpi test-text image \
+	test-all test-core test-python test-pythons conformance fuzz soak chaos many-models embedded test-ray test-buckets test-mpi test-text image \
 	pin-image lock sbom audit docs clean
 
 help:
@@ -37,6 +40,9 @@ help:
 	@echo "make format         let ruff format and fix the sources"
 	@echo "make test-compiled  the same tests, with the hot path compiled"
 	@echo "make test-lowest    the same tests, with the lowest versions of all dependencies"
+	@echo "make test-core      the tests of the core, without a plugin"
+	@echo "make test-pythons   the same tests with other Pythons (PYTHONS='python3.12 python3.13')"
+	@echo "make test-all       what a release passes: all of these, coverage and stress"
 	@echo "make test-ray       PopGate on a Ray cluster of this machine (installs Ray)"
 	@echo "make test-mpi       PopXL programs over MPI (installs it)"
 	@echo "make test-buckets   models from servers of S3, GCS, Azure, OCI and a hub (installs them)"
@@ -67,7 +73,7 @@ $(MODELS)/digits.popef: $(example) $(VENV)/.installed
 
 # Each start of a server, and each of the hundreds of processes of the tests, would compile
 # all sources anew where the environment forbids Python to keep what it has compiled.
-serve test test-compiled test-lowest coverage: export PYTHONDONTWRITEBYTECODE =
+serve test test-compiled test-core test-lowest test-python coverage: export PYTHONDONTWRITEBYTECODE =
 
 # What fails while four processes crowd the cores is run once more alone, and has to pass
 # there: the run names it in both cases.
@@ -99,6 +105,35 @@ test-compiled: $(VENV)/.installed-dev compiled
 # As warnings of old versions of others are not ours, they are no errors here.
 test-lowest: $(lowest)/.installed
 	$(lowest)/bin/python -m pytest $(PARALLEL) -W default $(TESTS)
+
+# The core alone is installed in build/core: no plugin can be imported or found.
+test-core: $(VENV)/.installed-dev
+	$(bin)/python -m native.core_alone build/core
+	build/core/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(or $(TESTS),$(core_tests))
+
+# Each in an environment of its own: .venv-python3.13
+test-pythons:
+	for python in $(PYTHONS); do \
+		if $$python -c '' 2> /dev/null; then \
+			$(MAKE) --no-print-directory test-python PYTHON=$$python VENV=$(VENV)-$$python || exit 1; \
+		else \
+			echo "make test-pythons: there is no $$python here; it is left out"; \
+		fi; \
+	done
+
+test-python: $(VENV)/.installed-dev
+	$(bin)/python -m pytest $(PARALLEL) $(TESTS)
+
+# What a release passes (RELEASE.md); hours, so not part of CI. What is compiled comes
+# last, as it stays.
+test-all:
+	$(MAKE) test
+	$(MAKE) test-core
+	$(MAKE) coverage
+	$(MAKE) test-lowest
+	$(MAKE) test-pythons
+	$(MAKE) test-compiled
+	$(MAKE) fuzz soak chaos many-models conformance
 
 # Not part of `make test`, which skips it without the extra: Ray takes 400 MB.
 test-ray: $(VENV)/.installed-dev
@@ -248,5 +283,5 @@ $(lowest)/.installed: pyproject.toml native/lowest.py
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(lowest) $(MODELS)/digits.popef build *.egg-info \
+	rm -rf $(VENV) $(VENV)-python* $(lowest) $(MODELS)/digits.popef build *.egg-info \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
 """Plugins: capabilities that live in packages of their own, found by entry points.
 
     [project.entry-points."popgate.model_formats"]
-    text = "popgate_text.format:FORMAT"
+    demo = "demo_plugin:FORMAT"
 
 The server asks for the objects of a group and never names a plugin.
 docs/how-to/write-a-plugin.md has the groups and what their objects must be able to do.

@@ -1,4 +1,4 @@
-"""`popgate compile`: from ONNX files, and programs of popxl, to PopEF files."""
+"""`popgate compile`: from ONNX files, and files that plugins know, to PopEF files."""
 
 from __future__ import annotations
 

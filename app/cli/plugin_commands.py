@@ -1,6 +1,6 @@
 """Commands that plugins add: one line of each is known, the rest is imported for use.
 
-    COMMANDS = (PluginCommand("perf", "Measure a server.", "popgate_tools.perf:perf"),)
+    COMMANDS = (PluginCommand("scales", "Print the scales.", "demo_commands:scales"),)
 
 is what an entry point of the group `popgate.commands` names (docs/plugins.md).
 """

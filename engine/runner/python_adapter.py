@@ -1,7 +1,7 @@
 """Adapters for Python models that are written for another server.
 
     [project.entry-points."popgate.python_models"]
-    TritonPythonModel = "triton_python_backend_utils.adapter"
+    DemoModel = "demo_server.adapter"
 
 The name is that of the class in such a file, the value a module with a function
 `adapt(module, declared)`. It returns the class that PopGate runs, or None if the

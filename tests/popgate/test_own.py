@@ -1,6 +1,6 @@
 """A program with packages called `app` and `engine` of its own.
 
-Covers: popgate/__init__.py, popgate/__main__.py, popgate/client.py.
+Covers: popgate/__init__.py, popgate/__main__.py.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def test_the_command_uses_its_own_packages(project: Path) -> None:
     for command in ([sys.executable, "-m", "popgate"], [sys.executable, "-c", start]):
         done = run(project, *command, "--version")
         assert (done.stdout, done.stderr) == (f"popgate {VERSION}\n", "")
-        done = run(project, *command, "run", model)  # device processes too
+        done = run(project, *command, "dump", model)
         assert done.returncode == 0, done.stderr
-        assert "FP32[1,4]" in done.stdout
+        assert "F32[?, 4]" in done.stdout
 
 
 def test_an_import_of_the_wrong_engine_says_so(project: Path) -> None:
@@ -69,21 +69,10 @@ def test_an_app_of_the_program_stays_its_own(project: Path) -> None:
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_importing_is_cheap_and_names_are_there() -> None:
+def test_importing_is_cheap() -> None:
     code = "import sys, popgate; print({'numpy', 'onnx', 'engine'} & set(sys.modules))"
     done = run(ROOT, sys.executable, "-c", code)
     assert done.stdout == "set()\n", done.stderr
     assert popgate.__version__ == VERSION
-    for name in popgate.__all__:
-        assert getattr(popgate, name) is not None
     assert dir(popgate) == popgate.__all__
     assert not hasattr(popgate, "nothing")
-
-
-def test_the_client_has_its_name_here() -> None:
-    import popgate.client
-    import popgate_client
-
-    assert popgate.client.__all__ == popgate_client.__all__
-    for name in popgate_client.__all__:
-        assert getattr(popgate.client, name) is getattr(popgate_client, name)

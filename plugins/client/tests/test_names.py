@@ -1,0 +1,21 @@
+"""The client under the names of `popgate`.
+
+Covers: popgate/client.py.
+"""
+
+from __future__ import annotations
+
+import popgate
+import popgate.client
+import popgate_client
+
+
+def test_all_names_of_the_package_are_there() -> None:
+    for name in popgate.__all__:
+        assert getattr(popgate, name) is not None
+
+
+def test_the_client_has_its_name_here() -> None:
+    assert popgate.client.__all__ == popgate_client.__all__
+    for name in popgate_client.__all__:
+        assert getattr(popgate.client, name) is getattr(popgate_client, name)
