@@ -66,6 +66,10 @@ def changed_inputs(operator: Operator) -> set[int]:
     that it calls.
     """
     changed = set(operator.written())
+    first = 0
+    for part in operator.attributes.get("parts", ()):
+        changed |= {first + index for index in part.written()}
+        first += len(part.inputs)
     inner = inner_graph(operator)
     if inner is not None:
         graph, skipped = inner

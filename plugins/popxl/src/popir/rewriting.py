@@ -9,7 +9,8 @@ from popir.aliases import orderings
 from popir.ir import Graph, Operator
 from popir.records import Call, Record, Spec, record_of, register
 
-_EXCHANGES = frozenset({"HostLoad", "HostStore"})
+_REMOTE = frozenset({"RemoteLoad", "RemoteLoadInplace", "RemoteStore"})
+_EXCHANGES = _REMOTE | {"HostLoad", "HostStore"}
 
 
 def _infer_parts(call: Call) -> list[Spec]:

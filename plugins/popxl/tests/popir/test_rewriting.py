@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import popir
 import popxl
+from engine import ModelRunner, ModelRunnerConfig
 from popxl import ops, transforms
 
 
@@ -44,6 +47,48 @@ def test_exchanges_become_one(exchange: Any) -> None:
         results = session.run(dict(zip(loads, (one, two), strict=True)))
     assert results[stores[0]].tolist() == [1, 1]
     assert results[stores[1]].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "exchange", [transforms.merge_exchange, transforms.io_tile_exchange]
+)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_rows_are_exchanged_with_the_rest(
+    exchange: Any, replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> tuple[popxl.Ir, Any, Any]:
+        ir = popxl.Ir(replication=replicas)
+        with ir.main_graph, popxl.in_sequence():
+            stream = popxl.h2d_stream((2,), popxl.float32, "x")
+            out = popxl.d2h_stream((2,), popxl.float32, "y")
+            buffer = popxl.remote_buffer((2,), popxl.float32, 4)
+            popxl.remote_variable(np.full(2, 10, np.float32), buffer, 3, name="v")
+            kept = popxl.variable(np.full(2, 5, np.float32), name="kept")
+            at = popxl.variable(1, popxl.uint32)
+            before = kept + 1
+            with exchange():
+                ops.remote_store(buffer, at, before)
+                x = ops.host_load(stream)
+                row = ops.remote_load(buffer, 3)
+                ops.remote_load_(buffer, 1, kept)
+            found = [ops.io_tile_copy(t) if t.tile_set == "io" else t for t in (x, row)]
+            ops.host_store(out, found[0] + found[1] + kept)
+        return ir, stream, out
+
+    monkeypatch.setenv("POPXL_CACHE_DIR", str(tmp_path / "cache"))
+    given = np.arange(2 * replicas, dtype=np.float32).reshape((replicas, 2))
+    given = given if replicas > 1 else given[0]
+    for _ in range(2):
+        ir, stream, out = made()
+        found = types(ir.main_graph)
+        assert found.count("MultiExchange") == 1
+        assert not {"RemoteStore", "RemoteLoad", "RemoteLoadInplace"} & set(found)
+        with popxl.Session(ir, "ipu_model") as session:
+            assert (session.run({stream: given})[out] == given + 16).all()
+    popir.export_popef(ir, tmp_path / "m.popef")
+    with ModelRunner(tmp_path / "m.popef", ModelRunnerConfig()) as runner:
+        # The session brought `kept` to the host: it is 6.
+        assert (runner.execute({"x": given})["y"] == given + 17).all()
 
 
 def test_what_waits_for_each_other_is_not_merged() -> None:

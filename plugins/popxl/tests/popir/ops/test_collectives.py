@@ -106,3 +106,11 @@ def test_shapes_are_those_of_larger_groups() -> None:
         uneven = ir.replica_grouping_from_assignments([0, 1, 1, 0])
         with pytest.raises(NotImplementedError):
             collectives.replicated_all_reduce(x, group=uneven)
+
+
+def test_names_of_results() -> None:
+    ir = popxl.Ir(replication=2)
+    with ir.main_graph:
+        x = popxl.variable(np.ones(4, np.float32), name="x")
+        assert collectives.replicated_all_gather(x).name == "x_all_gathered"
+        assert collectives.replicated_slice(x).name == "x_replicated_slice"

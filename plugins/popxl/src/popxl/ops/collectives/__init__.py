@@ -14,6 +14,11 @@ from popxl.ops.utils import emit
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor
 
+#: What messages call operators whose results are called after their input.
+_OPERATORS = {
+    "ReplicatedAllGather": "replicated_all_gather",
+    "ReplicatedSlice": "replicated_slice",
+}
 _Output = Literal["auto", "new_axis", "concat", "meta_shape"]
 
 
@@ -32,8 +37,14 @@ def _members(group: ReplicaGrouping | None) -> dict[str, Any]:
     return {"group_size": groups.group_size, "members": groups._groups}
 
 
+def _named(t: Tensor, ending: str) -> str:
+    """Return the name of a result that is called after `t`."""
+    return f"{t.name}_{ending}" if isinstance(t, Tensor) else ending
+
+
 def _emit(type_: str, t: Tensor, name: str, **attributes: Any) -> Tensor:
-    operator = f"{name.removesuffix('_out')} {t.id!r}" if isinstance(t, Tensor) else ""
+    called = _OPERATORS.get(type_, name.removesuffix("_out"))
+    operator = f"{called} {t.id!r}" if isinstance(t, Tensor) else ""
     given = {**attributes, "operator": operator}
     return emit(type_, {"t": t}, [name], given)[0]
 
@@ -72,7 +83,7 @@ def replicated_all_gather(
         is_shard = isinstance(t, Tensor) and bool(t.meta_shape)
         output_shape = "meta_shape" if is_shard else "concat"
     given = {"axis": axis, "output": output_shape, **_members(group)}
-    return _emit("ReplicatedAllGather", t, "replicated_all_gather_out", **given)
+    return _emit("ReplicatedAllGather", t, _named(t, "all_gathered"), **given)
 
 
 def replicated_reduce_scatter(
@@ -109,7 +120,7 @@ def replicated_slice(
     if isinstance(t, Tensor) and t.rank and t.shape[axis] % size:
         raise ValueError(f"axis {axis} of {t.shape} is no {size} equal blocks")
     given = {"axis": axis, **members}
-    return _emit("ReplicatedSlice", t, "replicated_slice_out", **given)
+    return _emit("ReplicatedSlice", t, _named(t, "replicated_slice"), **given)
 
 
 def all_reduce(
