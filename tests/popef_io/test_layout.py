@@ -151,9 +151,9 @@ def test_numbers_of_the_document() -> None:
             f"{limits.MAX_PROGRAMS:,}",
         ),
         ("named programs", f"{limits.MAX_PROGRAM_NAMES:,}"),
-        ("rank; of a tensor in a feed one less", str(MAX_RANK)),
+        ("rank", f"{MAX_RANK}; {MAX_RANK - 1} for a tensor in a feed"),
         ("replicas, devices, processes", f"{limits.MAX_COUNT:,}"),
-        ("decompressed to compressed size", f"{MAX_DEFLATE_RATIO:,}, which"),
+        ("ratio of decompressed to compressed size", f"{MAX_DEFLATE_RATIO:,}, the"),
     ],
 )
 def test_limits_of_the_document(what: str, limit: str) -> None:
