@@ -128,6 +128,8 @@ def test_how_far_a_request_came(waiting: Waiting, collector: Collector | None) -
     forever = str(waiting.root / "never")
     late["x-request-timeout"] = "0.3"
     assert waiting.ask("late-running", forever, **late) == 504
+    for name in names:  # a worker that is busy tells of its requests later
+        until(lambda name=name: waiting.record(name) is not None)
     records = {name: waiting.record(name) for name in names}
     assert served.stop() == 0
     lines = [json.loads(line) for line in served.lines if line.startswith("{")]

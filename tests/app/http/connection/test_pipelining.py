@@ -13,6 +13,7 @@ import pytest
 from tests.app.http.connection.test_protocol import Wire, expected, large, request, slow
 from tests.app.served import Serve, ServedGateway, memory_of
 from tests.engine import models
+from tests.support import until
 
 MIB = 1 << 20
 LIVE = b"GET /v1/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -179,6 +180,10 @@ def test_a_client_that_leaves_behind_its_next_request_is_noticed(
 HALF = b"x" * (60 * MIB)
 
 
+def metrics(gateway: ServedGateway) -> str:
+    return gateway.client.get("/metrics").text
+
+
 @pytest.mark.parametrize(
     "framing",
     [b"Content-Length: 262144000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"],
@@ -195,7 +200,8 @@ def test_what_was_uploaded_and_given_up_is_given_back(
     for _ in range(6):
         with Wire(gateway) as wire:
             wire.send(head, body)
-        gateway.until("/v1/health/ready", 200)
+        # The server reads on for a moment after the client has gone.
+        until(lambda: "\npopgate_transfer_memory_bytes 0\n" in metrics(gateway))
         used.append(memory_of(gateway))
     assert used[-1] - used[1] < 130 * MIB, used
 
