@@ -320,6 +320,10 @@ class ModelConfig:
             raise ValueError(
                 "[ragged] and preferred_batch_sizes exclude each other; remove one"
             )
+        for name in ("sequence", "responses"):
+            if self.ragged is not None and getattr(self, name) is not None:
+                msg = f"[ragged] and [{name}] exclude each other; remove one"
+                raise ValueError(msg)
         if self.sequence is not None and self.responses is not None:
             raise ValueError(
                 "[sequence] and [responses] exclude each other; remove one"

@@ -254,6 +254,119 @@ def test_sequences_in_every_encoding(served: ServedGateway) -> None:
     assert made.json()["y"] == 10
 
 
+def in_flight(served: ServedGateway) -> int:
+    text = served.client.get("/metrics").text
+    found = re.search(r'popgate_requests_in_flight\{model="slow",.*\} (\d+)', text)
+    return int(found[1]) if found else 0
+
+
+def test_a_region_of_a_client_that_leaves_is_free(served: ServedGateway) -> None:
+    with region(served, np.array([FOR_EVER], np.int64).tobytes()) as place:
+        tensor = {"name": "count", "datatype": "INT64", "shape": []}
+        body = json.dumps({"inputs": [{**tensor, "parameters": place}]}).encode()
+        head = b"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        port = int(served.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+            connection.sendall(head + body)
+            until(lambda: in_flight(served) == 1)
+        until(lambda: in_flight(served) == 0)
+    with region(served, np.array(ROW, np.float32).tobytes()) as place:
+        tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4]}
+        given = [{**tensor, "parameters": place}]
+        answer = ask(served, "/v2/models/affine/infer", "freed", inputs=given)
+        assert first(answer) == AFFINE
+
+
+def test_a_client_that_leaves_its_texts_is_noticed(served: ServedGateway) -> None:
+    """The rest of them does not run: the route of a plugin gives its requests up."""
+
+    def cancelled() -> int:
+        name = 'nv_inference_request_failure{model="unit",reason="CANCELED"'
+        text = served.client.get("/metrics").text
+        found = re.search(rf"^{re.escape(name)}.* (\d+)", text, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    ask(served, "/openai/v1/embeddings", "unit-is-there", model="unit", input="the cat")
+    before = cancelled()
+    texts = ["the cat sat on the mat " * 20] * 1000
+    body = json.dumps({"model": "unit", "input": texts}).encode()
+    head = b"POST /openai/v1/embeddings HTTP/1.1\r\nhost: x\r\n"
+    head += b"content-length: %d\r\n\r\n" % len(body)
+    port = int(served.url.rpartition(":")[2])
+
+    def leave() -> bool:
+        with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+            connection.sendall(head + body)
+            text = 'popgate_requests_in_flight{model="unit",version="1"} 0'
+            until(lambda: text not in served.client.get("/metrics").text)
+        until(lambda: text in served.client.get("/metrics").text)
+        return cancelled() > before
+
+    until(leave)  # it may have been answered just before
+
+
+def test_an_answer_goes_to_its_region_while_its_model_is_swapped(
+    served: ServedGateway, root: Path
+) -> None:
+    config, size = root / "slow" / "config.toml", 4 * 128 * 128
+    before = config.read_text()
+    with region(served, bytes(size)) as place, ThreadPoolExecutor(2) as pool:
+        segment = Path("/dev/shm") / f"popgate-at-work-{os.getpid()}"
+        wanted = [{"name": "output", "parameters": place}]
+        body = {"inputs": {"count": 20_000}, "outputs": wanted}
+        path = "/v1/models/slow/infer"
+        asked = pool.submit(ask, served, path, "placed", **body)
+        until(lambda: in_flight(served) == 1)
+        config.write_text("max_queue_size = 2\n")
+        try:
+            loaded = pool.submit(run_popgate, "load", "slow", "--url", served.url)
+            answer = asked.result()
+            assert loaded.result().returncode == 0
+        finally:
+            config.write_text(before)
+            assert run_popgate("load", "slow", "--url", served.url).returncode == 0
+        assert "data" not in answer["outputs"][0]
+        assert np.frombuffer(segment.read_bytes(), np.float32).any()
+
+
+def test_an_open_sequence_ends_with_its_model(
+    served: ServedGateway, root: Path
+) -> None:
+    """A model that is loaded anew has no state of the one before."""
+    path, config = "/v2/models/sum/infer", root / "sum" / "config.toml"
+    start = {"sequence_id": 77, "sequence_start": True}
+    opened = ask(served, path, "opened", inputs={"x": [1]}, parameters=start)
+    assert first(opened) == [1]
+    before = config.read_text()
+    try:
+        config.write_text("max_queue_size = 7\n" + before)
+        done = run_popgate("load", "sum", "--url", served.url)
+        assert done.returncode == 0, done.stderr
+        goes_on = {"sequence_id": 77}
+        body = {"inputs": {"x": [2]}, "parameters": goes_on}
+        refused = ask(served, path, "goes-on", 400, **body)
+        assert "START" in refused["error"], refused
+        again = ask(served, path, "again", inputs={"x": [5]}, parameters=start)
+        assert first(again) == [5]
+    finally:
+        config.write_text(before)
+        assert run_popgate("load", "sum", "--url", served.url).returncode == 0
+
+
+def test_the_api_shows_the_model_that_is_there_now(
+    served: ServedGateway, root: Path
+) -> None:
+    url = "--url", served.url
+    for width in (4, 8):
+        models.affine(root / "turned.popef", width=width)
+        assert run_popgate("load", "turned", *url).returncode == 0
+        paths = served.client.get("/openapi.json").json()["paths"]
+        shown = paths["/v1/models/turned/infer"]["post"]["summary"]
+        assert f"input: FP32[-1,{width}]" in shown
+    assert run_popgate("unload", "turned", *url).returncode == 0
+
+
 def test_models_in_python_read_shared_memory(served: ServedGateway) -> None:
     path = "/v2/models/count/infer"
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
@@ -460,7 +573,7 @@ def test_a_server_that_is_drained_shows_itself(root: Path, tmp_path: Path) -> No
     options = ["--lazy", "--model-memory", "1GiB", "--allow-python", "--trust-loopback"]
     options += ["--trace-file", f"{tmp_path}/trace", "--trace-level", "TIMESTAMPS"]
     options += ["--trace-rate", "1", "--cache-dir", f"{tmp_path}/cache"]
-    options += ["--run-timeout", "0", "--drain-grace", "0"]
+    options += ["--run-timeout", "0", "--drain-grace", "0", "--allow-shared-memory"]
     with ServedGateway(root, *options) as gateway:
         gateway.wait_ready()
         url = "--url", gateway.url
@@ -486,6 +599,11 @@ def test_a_server_that_is_drained_shows_itself(root: Path, tmp_path: Path) -> No
         assert gateway.client.get("/openapi.json").status_code == 200
         assert "popgate_requests_in_flight" in gateway.client.get("/metrics").text
         ask(gateway, "/v1/models/masked/infer", "late", inputs=ragged(5))
+        with region(gateway, np.array(ROW, np.float32).tobytes()) as place:
+            tensor = {"name": "input", "datatype": "FP32", "shape": [1, 4]}
+            given = [{**tensor, "parameters": place}]
+            answer = ask(gateway, "/v2/models/affine/infer", "region", inputs=given)
+            assert first(answer) == AFFINE
         assert gateway.infer("chain", input=ROW) == {"output": TWICE}
         entries = json.loads((tmp_path / "trace").read_text())
         assert "late" in {e.get("request_id") for e in entries}

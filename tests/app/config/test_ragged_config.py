@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,20 @@ def test_what_makes_no_sense_is_named(section: Any, message: str) -> None:
 def test_a_batch_is_limited_by_tokens_or_has_preferred_sizes() -> None:
     with pytest.raises(ModelConfigError, match=r"\[ragged\] and preferred"):
         parse_model_config({"ragged": {}, "preferred_batch_sizes": [4]})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("sequence", "[ragged] and [sequence] exclude each other; remove one"),
+        ("responses", "[ragged] and [responses] exclude each other; remove one"),
+    ],
+)
+def test_rows_that_belong_to_more_requests_are_not_padded(
+    section: str, message: str
+) -> None:
+    with pytest.raises(ModelConfigError, match=re.escape(message)):
+        parse_model_config({"ragged": {}, section: {}})
 
 
 def test_a_model_is_served_and_says_how_its_rows_run(tmp_path: Path) -> None:

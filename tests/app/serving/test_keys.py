@@ -355,7 +355,6 @@ def test_a_busy_device_is_shared_by_weight(tmp_path: Path) -> None:
     order = [one["id"].partition("-")[0] for one in reversed(answer["answered"])]
     busy = Counter(order[order.index("heavy") :][:60])
     # By time: on a busy machine equal requests take many times as long as others, so
-    # that counts are far from 3. What shares are exactly, the simulation of
-    # tests/engine/worker says.
+    # that counts are far from 3. What shares are exactly, test_fair_queue.py says.
     assert 1.5 <= busy["heavy"] / busy["light"] <= 8, order
     assert 1.5 <= busy["heavy"] / busy["eager"] <= 8, order
