@@ -262,7 +262,7 @@ def in_flight(served: ServedGateway) -> int:
 
 def test_a_region_of_a_client_that_leaves_is_free(served: ServedGateway) -> None:
     with region(served, np.array([FOR_EVER], np.int64).tobytes()) as place:
-        tensor = {"name": "count", "datatype": "INT64", "shape": []}
+        tensor: dict[str, Any] = {"name": "count", "datatype": "INT64", "shape": []}
         body = json.dumps({"inputs": [{**tensor, "parameters": place}]}).encode()
         head = b"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\n"
         head += b"content-length: %d\r\n\r\n" % len(body)
@@ -314,9 +314,9 @@ def test_an_answer_goes_to_its_region_while_its_model_is_swapped(
     with region(served, bytes(size)) as place, ThreadPoolExecutor(2) as pool:
         segment = Path("/dev/shm") / f"popgate-at-work-{os.getpid()}"
         wanted = [{"name": "output", "parameters": place}]
-        body = {"inputs": {"count": 20_000}, "outputs": wanted}
+        body: dict[str, Any] = {"inputs": {"count": 20_000}, "outputs": wanted}
         path = "/v1/models/slow/infer"
-        asked = pool.submit(ask, served, path, "placed", **body)
+        asked = pool.submit(lambda: ask(served, path, "placed", **body))
         until(lambda: in_flight(served) == 1)
         config.write_text("max_queue_size = 2\n")
         try:

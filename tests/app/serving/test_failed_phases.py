@@ -129,7 +129,7 @@ def test_how_far_a_request_came(waiting: Waiting, collector: Collector | None) -
     late["x-request-timeout"] = "0.3"
     assert waiting.ask("late-running", forever, **late) == 504
     for name in names:  # a worker that is busy tells of its requests later
-        until(lambda name=name: waiting.record(name) is not None)
+        until(lambda: waiting.record(name) is not None)  # noqa: B023
     records = {name: waiting.record(name) for name in names}
     assert served.stop() == 0
     lines = [json.loads(line) for line in served.lines if line.startswith("{")]
