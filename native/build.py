@@ -1,9 +1,8 @@
 """Compiles the hot path of this source tree with mypyc: python -m native.build
 
 Needs a C compiler and Python's headers; mypy, which the `compile` extra names, is
-installed where it is missing. What it makes lies in build/compiled/ and is used by
-every Python of this environment as long as it matches the sources; see
-`popgate_compiled`.
+installed if it is missing. The result lies in build/compiled/ and is used by every
+Python of this environment as long as it matches the sources; see `popgate_compiled`.
 """
 
 from __future__ import annotations
@@ -110,8 +109,10 @@ def install_finder() -> None:
 
 
 def wait_for_server(server: int, url: str) -> bool:
-    """Wait until the server with this process id answers at `url`, below which it says
-    that it has started. Return False if it ends before."""
+    """Wait until the server with this process id reports at `url` that it has started.
+
+    Return False if it ends before.
+    """
     ended = os.pidfd_open(server)
     while not select.select([ended], [], [], 0.2)[0]:
         with contextlib.suppress(OSError), urlopen(f"{url}/v1/health/startup"):

@@ -1,4 +1,4 @@
-"""Building of the hot path, for `make compiled` and for wheels: see setup.py."""
+"""Build the hot path, for `make compiled` and for wheels: see setup.py."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ class ParallelBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
 
 
 def extensions(root: Path) -> list[Extension]:
-    """Return all of them; `build/c/` then has the C that mypyc made of the Python.
+    """Return all extensions; afterwards `build/c/` has the C code that mypyc made from
+    the Python.
 
-    Exits with what mypy or mypyc say where they refuse a module.
+    Exits with the message of mypy or mypyc if they refuse a module.
     """
     level = os.environ.get("POPGATE_OPT_LEVEL", "3")
     translate = [sys.executable, "-m", "native.translate", "build/c", level]

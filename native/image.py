@@ -1,4 +1,4 @@
-"""Builds the container image, or performs the steps of its Dockerfile in a folder.
+"""Build the container image, or perform the steps of its Dockerfile in a folder.
 
     python -m native.image                 with docker or podman, if one of them works
     python -m native.image --in-a-folder   without: build/image is the root of the image
@@ -153,7 +153,7 @@ class ImageFolder:
 
 
 def try_it(image: ImageFolder) -> None:
-    """Start the image's entry point over a model, and ask it for one answer."""
+    """Start the image's entry point over a model, and request one answer."""
     models = image.root / "models"
     shutil.copy2(ROOT / "examples" / "digits" / "digits.onnx", models / "digits.onnx")
     log = image.folder / "serve.log"
@@ -215,7 +215,7 @@ def _ask(python: str, url: str) -> str:
 
 
 def build_in_a_folder(folder: Path) -> None:
-    """Perform the Dockerfile's steps in `folder`, and try what they made."""
+    """Perform the Dockerfile's steps in `folder`, and try the result."""
     shutil.rmtree(folder, ignore_errors=True)
     context = folder / "context"
     copy_context(ROOT, context)

@@ -1,7 +1,7 @@
 """List of the compiled modules: those that every request goes through.
 
-The list is in pyproject.toml, because building a wheel needs it too: Python for mypyc,
-and what is written in C.
+The list is in pyproject.toml, because building a wheel needs it too. It has Python
+modules for mypyc, and C files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Takes the compiled modules of a source tree instead of its Python, while they match.
+"""Import the compiled modules of a source tree instead of its Python, while they match.
 
-`python -m native.build` copies this file into the environment and has it imported when
-the interpreter starts. Compiled modules are never taken out of date: the
-stamp beside them holds the digests of the sources they were made from, and a tree
-whose sources have changed since runs as Python again. POPGATE_PURE=1 in the
-environment leaves them out as well.
+`python -m native.build` copies this file into the environment, and the interpreter
+imports it at its start. Outdated compiled modules are never used: the stamp beside them
+holds the digests of their sources, and a tree with changed sources runs as Python.
+POPGATE_PURE=1 in the environment also turns them off.
 
 It imports next to nothing: every Python of the environment runs it.
 """
@@ -32,7 +31,7 @@ def digest(path: str) -> str:
 
 
 def read_stamp(root: str) -> dict[str, dict[str, str]] | None:
-    """Return the stamp of a source tree, None if there is none or it is out of date."""
+    """Return the stamp of a source tree, None if it is missing or outdated."""
     import json
 
     try:

@@ -1,8 +1,8 @@
 """Translates the hot path to C: python -m native.translate FOLDER LEVEL MODULE.py
 
-In a process of its own, which ends without freeing what mypy knows of a thousand
-modules: that would take as long as the translation. Prints the extensions that are to
-be made of the C, as JSON.
+It runs in its own process, which ends without freeing mypy's data about a thousand
+modules: that would take as long as the translation. It prints the extensions to build
+from the C code, as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m popef_io FILE ...`: print what is in containers, for a person."""
+"""`python -m popef_io FILE ...`: print the content of containers for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One blob of a file that was read: where it is, what it is, its bytes on demand."""
+"""One blob of a file: its place, its description, and its bytes on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from popef_io.mapping import FileView
 from popef_io.metadata import ExecutableInfo, Metadata
 
 BlobKey = tuple[BlobType, str, str]
-"""What may be there once: type, name, executable it belongs to."""
+"""The key of content that may exist only once: type, name, executable."""
 
 
 def key_of(info: Info | None) -> BlobKey | None:
@@ -29,9 +29,8 @@ def key_of(info: Info | None) -> BlobKey | None:
 class Blob:
     """A blob whose header and descriptor have been checked.
 
-    The payload's checksum is checked when the payload is first asked for, so that a
-    large file is read once, when it is used, and not at all if it is not.  May be
-    used by several threads at once.
+    The payload's checksum is checked at the first access, so a large file is read once,
+    when it is used, or not at all.  May be used by several threads at once.
     """
 
     __slots__ = ("_verified", "header", "index", "info", "offset", "source")

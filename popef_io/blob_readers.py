@@ -1,7 +1,7 @@
 """Readers for each kind of blob with contents.
 
-All of them are views: nothing is read from the file until its bytes are asked for, and
-they stay valid after their reader is closed, for as long as they are referenced.
+All of them are views: nothing is read from the file until its bytes are used. They stay
+valid after their reader is closed, as long as they are referenced.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class ExecutableReader(BlobContent):
         return self.blob.header.is_compressed
 
     def raw(self) -> memoryview:
-        """Return the executable's bytes; decompressed anew at each call if compressed.
+        """Return the executable's bytes; decompress them at each call if they are
+        compressed.
 
-        Raises LimitError if it would decompress to more than the reader accepts,
-        CorruptError if it does not decompress to what the header says.
+        Raises LimitError if the decompressed size exceeds the reader's limit, and
+        CorruptError if it differs from the header.
         """
         if not self.is_compressed:
             return self.blob.payload()
@@ -129,9 +130,7 @@ class FeedReader(DescribedContent[FeedDataInfo]):
     __slots__ = ()
 
     def data(self) -> np.ndarray[Any, Any]:
-        """Return all tensors as one array of shape (num_tensors, ...), as for
-        a tensor.
-        """
+        """Return all tensors as one array of shape (num_tensors, ...)."""
         info = self.info.tensor_info
         shape = (self.info.num_tensors, *(info.shape or ()))
         return _array(self.blob, shape, info.data_type)

@@ -76,7 +76,8 @@ class BlobWriter(Draft):
         return align(self._payload - self.offset + (self._expected or 0))
 
     def write(self, data: Buffer) -> int:
-        """Append bytes, or the bytes of an array, in row-major order; gives how many.
+        """Append bytes, or the bytes of an array, in row-major order; return their
+        number.
 
         Raises InvalidValueError for more bytes than described, and for memory that is
         not contiguous; WriterStateError if the blob is not open any more.
@@ -104,7 +105,7 @@ class BlobWriter(Draft):
         return size
 
     def close(self) -> None:
-        """Finish the blob; nothing happens if it is finished.
+        """Finish the blob; do nothing if it is finished.
 
         Raises WriterStateError if bytes of the description are missing: the blob stays
         open then.
@@ -193,7 +194,9 @@ class BlobWriter(Draft):
 
 
 def expected_size(info: Info) -> int | None:
-    """Return bytes that the data of `info` have; None if anything goes."""
+    """Return the number of bytes that the data of `info` have; None if any number is
+    allowed.
+    """
     if not isinstance(info, TensorDataInfo | FeedDataInfo):
         return None
     if info.tensor_info.data_type is DataType.STRING:

@@ -32,16 +32,16 @@ class BlobContent:
         return self.blob.payload()
 
     def open(self) -> BinaryIO:
-        """Return the contents as a stream to read; each has a position of its own.
+        """Return the contents as a readable stream; each has its own position.
 
-        Nothing is copied but what is read. It holds the contents, so that it outlives
-        its reader. For one thread at a time.
+        Only bytes that are read are copied. The stream holds the contents, so it
+        outlives its reader. For one thread at a time.
         """
         return io.BufferedReader(_ViewStream(self.raw()))
 
 
 class DescribedContent(BlobContent, Generic[InfoT]):
-    """The base of those that have a description with a name."""
+    """The base of contents that have a description with a name."""
 
     __slots__ = ("info",)
 

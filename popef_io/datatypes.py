@@ -1,7 +1,7 @@
 """The enumerations of PopEF: kinds of blobs, of tensors, of elements.
 
-Names and order are those of the PopEF User Guide (section 5.1); the numbers are what
-our files hold, see docs/reference/popef-format.md.
+Names and order are those of the PopEF User Guide (section 5.1); the numbers are those
+in our files, see docs/reference/popef-format.md.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class DataType(_Numbered):
         """Return the data type of arrays of `dtype`; object, bytes and text give
         STRING.
 
-        Raises InvalidValueError for a type that has no counterpart (complex, dates)
-        and for numbers in the other byte order.
+        Raises InvalidValueError for a type without a counterpart (complex, dates) and
+        for numbers in the other byte order.
         """
         wanted = np.dtype(dtype)
         if wanted.kind in "OSU":

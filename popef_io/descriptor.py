@@ -1,11 +1,10 @@
 """Descriptors: the msgpack map behind a blob header, for each type of blob.
 
 The tables of this module are the format; see docs/reference/popef-format.md.  A
-descriptor is unpacked
-field by field, and the long lists item by item, with the decoder's own limits set to
-what an item may have: nothing in it can make the decoder allocate much more than the
-descriptor's own size, however it is nested and whatever lengths it announces: at most
-8 MiB, where each of the 1,024 levels that msgpack goes down claims a full list.
+descriptor is unpacked field by field, and long lists item by item. The decoder's own
+limits are set to the largest valid item. So no nesting and no announced length can make
+the decoder allocate much more than the descriptor's own size: at most 8 MiB, if each of
+the 1,024 levels that msgpack supports claims a full list.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def encode(info: Info) -> bytes:
 def decode(kind: BlobType, data: bytes, where: Location) -> Info:
     """Return the value of a descriptor; CorruptError or LimitError if a rule is broken.
 
-    `where` is the blob; the error's offset is that of the field, as near as known.
+    `where` is the blob; the error's offset is that of the field, as far as known.
     """
     unpacker = _unpacker(data)
     try:

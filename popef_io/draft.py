@@ -10,7 +10,7 @@ from popef_io.errors import WriterStateError
 
 
 class WriterState(Enum):
-    """OPEN, then one of the others for good."""
+    """The state: OPEN, then permanently one of the others."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -30,11 +30,11 @@ class Draft(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Keep what was written; nothing happens if that is done."""
+        """Keep the written content; do nothing if that is done."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Take back what was written; nothing happens if it is not open."""
+        """Discard the written content; do nothing if it is not open."""
 
     def check_open(self) -> None:
         """Raise WriterStateError if nothing can be written any more."""

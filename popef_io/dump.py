@@ -1,6 +1,6 @@
 """Dumps of a container for people (`dump_text`) and programs (`dump_document`).
 
-The same facts in both: the document is made first, the text from the document.
+Both have the same facts: the document is made first, then the text from the document.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def dump_document(
     """Return all that `reader` has read as lists, mappings, strings and numbers.
 
     Keys: `files`, `blobs` (left out if `metadata_only`) and `metadata`, one entry for
-    each executable described.  `all` adds what only a reader who looks into the file
-    itself needs: flags, offsets inside the blob, checksums.  Reads no payload.
+    each executable described.  `all` adds details that only readers of the file's bytes
+    need: flags, offsets inside the blob, checksums.  Reads no payload.
     """
     blobs = reader.blobs
     document: Document = {"files": _files(blobs)}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in a file: as much of it as was known when something went wrong."""
+    """A place in a file, as far as it was known at the error."""
 
     source: str
     """Path of the file, or the name that was given to a stream."""
@@ -54,7 +54,7 @@ def shorten(text: str, length: int = 80) -> str:
 class PopefError(RuntimeError):
     """Root of all errors of this package.
 
-    A RuntimeError, as what Python makes of the original's C++ errors is. `reason` is
+    It is a RuntimeError, like the Python form of the original's C++ errors. `reason` is
     the sentence without the place; `where` is the place, or None.
     """
 
@@ -69,7 +69,7 @@ class NotPopefError(PopefError):
 
 
 class TruncatedError(PopefError):
-    """The file ends before what it announced: `needed` bytes against `available`."""
+    """The file ends before its announced end: `needed` bytes against `available`."""
 
     def __init__(
         self, what: str, *, needed: int, available: int, where: Location | None = None
@@ -122,7 +122,7 @@ class DuplicateBlobError(PopefError):
 
 
 class InvalidValueError(PopefError):
-    """A value of the caller's cannot stand in a container; `field` is its path."""
+    """The caller's value is not allowed in a container; `field` is its path."""
 
     def __init__(self, reason: str, *, field: str = "") -> None:
         super().__init__(f"{field}: {reason}" if field else reason)
@@ -134,7 +134,7 @@ class WriterStateError(PopefError):
 
 
 class Refused(Exception):
-    """A rule says no, before it is known whose value it is.
+    """A rule refuses a value, before its place is known.
 
     Raised by the rules that reading and writing share, never seen outside the package:
     `popef_io.descriptor` turns it into the caller's error or the file's.
@@ -149,7 +149,7 @@ class Refused(Exception):
         """Field names from the innermost outwards."""
 
     def inside(self, name: str) -> Refused:
-        """Return the same refusal, seen from one record further out."""
+        """Return the same refusal with one more level of its place."""
         self.path.append(name)
         return self
 

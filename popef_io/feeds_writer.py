@@ -1,4 +1,4 @@
-"""Writing several feeds in turns, as a recording of several inputs goes along."""
+"""Write several feeds in turns, as a recording of several inputs proceeds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Kinds of descriptor fields: one definition each for packing and unpacking.
 
-A kind turns a Python value into what msgpack can hold (`pack`) and back (`unpack`), and
-says no (`Refused`) to anything else, in both directions by the same rule.  Types are
-strict: true is no number, a number no text, and a map has exactly the keys of its
-record in the record's order.
+A kind converts a Python value into msgpack types (`pack`) and back (`unpack`), and
+raises `Refused` for anything else, in both directions by the same rule.  Types are
+strict: true is not a number, a number is not text, and a map has exactly the keys of
+its record in the record's order.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Choice:
 
 
 class Shape:
-    """A tuple of dimensions, -1 for one that is not known; None for no shape at all."""
+    """A tuple of dimensions, -1 for an unknown one; None for no shape at all."""
 
     def __init__(self, max_rank: int) -> None:
         self._max_rank = max_rank
@@ -241,7 +241,7 @@ class Record:
         return plain
 
     def unpack(self, plain: Any) -> Any:
-        """Return the value of `plain`, a list of (key, value) as the decoder gives a
+        """Return the value of `plain`, a list of (key, value) as the decoder returns a
         map.
         """
         if type(plain) is not PairList:

@@ -25,13 +25,12 @@ and the header, all numbers little-endian and unsigned,
     52      8      reserved, zero
     60      4      CRC-32 of bytes 0 to 59
 
-The magic is made like PNG's: its first byte is no text, its line ends betray a transfer
-as text.  LAST marks the blob that a file ends with, so that a file cut between two
-blobs is not taken for a shorter one.  docs/reference/popef-format.md is the
-specification.
+The magic is made like PNG's: its first byte is not text, and its line ends reveal a
+transfer as text.  LAST marks the last blob of a file, so a file cut between two blobs
+is not taken for a shorter one.  docs/reference/popef-format.md is the specification.
 
-Here a header is read and every number in it bounded; what needs to know several blobs
-or the inside of a descriptor is checked elsewhere.
+This module reads a header and checks every number in it. Checks that need several blobs
+or the inside of a descriptor are elsewhere.
 """
 
 from __future__ import annotations
@@ -150,11 +149,11 @@ def read_header(
 ) -> BlobHeader:
     """Read and check the header of blob `index`, which begins at `offset` of `view`.
 
-    `raw` is a copy of its bytes, where `view` is not to be looked at.
+    `raw` is a copy of its bytes, if `view` must not be read.
 
-    What is true afterwards: the checksum holds, the version is known, no reserved bit
-    is set, the sizes agree with each other and are bounded, and the whole blob lies
-    inside `view`.  Raises the errors of `PopefError` that are about files.
+    Afterwards the checksum holds, the version is known, no reserved bit is set, the
+    sizes agree and are bounded, and the whole blob lies inside `view`.  Raises the
+    errors of `PopefError` that are about files.
     """
     where = Location(source, offset, index)
     if raw is None:

@@ -1,4 +1,4 @@
-"""Logging as the environment wants it, for those who run a program, not write it.
+"""Logging from environment variables, for people who run a program they did not write.
 
 `POPEF_LOG_LEVEL` (OFF, ERR, WARN, INFO, DEBUG, TRACE) and `POPEF_LOG_DEST` (stdout,
 stderr or the name of a file), and the same two for other prefixes, are those of the

@@ -36,11 +36,11 @@ _SMALL = 1 << 16  # bytes that are not worth a mapping of their own
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileView:
-    """The bytes of one file or stream, and what to call it in a message."""
+    """The bytes of one file or stream, and its name for messages."""
 
     name: str
     view: memoryview
-    """All bytes, read-only, aligned to a page. Not to be looked at where `detached`."""
+    """All bytes, read-only, aligned to a page. Do not read them if `detached`."""
     file: tuple[int, int, int] | None = None
     """(device, inode, bytes) of the file that is mapped; None for a stream."""
     detached: bool = False
@@ -69,9 +69,10 @@ class FileView:
             os.close(copy)
 
     def open(self) -> int:
-        """Return a descriptor of these very bytes, for another process; the caller's.
+        """Return a descriptor of the same bytes, for another process; the caller owns
+        it.
 
-        Of the file, where its path still leads to it, else of a copy in memory.
+        It is of the file if its path still leads to it, else of a copy in memory.
         """
         if self.file is not None:
             with contextlib.suppress(OSError):
@@ -104,10 +105,9 @@ class FileView:
 def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileView:
     """Map the file at `path`; no descriptor stays open.
 
-    `detached`: what is read of it is copied, so that nothing that becomes of the file
-    ends this process.  Raises OSError if it is missing or may not be read,
-    NotPopefError for what is no regular file (a directory, a pipe, a device).  Never
-    blocks on a pipe.
+    `detached`: reads are copies, so no change to the file ends this process.  Raises
+    OSError if the file is missing or unreadable, NotPopefError if it is not a regular
+    file (a directory, a pipe, a device).  Never blocks on a pipe.
     """
     name = os.fspath(path)
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -125,7 +125,7 @@ def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileVie
 
 
 def map_open_file(descriptor: int, name: str) -> FileView:
-    """Map what a descriptor leads to, which stays the caller's; `name` is for messages.
+    """Map the file of a descriptor, which the caller keeps; `name` is for messages.
 
     For memory that another process has handed over (`FileView.open`).
     """
@@ -140,9 +140,9 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def read_stream(stream: BinaryIO, name: str) -> FileView:
-    """Read `stream` to its end into memory aligned as a mapped file would be.
+    """Read `stream` to its end into memory that is aligned like a mapped file.
 
-    Takes as much memory as the stream has bytes, and never on its word alone.
+    Takes as much memory as the stream has bytes, and never trusts a stated size.
     """
     steps: deque[bytes] = deque()
     size = 0
@@ -195,9 +195,9 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
     def map_descriptor(
         descriptor: int, size: int, *, writable: bool = False
     ) -> memoryview:
-        """Map the first `size` bytes, shared; keeps no descriptor if that can be.
+        """Map the first `size` bytes, shared; keep no descriptor if possible.
 
-        The mapping goes when the last view of it does.
+        The mapping ends with its last view.
         """
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = _libc.mmap(None, size, access, mmap.MAP_SHARED, descriptor, 0)

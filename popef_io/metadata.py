@@ -1,4 +1,4 @@
-"""The values a container carries: what a model's anchors, programs and data are.
+"""The values in a container: descriptions of a model's anchors, programs and data.
 
 Names and meaning are those of the PopEF User Guide, chapters 2 and 5.1; spelling is
 Python's.  All are frozen and compare by value.  Nothing is checked on construction:
@@ -68,7 +68,7 @@ class Anchor:
     """One stream between host and device, and the tensor behind it."""
 
     name: str
-    """The tensor's name: what users see, and the link to tensor and feed data."""
+    """The tensor's name: users see it, and tensor and feed data refer to it."""
     handle: str
     """The stream's key, unique in the model; empty only for UNKNOWN anchors."""
     tensor_info: TensorInfo

@@ -47,7 +47,7 @@ class Model:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the names of its sources; of a file, its path."""
+        """Return the names of its sources; for a file its path."""
         return tuple(source.name for source in self.sources)
 
     @property
@@ -85,20 +85,20 @@ class Model:
 
 
 class ModelBuilder:
-    """Joins what a reader has read into models (PopEF User Guide 4.2.1)."""
+    """Joins the content of a reader into models (PopEF User Guide 4.2.1)."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
     def create_model(self, executable_name: str | None = None) -> Model:
-        """Return the model of the executable called so; the name may be left out if
-        there is one executable only.
+        """Return the model of the executable with this name; the name may be omitted if
+        there is only one executable.
 
         Tensor and feed data join the anchors of the same name, opaque blobs their
-        executable; data that name this executable come before data that name none,
-        data without an anchor are left out.  Raises MissingBlobError if executable or
+        executable. Data that name this executable override data that name none; data
+        without an anchor are left out.  Raises MissingBlobError if executable or
         metadata are missing, InvalidValueError if a name is needed, CorruptError if
-        data do not have the type and shape of their anchor.
+        data differ from the type and shape of their anchor.
         """
         executable = self._executable(executable_name)
         metadata = self._metadata(executable.name)
@@ -172,7 +172,7 @@ def load_model(
 
 
 def _pick(items: tuple[_Item, ...], executable: str) -> dict[str, _Item]:
-    """Return the items of `executable` by name; an item that names it wins over one
+    """Return the items of `executable` by name; an item that names it overrides one
     that names none.
     """
     picked: dict[str, _Item] = {}

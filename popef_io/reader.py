@@ -1,9 +1,8 @@
 """Reading containers: walk the blobs, check them, hand out views.
 
-Parsing a file reads the headers, descriptors and padding of all its blobs and checks
-every rule that can be checked without the payloads, before anything of it is handed
-out; a file that breaks one leaves the reader as it was.  Payloads are read when they
-are used (`Blob.payload`).
+Parsing a file reads the headers, descriptors and padding of all its blobs. It checks
+every rule that needs no payload before it returns anything. A file that breaks a rule
+leaves the reader unchanged.  Payloads are read when they are used (`Blob.payload`).
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ _Content = TypeVar("_Content")
 class Reader:
     """Reader of all blobs in the files parsed so far (PopEF User Guide 5.3).
 
-    Not for several threads at once; what it hands out is.  `verify_payloads=False`
-    leaves out the payload checksums, for files that were just written or checked;
-    `max_executable_size` bounds what a compressed executable may decompress to, in
-    bytes. `detached` copies what is read of files instead of mapping it, for a process
-    that is to outlive whatever is done to them.
+    The reader is for one thread; its results are for any.  `verify_payloads=False`
+    skips the payload checksums, for files that were just written or checked.
+    `max_executable_size` limits the decompressed size of an executable, in bytes.
+    `detached` copies reads of files instead of mapping them, for a process that must
+    outlive any change to them.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Reader:
             content.blob.payload()
 
     def close(self) -> None:
-        """Forget what was read; what has been handed out stays valid."""
+        """Forget the content; results stay valid."""
         self._contents = []
         self._blob_by_key = {}
 

@@ -1,4 +1,4 @@
-"""A file that takes another's place in one step, or leaves no trace.
+"""A file that replaces another in one step, or leaves no trace.
 
 The new content is written to a temporary file in the same directory and renamed over
 the target once it is complete and on disk.  A process that has the old file open or
@@ -118,7 +118,7 @@ def _abandon(descriptor: int, temporary: str, owner: int) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    """Make the rename itself last; not every file system can, and it is done anyway."""
+    """Make the rename itself durable; some file systems cannot, which is ignored."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""STRING elements: a 4-byte little-endian length and as many bytes, one by one."""
+"""STRING elements: a 4-byte little-endian length and that many bytes, one after
+another.
+"""
 
 from __future__ import annotations
 

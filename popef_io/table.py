@@ -8,7 +8,9 @@ from collections.abc import Collection, Sequence
 def align_columns(
     rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
 ) -> list[str]:
-    """Return one line a row, columns two spaces apart; those in `right` end flush."""
+    """Return one line per row, with columns two spaces apart; those in `right` are
+    right-aligned.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,7 +1,7 @@
 """Rules that concern several fields at once, for reading and writing alike.
 
-Pure functions; each says no with `Refused`.  The rules about single fields are in
-`popef_io.descriptor`, those about several blobs in `popef_io.reader` and
+Pure functions; each raises `Refused` if its rule is broken.  The rules about single
+fields are in `popef_io.descriptor`, those about several blobs in `popef_io.reader` and
 `popef_io.model`.
 """
 
@@ -25,9 +25,9 @@ _Item = TypeVar("_Item")
 
 
 def check_tensor_info(info: TensorInfo) -> None:
-    """Keep every product of dimensions in 63 bits, zeros taken as ones.
+    """Keep every product of dimensions in 63 bits, with zeros counted as ones.
 
-    Numpy refuses shapes such as (0, 2**62, 2**62) for this reason, so must we.
+    Numpy refuses shapes such as (0, 2**62, 2**62) for this reason, so we must too.
     """
     if info.shape is None:
         return
@@ -58,8 +58,8 @@ def check_feed_data(info: FeedDataInfo) -> None:
 
 
 def check_metadata(metadata: Metadata) -> None:
-    """Check that anchors and options have different names, and anchors
-    are connectable.
+    """Check that anchors and options have different names, and that anchors have
+    handles.
     """
     anchors = metadata.anchors
     for index, anchor in enumerate(anchors):
@@ -93,8 +93,9 @@ def _check_unique(
 def check_data_size(info: TensorInfo, count: int, size: int) -> None:
     """Returns whether `size` bytes can be `count` tensors of `info`.
 
-    Exactly for elements of fixed size; for STRING at least what their lengths take, so
-    that a small payload cannot announce more elements than it has bytes.
+    Exact for elements of fixed size. For STRING it checks that the data can hold at
+    least their lengths, so a small payload cannot announce more elements than it has
+    bytes.
     """
     elements = count * info.element_count
     if info.data_type is DataType.STRING:

@@ -1,4 +1,4 @@
-"""Writing containers: blob after blob, beside the target, renamed over it at the end.
+"""Write containers: blob after blob, beside the target, renamed over it at the end.
 
 States of a writer:
 
@@ -51,7 +51,7 @@ class Writer(Draft):
         self._live: BlobWriter | FeedsWriter | None = None
         self._keys: set[BlobKey] = set()
         self._end = 0
-        """Bytes of finished blobs: where the next one begins."""
+        """Bytes of finished blobs: the offset of the next one."""
         self._last: tuple[int, BlobHeader] | None = None
         """Offset and header of the last finished blob."""
         self._count = 0
@@ -89,7 +89,7 @@ class Writer(Draft):
         return self._begin(OpaqueInfo(name, executable))
 
     def copy(self, blob: Blob) -> None:
-        """Copy a blob of another file as it is, of known type or unknown.
+        """Copy a blob of another file unchanged, also one of unknown type.
 
         Raises CorruptError if its payload is damaged.
         """
@@ -111,7 +111,7 @@ class Writer(Draft):
         """Finish the live blob and put the file in its place; once is enough.
 
         Raises WriterStateError if there is no blob or an incomplete one, and OSError if
-        the disk does not take it; nothing is left of the file then.
+        the disk fails; then no file is left.
         """
         if self.state is WriterState.CLOSED:
             return
@@ -128,7 +128,7 @@ class Writer(Draft):
         _log.info("wrote %s: %d blobs, %d bytes", path, self._count, self._end)
 
     def discard(self) -> None:
-        """Give up: nothing is left of what was written; the target is as it was."""
+        """Discard everything written; the target is unchanged."""
         if self.state is WriterState.OPEN:
             self.state = WriterState.DISCARDED
             if self._live:
@@ -195,11 +195,11 @@ def _ignored(*_: BlobWriter) -> None:
 
 
 class FileWriter(Writer):
-    """Appends blobs to the container at `path`, or begins one (PopEF User Guide 5.2).
+    """Appends blobs to the container at `path`, or creates one (PopEF User Guide 5.2).
 
     The file is checked first as a reader would, copied beside and replaced on `close`
-    like any other, so that its readers are not disturbed and a failure leaves it as it
-    was.  Closing without a new blob leaves it alone.
+    like any other, so its readers are not disturbed and a failure leaves it unchanged.
+    Closing without a new blob changes nothing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -22,7 +22,7 @@ COMMAND = (*LIBRARY, "app")
 
 
 def check_packages() -> None:
-    """Raise ImportError if another package of the same name stands in front of ours."""
+    """Raise ImportError if another package with the same name precedes ours."""
     for name in LIBRARY:
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded is not None else find_spec(name)
@@ -36,8 +36,10 @@ def check_packages() -> None:
 
 
 def prefer_own() -> None:
-    """Import our packages from beside this one from now on, whatever lies in the
-    current folder or on PYTHONPATH. For the process of a command.
+    """Import our packages from beside this one from now on, whatever the current folder
+    or PYTHONPATH contain.
+
+    For the process of a command.
     """
     if not any(isinstance(finder, OwnFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, OwnFinder())
@@ -58,7 +60,7 @@ class OwnFinder(MetaPathFinder):
 
 
 def _place_of(spec: ModuleSpec | None) -> Path | None:
-    """Return the folder or file of a package; None where it is not there."""
+    """Return the folder or file of a package; None if it is missing."""
     if spec is None:
         return None
     if spec.origin is not None:

@@ -158,7 +158,10 @@ class ModelRoutes:
         return endpoint
 
     async def answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Return the head and the body of the answer. Raises what the author raises."""
+        """Return the head and the body of the answer.
+
+        Raises the author's exceptions.
+        """
         scope = _scope(msgpack.unpackb(head))
         messages = iter([{"type": "http.request", "body": body, "more_body": False}])
         started: MutableMapping[str, Any] = {}

@@ -75,7 +75,7 @@ class ModelRunner:
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of classes, by output, where the file has them."""
+        """Return the names of classes, by output, if the file has them."""
         return self.engine.labels
 
     def execute(
@@ -92,8 +92,11 @@ class ModelRunner:
     def execute_async(
         self, inputs: Mapping[str, Any] | Any, *, timeout: float | None = None
     ) -> Result:
-        """Queue one request. Its result is a mapping that waits when it is asked, and
-        can be awaited. Arrays of `inputs` must stay unchanged until it is there."""
+        """Queue one request.
+
+        Its result is a mapping that waits on first access, and can be awaited. Arrays
+        of `inputs` must stay unchanged until then.
+        """
         descs = self.inputs
         given = self._named(inputs, descs)
         arrays = {
@@ -103,12 +106,16 @@ class ModelRunner:
         return Result(self.engine.execute_async(arrays, timeout=timeout))
 
     def close(self) -> None:
-        """Fail what is in flight and give the device back. Called twice, does
-        nothing."""
+        """Fail the requests in flight and release the device.
+
+        A second call does nothing.
+        """
         self.engine.close()
 
     def _named(self, inputs: Any, descs: Mapping[str, DataDesc]) -> Mapping[str, Any]:
-        """Return values by name: given so, as a table, or as that of the only input."""
+        """Return values by name, from names, a table, or a single value for the only
+        input.
+        """
         if isinstance(inputs, Mapping):
             return inputs
         if not isinstance(inputs, np.ndarray):
@@ -149,7 +156,7 @@ class ModelRunner:
 
 
 class Result(Mapping[str, Array]):
-    """The outputs of a request, by name: waits when it is asked, or awaited.
+    """The outputs of a request, by name: waits on first access, or is awaited.
 
     result = runner.execute_async({"x": rows})
     result["y"]            # waits
@@ -160,7 +167,10 @@ class Result(Mapping[str, Array]):
         self._result = result
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds; whether it is there. Raises how it failed."""
+        """Wait at most `timeout` seconds; return whether the result is there.
+
+        Raises the request's error.
+        """
         return self._result.wait(timeout)
 
     def arrays(self) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Values as programs have them: tables by column, arrays with missing dimensions.
+"""Values of programs: tables by column, arrays with missing dimensions.
 
 Tables are DataFrames, Arrow tables and lists of records. Imports NumPy, and nothing of
 ours: the client uses it, too.
@@ -43,9 +43,9 @@ def inputs_of_table(
 ) -> Mapping[str, Any]:
     """Return the values of a table's columns by input.
 
-    If the model has one input and no column has its name, the rows of the table are
-    the rows of that input. A gap in a column for one of `texts`, the inputs of strings,
-    is the empty string.
+    If the model has one input and no column has its name, the rows of the table are the
+    rows of that input. A gap in a column for one of `texts`, the string inputs, is the
+    empty string.
     """
     if len(inputs) != 1 or not columns or set(columns) & set(inputs):
         return {
@@ -59,7 +59,9 @@ def inputs_of_table(
 
 
 def _text(value: Any) -> Any:
-    """Return an element of a column of strings; None and NaN are the empty one."""
+    """Return an element of a column of strings; None and NaN become the
+    empty string.
+    """
     is_gap = value is None or (isinstance(value, float) and value != value)
     return "" if is_gap else value
 
@@ -87,8 +89,8 @@ def _columns_of_records(records: Any) -> dict[str, Any] | None:
 def with_rank(array: Array, shape: Sequence[int] | None) -> Array:
     """Return an array with the dimensions of 1 that it lacks for a model's `shape`.
 
-    They are added in front. If the model takes one element a row, as in ``[-1, 1]``,
-    a list is so many rows. An array for which this does not do comes back as it is.
+    They are added in front. If the model takes one element per row, as in ``[-1, 1]``,
+    a list is its rows. An array that still does not fit is returned unchanged.
     """
     missing = 0 if shape is None else len(shape) - array.ndim
     if shape is None or missing <= 0:
@@ -101,8 +103,9 @@ def with_rank(array: Array, shape: Sequence[int] | None) -> Array:
 
 
 def with_gaps(array: Array) -> Array:
-    """Return floats for Python's numbers, in which None is NaN. Other arrays come back
-    as they are."""
+    """Return floats for Python's numbers, with NaN for None; return other arrays
+    unchanged.
+    """
     if array.dtype != object:
         return array
     flat = array.reshape(-1).tolist()

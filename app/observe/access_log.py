@@ -42,9 +42,9 @@ def parse_ratio(text: str) -> float | None:
 class AccessLog:
     """Choice of the requests that get a line. For the event loop's thread.
 
-    `ratio` is what `parse_ratio` gives. A sample is every so-manieth answered request:
-    so many are `left` to be passed over before the next, and nothing has to be worked
-    out for those. Requests that fail are always in it.
+    `ratio` is the result of `parse_ratio`. A sample is every n-th answered request:
+    `left` counts the requests before the next one, so the others need no computation.
+    Failed requests are always included.
     """
 
     def __init__(self, ratio: float | None = None, processes: int = 1) -> None:
@@ -57,7 +57,9 @@ class AccessLog:
 
     @classmethod
     def of(cls, text: str, workers: int) -> AccessLog:
-        """Make the log of a server with so many workers; `parse_ratio` reads the text.
+        """Make the log of a server with this number of workers; `parse_ratio` reads the
+        text.
+
         Several workers have a supervisor beside them.
         """
         return cls(parse_ratio(text), workers + (workers > 1))
@@ -99,7 +101,7 @@ class AccessLog:
         fields: Mapping[str, Any],
         ended: float | None = None,
     ) -> None:
-        """Log one request, unless it has failed with too many others.
+        """Log one request, unless too many others have failed too.
 
         `ended` is when, in seconds since 1970; now by default.
         """

@@ -1,7 +1,8 @@
 """`Answers`: how many requests each route, status, error code and key was answered.
 
 Every process counts the answers that it writes to clients, and nothing else: a worker
-also counts what its supervisor answered for it. So each answer is counted once.
+also counts the answers of its supervisor that it passes on. So each answer is counted
+once.
 
 A combination of labels has a cell, a word of 64 bits that one process writes. In a
 worker the cells lie in its segment of shared memory (app/observe/shared_counters.py).
@@ -112,14 +113,14 @@ class Answers:
         return used
 
     def items(self) -> Iterator[tuple[Labels, int]]:
-        """Yield what has been counted; also for a process that only reads."""
+        """Yield all counts; also for a process that only reads."""
         for cell in range(self._used[0]):
             record = bytes(self._records[RECORD * cell : RECORD * (cell + 1)])
             route, status, code, key = record.decode().split("\0", 4)[:4]
             yield (route, status, code, key), self.cells[cell]
 
     def add(self, counted: Mapping[Labels, int]) -> None:
-        """Add what another process has counted, which has ended."""
+        """Add the counts of another process, which has ended."""
         for labels, count in counted.items():
             self.cells[self._cell(labels)] += count
 

@@ -1,4 +1,5 @@
-"""One line for each call that manages the server: who asked for what, and the outcome.
+"""One line for each call that manages the server: the caller, the call, and the
+outcome.
 
 The lines are records of the logger ``app.audit``, their fields as `extra`. No level and
 no `--access-log` leaves them out.
@@ -16,7 +17,7 @@ logger = logging.getLogger("app.audit")
 
 
 def log_management(asked: Asked, status: int, code: str, why: str) -> None:
-    """Log a call that has been answered, or that ended without an answer (499)."""
+    """Log a call that was answered, or that ended without an answer (499)."""
     fields = {
         "request_id": asked.request_id.decode(),
         "method": asked.method,

@@ -1,7 +1,7 @@
 """Exemplars: for each bucket of a histogram, the last request that fell into it.
 
-They are looked up among the requests that the journal keeps anyway, when a scrape asks
-for them: the request path knows nothing of them.
+They are looked up among the requests in the journal when a scrape requests them, so the
+request path does no work for them.
 """
 
 from __future__ import annotations

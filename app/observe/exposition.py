@@ -131,11 +131,11 @@ def render_models(
 ) -> Iterator[str]:
     """Yield the text of the model metrics in pieces, one a family.
 
-    `awaiting` is asked how many requests to a model no execution has taken yet;
-    `utilization` is by the `id` of a model. With `exemplars` it is OpenMetrics.
+    `awaiting` returns how many requests to a model no execution has taken yet;
+    `utilization` is by the `id` of a model. With `exemplars` the format is OpenMetrics.
 
-    Histograms are written for models that have answered something: hundreds of idle
-    models must not make every scrape megabytes.
+    Histograms are written only for models that have answered something: hundreds of
+    idle models would make every scrape megabytes.
     """
     busy_shares = utilization or {}
     is_open = exemplars is not None

@@ -29,7 +29,7 @@ class Histogram:
         return sum(self.counts)
 
     def observe(self, ns: int) -> None:
-        """Counts one duration. The hot path of ``ModelMetrics`` has this inlined."""
+        """Count one duration. The hot path of ``ModelMetrics`` has this inlined."""
         self.counts[bisect_left(BOUNDS_NS, ns)] += 1
         self.sum_ns += ns
 

@@ -24,7 +24,7 @@ _MS = 1e6
 
 
 class Figures(NamedTuple):
-    """Counters of one version of a model, or what they have grown by."""
+    """Counters of one version of a model, or their increases."""
 
     answered: int = 0
     failed: int = 0

@@ -1,8 +1,8 @@
 """Journal of the last requests: slow ones, failed ones, and their log lines.
 
-The request path leaves a tuple of what it has measured anyway (`Journal.last`), and
-compares one number; everything else is worked out when it is read, or for the
-requests that fail or are slower than most. For the event loop's thread.
+The request path leaves a tuple of its measurements (`Journal.last`), and compares one
+number. Everything else is computed when it is read, or for requests that fail or are
+slower than most. For the event loop's thread.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _MS = 1_000_000
 class Answered(NamedTuple):
     """A request that was answered. Times are nanoseconds of the monotonic clock.
 
-    `arrived` is when its head came, 0 if it was not measured; `began` when its body
-    was complete; then it was decoded, waited `queue_ns`, ran `compute_ns` on `device`
-    (in a batch of `batch_rows`, `rows` of which were its own), was `encoding`, `ended`.
+    `arrived` is when its head arrived, 0 if that was not measured; `began` is when its
+    body was complete. Then it was decoded, waited `queue_ns`, and ran `compute_ns` on
+    `device` (in a batch of `batch_rows`, of which `rows` were its own). `encoding` and
+    `ended` are the times of those steps.
     """
 
     request_id: bytes
@@ -90,7 +91,7 @@ Stamps: TypeAlias = tuple[
 
 
 class Wire(NamedTuple):
-    """Facts about how a request arrived and what its headers say, for its span."""
+    """Facts about the arrival and the headers of a request, for its span."""
 
     scheme: str
     version: str
@@ -106,7 +107,7 @@ class Wire(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The client and what it asked for."""
+    """The client and the description of its request."""
 
     request_id: bytes
     method: str
@@ -141,7 +142,7 @@ class Part(NamedTuple):
 
 
 def part_message(part: Part) -> list[Any]:
-    """Return a part for another process, in what msgpack knows."""
+    """Return a part for another process, in types that msgpack supports."""
     label, model, *rest, parts = part
     known = [label, [model.name, model.version], *rest]
     return [*known, list(map(part_message, parts))]
@@ -157,9 +158,9 @@ def part_of(message: Sequence[Any]) -> Part:
 class Failed(NamedTuple):
     """A request that failed, or was refused; times as in `Answered`.
 
-    `model` is None if it got to none. `seconds` is how long that took. `arrived`,
-    `began` and `decoded` are 0 if it did not come so far; `device` is empty if it got
-    into no queue, and `batch_rows` 0 if its batch has not ended.
+    `model` is None if the request reached none. `seconds` is its duration. `arrived`,
+    `began` and `decoded` are 0 if it did not reach that phase. `device` is empty if it
+    was not queued, and `batch_rows` 0 if its batch has not ended.
     """
 
     asked: Asked
@@ -179,8 +180,9 @@ class Failed(NamedTuple):
     device: str = ""
 
     def phases(self) -> dict[str, float]:
-        """Return how long each phase took that it came to, in milliseconds, as those of
-        `Answered`; `wake` is the rest, up to its end."""
+        """Return how long each reached phase took, in milliseconds, as in `Answered`;
+        `wake` is the time from then to its end.
+        """
         found: dict[str, int] = {}
         if self.began:
             found["receive"] = self.began - self.arrived if self.arrived else 0
@@ -202,8 +204,9 @@ class Sample(Protocol):
 
 
 class Recorder(Protocol):
-    """Maker of spans of requests (app/observe/spans.py). `dropped` counts requests
-    whose spans could not be made in time.
+    """Maker of spans of requests (app/observe/spans.py).
+
+    `dropped` counts requests whose spans could not be made in time.
     """
 
     @property
@@ -224,10 +227,10 @@ class Recorder(Protocol):
 
 
 class Journal:
-    """The last requests of a gateway, its access log, and who makes spans of them.
+    """The last requests of a gateway, its access log, and the maker of their spans.
 
-    `spans` gets every request to a model, once that has been sent, and those that came
-    to none: refused, or to a model that is not there.
+    `spans` receives every answered request to a model, and those without a model:
+    refused, or to an unknown model.
     """
 
     def __init__(
@@ -267,7 +270,7 @@ class Journal:
             self._let_go(ended)
 
     def _let_go(self, now: int) -> None:
-        """Forget slow requests of long ago, and say how slow the next has to be."""
+        """Forget old slow requests, and compute how slow the next must be."""
         if now >= self._look_at:
             self._look_at = now + _NS
             self._slow = [s for s in self._slow if now - s[1] <= SLOW_FOR * _NS]
@@ -306,7 +309,9 @@ class Journal:
         told: Iterable[Mapping[str, Sequence[Any]]],
         model: Callable[[str, str], ModelMetrics],
     ) -> Journal:
-        """Return one with what this keeps and what others have told; only to read.
+        """Return a record with the facts of this journal and of other processes; read
+        only.
+
         `model` gives the numbers of a version.
         """
         whole = Journal()
@@ -330,7 +335,7 @@ class Journal:
     def log_answered(
         self, asked: Asked, answered: Answered, parts: Sequence[Part] = ()
     ) -> None:
-        """Write a line of a request, if it is in the sample. It has been sent."""
+        """Log a request whose answer was sent, if it is in the sample."""
         if asked.traceparent:
             self._keep_trace(asked)
         if self.spans is not None:
@@ -351,7 +356,7 @@ class Journal:
             loop.call_later(GATHERED_FOR, self.write_gathered)
 
     def write_gathered(self) -> None:
-        """Write the lines that wait for others: they cost less in one go."""
+        """Write the lines that wait for others: they cost less in one write."""
         gathered, self._gathered = self._gathered, []
         offset = time.time() - time.monotonic()
         for asked, answered, sent in gathered:
@@ -379,9 +384,7 @@ class Journal:
                 del self._traces[next(iter(self._traces))]
 
     def trace_of(self, request_id: bytes) -> str:
-        """Return the trace that one of the last requests is of; empty if it is not
-        known.
-        """
+        """Return the trace of one of the last requests; empty if it is not known."""
         return self._traces.get(request_id, "")
 
     def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:
@@ -415,7 +418,7 @@ class Journal:
         self._log(failed.asked, failed.status, failed.seconds, fields)
 
     def end(self, asked: Asked, status: int, seconds: float) -> None:
-        """Write a line of a request that asked no model, and was answered."""
+        """Log an answered request without a model."""
         if self.access.wants_answered():
             self.write_gathered()
             self._log(asked, status, seconds, {})

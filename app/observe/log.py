@@ -79,8 +79,8 @@ def _iso_8601(record: logging.LogRecord) -> str:
 def set_up_logging(level: str, style: str = "text") -> None:
     """Sends every logger's records to standard error, in one style, by a thread.
 
-    uvicorn's chatter about its own start and end is shown from `debug` on only:
-    `popgate serve` prints what a person wants to know.
+    uvicorn's messages about its own start and end appear only at `debug`: `popgate
+    serve` prints the facts that people need.
     """
     handler = LogWriter(sys.stderr)
     handler.setFormatter(_formatter(style))
@@ -165,8 +165,7 @@ class LogSettings:
         )
 
     def shows(self, level: int) -> bool:
-        """Returns whether records of a level are written. What is critical always
-        is."""
+        """Return whether records of a level are written. Critical ones always are."""
         if level >= logging.CRITICAL:
             return True
         if level >= logging.ERROR:

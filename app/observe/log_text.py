@@ -1,4 +1,4 @@
-"""Text of clients in the log: bounded, in one line, and obeyed by no terminal.
+"""Text of clients in the log: limited, in one line, and without commands to a terminal.
 
 A path, a header or an error message may hold line ends, escape sequences of terminals
 and characters that turn the direction of the text.
@@ -29,7 +29,10 @@ def _escape(character: str, form: str) -> str:
 
 def escaped_lines(text: str) -> str:
     """Return `text` with its further lines indented, so that none of them looks like
-    the first line of a record. Tabs stay."""
+    the first line of a record.
+
+    Tabs stay.
+    """
     lines = text.split("\n")
     return "\n    ".join(
         "\t".join(escaped(part) for part in line.split("\t")) for line in lines

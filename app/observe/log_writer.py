@@ -1,12 +1,12 @@
-"""The log is written by a thread: a reader that stands still holds nothing up.
+"""The log is written by a thread, so a stalled reader delays nothing.
 
-What a server writes goes to a pipe, as a rule, whose reader may be slow or stuck. A
-thread that writes a line itself then waits for it with the lock of the handler, and all
-others that log wait with it, the event loop and the handler of SIGTERM among them.
+A server usually writes to a pipe, whose reader may be slow or stuck. A thread that
+writes a line itself would then wait with the lock of the handler, and all other threads
+that log would wait with it, including the event loop and the handler of SIGTERM.
 
-A thread that is woken takes the interpreter from the event loop, twice: that costs ten
-times what the line does. So the first line is written at once, those that follow wait
-for the next.
+Waking a thread takes the interpreter from the event loop twice, which takes ten times
+as long as the line. So the first line is written immediately, and those that follow
+wait for the next write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENCE = 1.0
 
 
 class LogWriter(logging.Handler):
-    """Writes records to `stream` in a thread, in the order in which they came.
+    """Writes records to `stream` in a thread, in the order of their arrival.
 
     Any thread may log. The writer drops records beyond its limit and logs their number.
     The logging thread formats each message, because its arguments may change later.
@@ -114,8 +114,9 @@ class LogWriter(logging.Handler):
             event.set()
 
     def _put_out(self, lines: Sequence[str]) -> None:
-        """Write lines in one call to the system: others write to the same pipe, and
-        those of this size are not torn."""
+        """Write lines in one system call, so that lines of other processes on the same
+        pipe do not tear them.
+        """
         # Not by a `StreamHandler`, whose lock `logging.shutdown` would wait for.
         if lines and self._stream is not None:  # it was closed before we began
             with contextlib.suppress(OSError, ValueError):

@@ -1,14 +1,13 @@
 """Turns of an event loop that take long, named: for debugging.
 
-A process in whose environment `POPGATE_LOOP_WATCH` names a file appends a line to it
-for each turn of its event loop that took more than 20 ms of processor time: the
-process, how long, and where its thread was after 20 ms. A turn is all that runs between
-two looks of a timer, so many short callbacks may make one as well.
+If `POPGATE_LOOP_WATCH` in the environment names a file, the process appends a line to
+it for each turn of its event loop that took more than 20 ms of processor time: the
+process, the time, and the place of its thread after 20 ms. A turn is everything between
+two checks of a timer, so many short callbacks can make one as well.
 
-A signal handler of the thread itself writes where it was, so that calls of compiled
-code are named, too. (Another thread that reads frames while they change ends the
-process.) What others hold up the loop with, which have the interpreter's lock, is no
-processor time of its thread.
+A signal handler of the thread itself writes its place, so calls of compiled code are
+named too. (Another thread that reads frames while they change ends the process.) Delays
+by other threads that hold the interpreter's lock are not processor time of this thread.
 """
 
 from __future__ import annotations
@@ -81,6 +80,6 @@ class LoopWatch:
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> LoopWatch | None:
-    """Begin to look after a loop, if the environment says so. From its thread."""
+    """Begin to watch a loop, if the environment says so. From its thread."""
     path = os.environ.get(VARIABLE)
     return LoopWatch(loop, Path(path)) if path else None

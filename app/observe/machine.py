@@ -16,8 +16,8 @@ _STAT, _MEMINFO = "/proc/stat", "/proc/meminfo"
 class Processors:
     """Use of the processors between two readings at least `seconds` apart.
 
-    Asked sooner it gives the last answer again, so that several readers do not spoil
-    each other's. The first answer is of the time since this was made.
+    A call too soon returns the last result again, so several readers do not disturb
+    each other. The first result covers the time since construction.
     """
 
     def __init__(self, seconds: float = 1.0) -> None:
@@ -52,8 +52,10 @@ class BusyShares(Generic[K]):
         self._shares: dict[K, float] = {}
 
     def of(self, busy_ns: Mapping[K, float]) -> Mapping[K, float]:
-        """Return the share of each, given how long it has been busy; what is not among
-        them is forgotten. 0.0 for one that is new.
+        """Return the share of each, given how long it has been busy; forget those that
+        are missing.
+
+        A new one has 0.0.
         """
         now = time.monotonic()
         passed = now - self._looked
@@ -78,7 +80,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def memory() -> tuple[int, int]:
-    """Return bytes of the machine's memory: all, and those that are not to be had."""
+    """Return bytes of the machine's memory: all, and those in use."""
     found = {}
     with open(_MEMINFO, encoding="ascii") as file:
         for line in file:

@@ -1,7 +1,7 @@
 """Counters of every model; app/observe/exposition.py writes them out.
 
-Counting happens on the event loop's thread only and reading does too, so nothing here
-takes a lock. Everything is cumulative and never goes down, except the gauges.
+Counting and reading happen on the event loop's thread only, so nothing here takes a
+lock. Everything is cumulative and never goes down, except the gauges.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class BatchMetrics:
 class ModelMetrics:
     """The numbers of one version of one model.
 
-    They outlive a reload of the version, so that they never go down while the process
-    lives. ``pending`` is the number of requests taken in and not yet answered; draining
-    waits for it to be 0. ``awaiting`` are those that no execution has taken yet, in
-    other processes than this one.
+    They outlive a reload of the version, so they never go down while the process lives.
+    ``pending`` is the number of accepted requests without an answer; draining waits for
+    it to be 0. ``awaiting`` are those in other processes that no execution has taken
+    yet.
     """
 
     __slots__ = (
@@ -125,7 +125,7 @@ class ModelMetrics:
         return sum(self.failures.values())
 
     def add(self, other: ModelMetrics) -> None:
-        """Add what another process has counted of the same version."""
+        """Add the counts of another process for the same version."""
         self.pending += other.pending
         self.awaiting += other.awaiting
         self.successes += other.successes
@@ -198,13 +198,15 @@ class ModelMetrics:
         self.tokens.count(counts)
 
     def _batch(self, rows: int) -> BatchMetrics:
-        """Return the numbers of a new size; sizes beyond the bound share one."""
+        """Return the numbers of a new size; sizes beyond the limit share one entry."""
         if len(self.batches) >= MAX_BATCH_SIZES:
             rows = max(self.batches)
         return self.batches.setdefault(rows, BatchMetrics())
 
     def failure(self, row: Row, total_ns: int = 0) -> None:
-        """End a request that was answered with an error, or whose client is gone."""
+        """End a request that was answered with an error, or whose client has
+        disconnected.
+        """
         self.pending -= 1
         self.failures[row.reason] += 1
         self.failure_ns += total_ns
@@ -253,7 +255,7 @@ class ModelMetrics:
 class MetricsRegistry:
     """The metrics of every version of a model that this server has served.
 
-    `elsewhere` gives what other processes have counted of a version.
+    `elsewhere` returns the counts of other processes for a version.
     """
 
     def __init__(
@@ -271,8 +273,8 @@ class MetricsRegistry:
         self._elsewhere = elsewhere
 
     def model(self, name: str, version: str) -> ModelMetrics:
-        """Return the numbers that this process counts of a version; made at the first
-        call, the same ones after.
+        """Return this process's numbers of a version; made at the first call, and the
+        same object afterwards.
         """
         key = (name, version)
         found = self._models.get(key)
@@ -281,9 +283,7 @@ class MetricsRegistry:
         return found
 
     def total(self, name: str, version: str) -> ModelMetrics:
-        """Return the numbers of a version, of all processes, as they are now; only to
-        read.
-        """
+        """Return the present numbers of a version, over all processes; read only."""
         mine = self.model(name, version)
         others = tuple(self._elsewhere(name, version))
         if not others:

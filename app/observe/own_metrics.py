@@ -1,8 +1,8 @@
-"""The metrics that models in Python have of their own, for all their processes.
+"""The own metrics of Python models, over all their processes.
 
-A process tells what its metrics have come to (engine/programs/own_metrics.py). Counters
-and histograms are the sum of all processes, and stay when these end; of a gauge the
-value told last counts, and it goes with the last process that has it.
+A process reports the values of its metrics (engine/programs/own_metrics.py). Counters
+and histograms are the sum over all processes, and remain when these end. For a gauge
+the last reported value counts, and it ends with its last process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class _Series:
-    """One metric: what is left of processes that have ended, and what others told."""
+    """One metric: the remainder of ended processes, and the values that others
+    reported.
+    """
 
     model: str
     bounds: tuple[float, ...]
@@ -57,8 +59,9 @@ class OwnMetrics:
         self._refused: set[tuple[str, str]] = set()
 
     def take(self, process: object, model: str, told: Iterable[MetricTold]) -> None:
-        """Take the report of a model's process. Metrics that clash or exceed the limits
-        are not shown, and the log says so once.
+        """Take the report of a model's process.
+
+        Metrics that clash or exceed the limits are not shown, and the log says so once.
         """
         for one in told:
             why = self._take(process, model, one)

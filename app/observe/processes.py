@@ -23,7 +23,7 @@ class ProcessUse:
 
 
 def use_of(pid: int) -> ProcessUse | None:
-    """Return what a process takes; None if it has ended."""
+    """Return the resources of a process; None if it has ended."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             resident = int(file.read().split()[1]) * _PAGE

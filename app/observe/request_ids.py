@@ -1,7 +1,7 @@
-"""Ids of requests: taken from the client, or made, and always sent back.
+"""Ids of requests: the client's, or generated ones; every answer has one.
 
-One is made for every request that brings none, so it costs a tenth of a microsecond: a
-number behind a few characters that are this process' own.
+An id is generated for every request without one, so it must cost only a tenth of a
+microsecond: it is a number after a few characters that belong to this process.
 """
 
 from __future__ import annotations

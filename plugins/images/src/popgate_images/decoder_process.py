@@ -1,8 +1,8 @@
 """The process that decodes pictures: `python -m popgate_images.decoder_process FD`.
 
 It reads pictures from a socket and answers with numbers, one after the other. Its
-memory is bounded, it opens no files, and it ends itself if a picture takes too long, so
-that it does not outlive a server that was killed.
+memory is limited, and it opens no files. It ends itself if a picture takes too long, so
+it does not outlive a killed server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRACE: Final = 2
 
 
 def _take(sock: socket.socket, size: int) -> bytes:
-    """Return the next bytes; EOFError if the other side has gone."""
+    """Return the next bytes; EOFError if the peer has closed."""
     data = bytearray(size)
     view, at = memoryview(data), 0
     while at < size:

@@ -1,8 +1,9 @@
 """The processes that decode pictures, as the gateway sees them.
 
 Belongs to the event loop's thread. A process is started when a picture waits and none
-is free, up to `MOST`, and decodes one picture at a time. If it dies, or takes too long
-and is killed, the picture that it had fails, and the next picture starts another.
+is free, up to `MOST`, and decodes one picture at a time. If the process dies, or is
+killed because it takes too long, its picture fails, and the next picture starts
+another.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ class Decoder:
         return self._process.pid
 
     async def decode(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
-        """Return the numbers of a picture. Raises InvalidTensor for one that cannot be
-        decoded, and DecoderLost."""
+        """Return the numbers of a picture.
+
+        Raises InvalidTensor if it cannot be decoded, and DecoderLost.
+        """
         loop = asyncio.get_running_loop()
         try:
             head = REQUEST.pack(len(written), len(raw)) + written
@@ -103,8 +106,8 @@ class Decoders:
     async def decode(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
         """Return the numbers of a picture. Raises InvalidTensor and HttpError.
 
-        If the caller is cancelled while a process has its picture, that process
-        finishes it and goes on with the next.
+        If the caller is cancelled during decoding, the process finishes the picture and
+        takes the next.
         """
         await self._places.acquire()
         task = asyncio.get_running_loop().create_task(self._run(raw, written, plan))

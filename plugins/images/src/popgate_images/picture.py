@@ -23,7 +23,7 @@ _RESAMPLE: Final = {
 
 
 class BadPicture(ValueError):
-    """The bytes are no picture that can be decoded; the message says why."""
+    """The bytes cannot be decoded as a picture; the message says why."""
 
 
 def decode(raw: bytes, plan: Plan) -> bytes:
@@ -84,7 +84,7 @@ def _sized(image: Image.Image, plan: Plan) -> Image.Image:
 
 
 def _cropped(image: Image.Image, plan: Plan, resample: Image.Resampling) -> Image.Image:
-    """Make the picture as small as it may be, and cut out its centre."""
+    """Shrink the picture as far as allowed, and cut out its centre."""
     width, height = plan.width, plan.height
     if plan.shorter:
         shorter = min(image.size)
@@ -117,7 +117,7 @@ def _resized(
 
 
 def _numbers(image: Image.Image, plan: Plan) -> bytes:
-    """Return the numbers of a picture that has its size."""
+    """Return the numbers of a picture of the right size."""
     pixels: npt.NDArray[np.uint8] = np.asarray(image)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]

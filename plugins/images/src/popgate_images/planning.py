@@ -1,4 +1,4 @@
-"""The plan of an input: what its shape says, and the section `[image]`."""
+"""The plan of an input, from its shape and the section `[image]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITHOUT_ROWS: Final = {4: ("NCHW", "NHWC"), 3: ("CHW", "HWC"), 2: ("HW",)}
 
 
 def input_of(spec: ModelSpec, config: ImageConfig) -> TensorSpec:
-    """Return the input that takes pictures. Raises ValueError if it is not clear."""
+    """Return the input that takes pictures. Raises ValueError if it is ambiguous."""
     if config.input:
         found = spec.inputs_by_name.get(config.input)
         if found is None:

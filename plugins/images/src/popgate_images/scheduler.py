@@ -1,7 +1,7 @@
 """The scheduler in front of a model that takes pictures.
 
-It has files decoded, several at a time, and passes their numbers on to the model.
-Requests with numbers pass unchanged. Belongs to the event loop's thread.
+It decodes files, several at a time, and passes their numbers to the model. Requests
+with numbers pass unchanged. Belongs to the event loop's thread.
 """
 
 from __future__ import annotations

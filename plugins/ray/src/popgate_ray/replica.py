@@ -1,4 +1,4 @@
-"""PopGate on Ray Serve: every replica is a gateway with devices of its own.
+"""PopGate on Ray Serve: every replica is a gateway with its own devices.
 
 Ray Serve places replicas on machines, sends requests to them and starts more or fewer;
 what a request is, how batches form and how devices are looked after stays PopGate's.
@@ -75,13 +75,12 @@ _SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(?=.)", re.MULTILINE)
 def replica_settings(
     args: Mapping[str, Any], *, cpus: float = 1, gpus: int = 0
 ) -> Settings:
-    """Return the settings of a replica that Ray gives so many processors and GPUs.
+    """Return the settings of a replica with these numbers of processors and GPUs.
 
-    `args` win over the environment (``POPGATE_*``), as everywhere. Where neither says
-    so, models come from the polled folder, a replica with GPUs has a device for each,
-    any other one CPU device, and models compute with all threads that Ray counts for
-    the replica but one, which is HTTP's. Raises ValueError for settings that would hold
-    for one replica only, or are none.
+    `args` override the environment (``POPGATE_*``). By default models come from the
+    polled folder. A replica with GPUs has a device for each, any other one CPU device.
+    Models use all threads of the replica except one for HTTP. Raises ValueError for
+    invalid settings, and for those that would hold for one replica only.
     """
     stated = Settings(**args).model_fields_set
     wanted = dict(args)
@@ -108,7 +107,7 @@ def replica_settings(
 
 
 class ReplicaAccess(Access):
-    """Refuses what would change one replica of several."""
+    """Refuse calls that would change only one of several replicas."""
 
     def check(
         self,
@@ -126,9 +125,9 @@ class ReplicaAccess(Access):
 class ReplicaFront:
     """The application as Ray's proxies need it.
 
-    They put an `x-request-id` on each answer, so ours, which is the same, is left out.
-    They give each scrape to some replica, so `/metrics` says of which: without the
-    label, the numbers of several would be one counter that goes up and down.
+    Ray puts an `x-request-id` on each answer, so ours, which is the same, is left out.
+    Ray sends each scrape to some replica, so `/metrics` names the replica: without the
+    label, the numbers of several would look like one counter that goes up and down.
     """
 
     def __init__(self, app: ASGIApp, replica: str) -> None:
@@ -196,9 +195,9 @@ class GatewayReplica:
     async def check_health(self) -> None:
         """Check the health. Called before the first request, then periodically.
 
-        The first time it waits until the models are loaded, so that no request is sent
-        to a replica that still loads. Raises RuntimeError where nothing is served, or
-        no device has lived for `WITHOUT_DEVICES` seconds.
+        The first time it waits until the models are loaded, so no request reaches a
+        replica that still loads. Raises RuntimeError if nothing is served, or no device
+        has lived for `WITHOUT_DEVICES` seconds.
         """
         gateway = self.gateway
         await gateway.wait_started()
@@ -254,7 +253,7 @@ def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
 
 
 class ScaleByUtilization:
-    """A policy of Ray Serve's autoscaling: so many replicas that each is busy for the
+    """An autoscaling policy of Ray Serve: as many replicas as keep each busy for the
     share `target` of its time.
 
         autoscaling_config:
@@ -264,7 +263,7 @@ class ScaleByUtilization:
             policy_function: popgate_ray:ScaleByUtilization
             policy_kwargs: {target: 0.7}
 
-    Ray applies its own delays, factors and bounds to what comes out.
+    Ray applies its own delays, factors and limits to the result.
     """
 
     def __init__(self, target: float = TARGET_UTILIZATION) -> None:

@@ -1,8 +1,8 @@
 """Load of a server: the fullest of its models, or its process.
 
-A mean over all devices says nothing: a Python model may be full while the devices of
-other models are idle. A request can go to any device that has its model, so a model is
-as busy as these devices are in the mean, and a server as busy as its busiest model.
+A mean over all devices is useless: a Python model may be full while the devices of
+other models are idle. A request can go to any device that has its model. So a model is
+as busy as these devices on average, and a server is as busy as its busiest model.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Look:
 
 
 class Utilization:
-    """Utilization of a server since the last reading, from 0 to 1 and more: the busier
-    of its models' devices and of its own process.
+    """Utilization of a server since the last reading, from 0 to 1 and more: the maximum
+    of its models' devices and its own process.
 
-    With small models it is HTTP that comes to its end first.
+    With small models HTTP reaches its limit first.
     """
 
     def __init__(self, gateway: Gateway) -> None:

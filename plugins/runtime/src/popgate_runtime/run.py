@@ -147,7 +147,7 @@ def _measure(
 ) -> tuple[Request | None, Measured]:
     """Make `count` requests; the last one, and how long they took.
 
-    Control-C ends it early: what is measured is what was done.
+    Control-C ends it early; the measurement then covers the finished part.
     """
     from popgate_tools.latency import Measured
     from popgate_tools.local import Interrupt, progress

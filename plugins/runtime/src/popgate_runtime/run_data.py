@@ -1,4 +1,4 @@
-"""Inputs that `popgate run` feeds to a model, and the treatment of its outputs."""
+"""Inputs that `popgate run` feeds to a model, and the handling of its outputs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ MAX_ELEMENTS = 1 << 30
 
 
 def datatype_name(desc: DataDesc) -> str:
-    """Return the name that the command line has for a data type; FP8 travels
-    as bytes.
-    """
+    """Return the command line's name of a data type; FP8 travels as bytes."""
     try:
         return datatype_of(desc.data_type).name
     except ValueError:
@@ -46,7 +44,7 @@ def make_inputs(
     seed: int,
     fill: bool,
 ) -> dict[str, Tensor]:
-    """Return the inputs of a request: what is `given`, the rest synthetic (with
+    """Return the inputs of a request: the `given` ones, and synthetic others (with
     `fill`).
 
     `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names

@@ -12,7 +12,7 @@ TEXTS: Final = {"oneOf": [{"type": "string"}, STRINGS, IDS, MANY_IDS]}
 
 
 def body_of(fields: dict[str, Any], needed: str) -> dict[str, Any]:
-    """Return the body of an operation with these fields; `needed` must be there."""
+    """Return the body of an operation with these fields; `needed` are required."""
     schema = {"type": "object", "properties": fields, "required": needed.split()}
     return {
         "requestBody": {

@@ -1,8 +1,8 @@
 """Changes of the ONNX graph: pooling, dense layers, normalising, scores.
 
-What leaves the graph is a vector a text, not one a token. Runs in the process that
-compiles. The nodes use the attention mask alone to tell texts from padding, so a text
-gives the same beside longer ones.
+The graph returns one vector for each text, not for each token. Runs in the process that
+compiles. The nodes separate texts from padding by the attention mask alone, so a text
+has the same result beside longer ones.
 """
 
 from __future__ import annotations

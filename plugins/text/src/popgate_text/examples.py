@@ -1,4 +1,4 @@
-"""Example inputs of text models, for measuring what a change of the model does."""
+"""Example inputs of text models, to measure the effect of a change to the model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Content of a text model's folder: kind, pooling, prompts, lengths.
 
-Read are the files that sentence-transformers and transformers write, in the spelling of
-sentence-transformers before and since 5.4. What is unknown or contradictory is refused
-with the file and the key, never guessed: a wrong pooling gives vectors that look right.
+It reads the files that sentence-transformers and transformers write, in the spelling of
+sentence-transformers before and since 5.4. Unknown or contradictory settings are
+refused with the file and the key, never guessed: a wrong pooling gives vectors that
+look right.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ class Dense:
 class TextModel:
     """Description of a text model from its folder.
 
-    `pooling` is empty if the ONNX file has to give whole vectors. `max_length` is in
-    tokens, special ones included. `offset` is the first position of models that count
+    `pooling` is empty if the ONNX file must return whole vectors. `max_length` is in
+    tokens, including special ones. `offset` is the first position of models that count
     from behind the padding token. `labels` are those of a classifier. Without `types`
-    the second text of a pair has token type 0, as the first one.
+    the second text of a pair has token type 0, like the first one.
     """
 
     kind: str
@@ -114,8 +115,11 @@ class TextModel:
 
 
 def files_of(folder: Path, options: TextConfig) -> tuple[Path, ...]:
-    """Return the files of a text model, the ONNX file first; nothing if the folder is
-    none. Raises OSError."""
+    """Return the files of a text model, the ONNX file first; empty if the folder is not
+    one.
+
+    Raises OSError.
+    """
     if not (folder / TOKENIZER).is_file():
         return ()
     wanted = (options.file,) if options.file else ONNX_FILES
@@ -143,9 +147,11 @@ def other_weights(folder: Path, taken: Path) -> list[str]:
 
 
 def understand(folder: Path, options: TextConfig) -> TextModel:
-    """Return what a folder says; `options` overrule. Raises ValueError, OSError.
+    """Return the description in a folder; `options` override it.
 
-    One load asks several times; the files are read again only if one has changed.
+    Raises ValueError, OSError.
+
+    One load calls this several times; the files are read again only if one has changed.
     """
     stamps = []
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
@@ -189,7 +195,10 @@ def _understood(
 
 
 def describe(folder: Path, taken: Path, options: TextConfig) -> list[str]:
-    """Return what was understood of a folder, a line each. Raises as `understand`."""
+    """Return the parsed description of a folder, one fact per line.
+
+    Raises as `understand`.
+    """
     model = understand(folder, options)
     what = f"{model.kind} of {taken.relative_to(folder)}"
     if model.kind == "embedding":

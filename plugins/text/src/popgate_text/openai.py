@@ -149,7 +149,7 @@ class EmbeddingsForm(NamedForm):
 
 
 class RerankForm(NamedForm):
-    """POST /openai/v1/rerank: Jina's form, which others speak too."""
+    """POST /openai/v1/rerank: Jina's form, which other servers use too."""
 
     def __init__(self) -> None:
         super().__init__()

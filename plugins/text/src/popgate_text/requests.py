@@ -1,4 +1,4 @@
-"""Documents of text requests: their fields, and the requests made of them."""
+"""Documents of text requests: their fields, and the requests made from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_document(body: Body, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]
 
 
 def kind_of(spec: ModelSpec) -> str:
-    """Return the kind of a text model by its tensors; empty if it is none."""
+    """Return the kind of a text model by its tensors; empty if it is not one."""
     if TEXT not in spec.inputs_by_name or len(spec.outputs) != 1:
         return ""
     names = {"embedding": "embedding", "weights": "splade", "scores": "classifier"}
@@ -87,8 +87,10 @@ def strings(value: object, name: str) -> list[str]:
 
 
 def texts_or_ids(value: object, name: str) -> tuple[list[str], list[list[int]] | None]:
-    """Return texts, or token ids, of a field that has one or many of either. Raises
-    `InvalidRequest`."""
+    """Return texts, or token ids, from a field that has one or many of either.
+
+    Raises `InvalidRequest`.
+    """
     if type(value) is str:
         return strings([value], name), None
     if type(value) is list and value:

@@ -230,7 +230,7 @@ def _declare(
 
 
 def _responses(form: type[Any]) -> dict[int | str, dict[str, Any]]:
-    """Return what a form answers, with errors as it writes them."""
+    """Return the answer of a form, with errors in its style."""
     found: dict[int | str, dict[str, Any]] = {
         200: {"content": {"application/json": {"schema": {}}}}
     }

@@ -1,9 +1,9 @@
 """Path of requests to a text model: tokenizing before the model, joining after it.
 
-Each text is a row of its own for the engine, so the texts of one request and of others
-share batches, and a short string waits for no long one. Small requests are
-tokenized at once, larger ones in threads, which free the GIL. Belongs to the event
-loop's thread.
+Each text is a separate row for the engine, so the texts of several requests share
+batches, and a short string does not wait for a long one. Small requests are tokenized
+immediately, larger ones in threads, which release the GIL. Belongs to the event loop's
+thread.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ class TextOptions:
 
 
 def options_of(request: InferRequest) -> TextOptions:
-    """Return the options of a request, which may be parameters of it. Raises
-    `InvalidRequest`."""
+    """Return the options of a request, which may be among its parameters.
+
+    Raises `InvalidRequest`.
+    """
     parameters = request.parameters or {}
     found = parameters.get(OPTIONS)
     if isinstance(found, TextOptions):
@@ -239,7 +241,9 @@ class TextScheduler:
     def _tokenize(
         self, run: TextRun, given: Tensor | None, pair: Tensor | None
     ) -> None:
-        """Begin the rows of a request: at once if it is small, else from a thread."""
+        """Begin the rows of a request: immediately if it is small, else
+        from a thread.
+        """
         encode = partial(self._encode, given, pair, run.options)
         size = sum(0 if one is None else one.nbytes for one in (given, pair))
         if size <= AT_ONCE:
@@ -295,7 +299,9 @@ class TextScheduler:
         return found
 
     def _check_token_vectors(self, tokens: int) -> None:
-        """Raise `HttpError` or `InvalidTensor` if vectors of tokens cannot be given."""
+        """Raise `HttpError` or `InvalidTensor` if the model has no vectors
+        of tokens.
+        """
         if not self._vector_bytes:
             msg = f"model '{self.visible.name}' gives no vectors of tokens"
             raise HttpError(424, f"{msg}, only whole ones", WRONG_KIND)

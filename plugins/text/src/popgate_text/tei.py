@@ -52,7 +52,7 @@ def refused(answer: ErrorResponse) -> ErrorResponse:
 
 
 class TeiForm(ABC):
-    """One request in TEI's form; `model` is the one of its path, empty if that says."""
+    """One request in TEI's form; `model` comes from its path, or is empty."""
 
     not_one = "the model does not give exactly 1 response"
     error_schema: ClassVar[dict[str, Any]] = {
@@ -140,7 +140,7 @@ class EmbedForm(TeiForm):
 
 
 class EmbedAllForm(TeiForm):
-    """POST …/embed_all: a vector of each token, special ones included, not pooled."""
+    """POST …/embed_all: a vector of each token, including special ones, not pooled."""
 
     characters = 0
 

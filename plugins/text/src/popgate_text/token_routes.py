@@ -191,7 +191,7 @@ def _tokens_of(
 
 
 def scheduler_of(gateway: Gateway, name: str) -> TextScheduler | None:
-    """Return the scheduler of a text model that is ready; None if it is none."""
+    """Return the scheduler of a ready text model; None if it is not one."""
     entry = gateway.table.default(name)
     found = None if entry is None else entry.scheduler
     return found if isinstance(found, TextScheduler) else None

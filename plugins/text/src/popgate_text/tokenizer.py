@@ -75,8 +75,11 @@ class TextTokenizer:
         truncate: bool = True,
         side: str = "right",
     ) -> list[Encoded]:
-        """Return the tokens of each text. Raises `InvalidTensor` for one that is too
-        long and may not be cut, and for an empty one."""
+        """Return the tokens of each text.
+
+        Raises `InvalidTensor` for an empty text, and for one that is too long if
+        truncation is off.
+        """
         most = self.model.max_length
         tokenizer = self._cut[side] if truncate else self._whole
         found = []

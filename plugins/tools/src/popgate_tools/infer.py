@@ -1,4 +1,4 @@
-"""`popgate infer`: post tensors to a running gateway and show what comes back."""
+"""`popgate infer`: post tensors to a running gateway and show the answer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _check_encoding(encoding: str) -> None:
 
 
 def _given(inputs: list[str] | None) -> dict[str, str]:
-    """Return the value of each input; a file without a name gives all that it holds."""
+    """Return the value of each input; a file without a name gives all its arrays."""
     from popgate_tools.tensors import read_archive
 
     texts = inputs or []

@@ -11,7 +11,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Requests that were made one after another or side by side.
+    """Requests made one after another or in parallel.
 
     `seconds` from the first to the last; `latencies` of each in seconds, from handing
     it over until its result was there.
@@ -22,7 +22,7 @@ class Measured:
     rows: int = 0
     """Of each request; 0: requests have no rows."""
     calls: int = 0
-    """Return those of the user's callbacks, if there are any."""
+    """Return the latencies of the user's callbacks, if there are any."""
 
     @property
     def count(self) -> int:

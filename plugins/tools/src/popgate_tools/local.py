@@ -1,4 +1,4 @@
-"""Models in this process: what `popgate run` and `popgate bench` have in common."""
+"""Models in this process: shared by `popgate run` and `popgate bench`."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ def _compiled(source: Path, target: Path, batch: Batch) -> Path:
 
 
 class Interrupt:
-    """Control-C ends a measurement after the request that runs; twice, at once.
+    """End a measurement by Control-C after the running request, or immediately on a
+    second press.
 
-    A context manager; `asked` tells whether it was pressed.
+    A context manager; `asked` says whether it was pressed.
     """
 
     def __init__(self) -> None:

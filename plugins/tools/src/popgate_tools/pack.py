@@ -1,4 +1,6 @@
-"""`popgate pack`: a folder with a short `model.py` around a file of another library."""
+"""`popgate pack`: write a folder with a short `model.py` around a file of another
+library.
+"""
 
 from __future__ import annotations
 
@@ -147,8 +149,8 @@ def pack(
 ) -> None:
     """Make a model in Python from a file of another library.
 
-    The file is loaded here to see what it takes. Loading a joblib or pickle file, an
-    exported program or an MLflow folder runs what it says: trust it like code.
+    The file is loaded here to find its inputs. Loading a joblib or pickle file, an
+    exported program or an MLflow folder runs code in it: trust it like code.
     """
     make = KINDS.get(kind)
     if make is None:

@@ -45,11 +45,12 @@ class Column:
 
 
 class UnknownType(Exception):
-    """A step that does not say what it takes; the message is its name."""
+    """A step that does not state its inputs; the message is its name."""
 
 
 def columns_of(model: Any, names: Sequence[str]) -> list[Column]:
-    """Return the columns that a fitted estimator takes, by the steps they go to first.
+    """Return the columns that a fitted estimator takes, by the first steps that receive
+    them.
 
     A column that no step takes is not among them. Raises `UnknownType`.
     """
@@ -132,7 +133,9 @@ def _of_transformers(step: Any, names: Sequence[str]) -> dict[str, Column]:
 
 
 def _of_pipeline(steps: Sequence[Any], names: Sequence[str]) -> dict[str, Column]:
-    """An imputer says the type of a column, the encoder behind it its values."""
+    """Return the type of a column behind an imputer: the encoder after it knows the
+    values.
+    """
     first, *others = [s for s in steps if not isinstance(s, str) and s is not None]
     found = _of_step(first, names)
     if not hasattr(first, "statistics_") or not others:
@@ -148,7 +151,7 @@ def _of_pipeline(steps: Sequence[Any], names: Sequence[str]) -> dict[str, Column
 
 
 def _merged(parts: Iterable[dict[str, Column]]) -> dict[str, Column]:
-    """One column goes to several steps: what one of them knows of it holds."""
+    """Merge the facts that several steps know about one column."""
     found: dict[str, Column] = {}
     for part in parts:
         for name, column in part.items():

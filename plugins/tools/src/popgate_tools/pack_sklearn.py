@@ -31,7 +31,7 @@ _SHOWN = 6
 def sklearn(file: Path, sample: Path | None = None) -> Packed:
     """Estimators and pipelines that joblib or pickle has written.
 
-    A pipeline that was fitted on a DataFrame has an input for each column, others have
+    A pipeline that was fitted on a DataFrame has an input for each column; others have
     one matrix, or one column of strings. `sample` has rows of that DataFrame.
     """
     model = library("joblib", "scikit-learn joblib").load(file)
@@ -155,7 +155,7 @@ def _frame_source(columns: Sequence[Column]) -> str:
 
 
 def _comment(column: Column) -> str:
-    """Return what a comment says of a column of strings: some of its values."""
+    """Return a comment with some values of a column of strings."""
     if column.datatype != "BYTES" or not column.values:
         return ""
     more = ", …" if len(column.values) > _SHOWN else ""
@@ -238,9 +238,9 @@ def _imported(source: str) -> Any:
 
 
 def _try(made: Packed, model: Any, file: Path, frame: Any) -> None:
-    """Run the code that was made, on the rows of the sample, else on the example.
+    """Run the generated code on the rows of the sample, else on the example.
 
-    Raises `CommandError` if it fails, or gives other values than the model.
+    Raises `CommandError` if it fails, or returns other values than the model.
     """
     if not made.takes_columns:
         return

@@ -1,4 +1,4 @@
-"""Result of `popgate pack`: the code of a model, and what goes beside it."""
+"""Result of `popgate pack`: the code of a model, and the files beside it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Packed:
-    """Parts of a `model.py`: how it imports and loads, and what a call does.
+    """Parts of a `model.py`: imports, loading, and the code of a call.
 
-    `requires` are modules. `takes_columns` says that a call takes its inputs as the
-    mapping `columns`; `comments` stand behind inputs. `example` are values by input
-    that suit the model.
+    `requires` are modules. `takes_columns` means that a call receives its inputs as the
+    mapping `columns`; `comments` follow inputs. `example` are fitting values by input.
     """
 
     imports: str
@@ -97,7 +96,7 @@ class Packed:
 
 
 def table_of(tensors: Mapping[str, str]) -> str:
-    """Return tensors as they stand in Python: a dictionary of name and type."""
+    """Return tensors as Python code: a dictionary of name and type."""
     return (
         "{" + ", ".join(f"{_quoted(k)}: {_quoted(v)}" for k, v in tensors.items()) + "}"
     )

@@ -15,14 +15,16 @@ def read_value(text: str, name: str, datatype: str, shape: list[int]) -> Tensor:
     """Return the tensor that ``name=text`` means.
 
     The text is a ``.npy`` or ``.npz`` file, a JSON value, or ``@FILE``: the bytes of
-    any file, for BYTES. A string that is no JSON is taken as it stands, for BYTES.
-    Raises `InvalidRequest`.
+    any file, for BYTES. A string that is not JSON is used unchanged, for BYTES. Raises
+    `InvalidRequest`.
     """
     return tensor_of(name, _read(text, name, datatype), datatype, shape)
 
 
 def is_file(text: str) -> bool:
-    """Return whether a string names a file whose bytes are sent, and no array."""
+    """Return whether a string names a file whose bytes are sent rather than
+    an array.
+    """
     return text.startswith("@") and not text.endswith((".npy", ".npz"))
 
 
@@ -44,7 +46,7 @@ def read_archive(path: str) -> dict[str, Array]:
 
 
 def pick(arrays: dict[str, Array], name: str, path: str) -> Array:
-    """Return the array for input `name`: that of its name, or the only one there is."""
+    """Return the array for input `name`: the one with its name, or the only one."""
     if name not in arrays and len(arrays) != 1:
         raise InvalidRequest(f"--input {name}={path}: it holds {', '.join(arrays)}")
     return arrays.get(name, next(iter(arrays.values())))
@@ -74,7 +76,7 @@ def _read(text: str, name: str, datatype: str) -> Any:
 
 
 def _read_file(path: str, name: str, datatype: str) -> Any:
-    """Return the bytes of a file, or the array that it holds."""
+    """Return the bytes of a file, or the array in it."""
     if path.endswith((".npy", ".npz")) and datatype != "BYTES":
         return _read(path, name, datatype)
     if datatype != "BYTES":

@@ -1,4 +1,4 @@
-"""`popgate bench`: what a session makes of a model, by callbacks and by queues."""
+"""`popgate bench`: measure a session of a model, by callbacks and by queues."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def callbacks(
 ) -> None:  # fmt: skip
     """Run a model whose inputs and outputs are callbacks of yours.
 
-    Each thread has a session and a device of its own and runs the main programs again
-    and again. A callback of an input copies its data into the device's memory, one of
-    an output looks at what is there. A latency is that of one run.
+    Each thread has its own session and device, and runs the main programs repeatedly.
+    The callback of an input copies its data into the device's memory; the callback of
+    an output reads the result. A latency is the time of one run.
 
     popgate bench callbacks model.onnx --compile-batch 1,8,64 --threads 1,2
     """
@@ -107,11 +107,11 @@ def queues(
 ) -> None:  # fmt: skip
     """Send requests through the queues of a session.
 
-    One thread runs the main programs; the others enqueue requests, as many as the
-    queues have room for, and wait for their results. Queues put requests together and
-    cut them up to the batch that the model is compiled for. A latency is that of one
-    request, from its first enqueue to its last row. Of several models that are fused
-    into one, the one that the generated data choose is run (--seed).
+    One thread runs the main programs. The others enqueue requests, as many as the
+    queues have room for, and wait for their results. Queues join and split requests to
+    the compiled batch. A latency is the time of one request, from its first enqueue to
+    its last row. If several models are fused into one, the generated data choose the
+    model that runs (--seed).
 
     popgate bench queues model.onnx --compile-batch 8 --batch 1,8 --ring-multiplier 1,4
     """

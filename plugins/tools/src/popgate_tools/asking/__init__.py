@@ -1,5 +1,6 @@
-"""Asking a server: the options that say how, declared once, and the clients made of
-them."""
+"""Options for the server that a command calls, declared once, and clients made from
+them.
+"""
 
 from popgate_tools.asking.model import AskedModel, ask_model, asked_model
 from popgate_tools.asking.option_groups import OptionGroup, grouped

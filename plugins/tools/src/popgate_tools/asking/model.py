@@ -1,4 +1,6 @@
-"""A model of a server as a command sees it: what it takes, and how it answers."""
+"""A model of a server from a command's view: its inputs, and the form of
+its answers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class AskedModel:
     streams: bool
     has_sequences: bool
     files: frozenset[str] = frozenset()
-    """Inputs of numbers that also take files, pictures for example."""
+    """Numeric inputs that also accept files, pictures for example."""
 
     def taking_files(self) -> Mapping[str, tuple[str, list[int]]]:
         """Return the inputs as files fill them: as BYTES, if they can."""
@@ -43,7 +45,7 @@ class AskedModel:
         return ", ".join(f"{n} {notation(*spec)}" for n, spec in self.inputs.items())
 
     def problems(self, given: Collection[str]) -> list[str]:
-        """Return what is wrong with the names of the inputs that are given."""
+        """Return what is wrong with the names of the given inputs."""
         unknown = sorted(set(given) - set(self.inputs))
         missing = sorted(set(self.inputs) - self.optional - set(given))
         return [

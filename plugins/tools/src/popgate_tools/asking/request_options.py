@@ -17,7 +17,7 @@ _PANEL = "Request"
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions(OptionGroup):
-    """Parts of a request beside its tensors."""
+    """Parts of a request other than its tensors."""
 
     version: Annotated[
         str,
@@ -88,7 +88,7 @@ class RequestOptions(OptionGroup):
 def sequence_parameters(
     identifier: int | str, *, start: bool, end: bool
 ) -> dict[str, Any]:
-    """Return what a request of a sequence says of it."""
+    """Return the sequence parameters of a request."""
     return {
         "sequence_id": identifier,
         "sequence_start": start,

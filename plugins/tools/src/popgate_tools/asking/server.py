@@ -1,7 +1,7 @@
-"""The server that a command talks to: its options, and the clients made of them.
+"""The server that a command calls: its options, and the clients made from them.
 
-All commands that talk to a server take a `Server`. Nothing else on the command line
-makes a client.
+All commands that call a server take a `Server`. Nothing else on the command line makes
+a client.
 """
 
 from __future__ import annotations

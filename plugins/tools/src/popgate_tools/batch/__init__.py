@@ -1,4 +1,4 @@
-"""`popgate batch`: the rows of a file through a model of a running gateway."""
+"""`popgate batch`: run a model of a server on the rows of a file."""
 
 from popgate_tools.batch.command import batch
 

@@ -69,8 +69,8 @@ def batch(
 ) -> None:  # fmt: skip
     """Run a model of a running gateway on every row of a file.
 
-    Run it again to go on where it was ended: rows that have a result are not sent
-    again. Rows that fail are written to FILE.errors.jsonl, and tried again next time.
+    Run it again to continue: rows with a result are not sent again. Failed rows are
+    written to FILE.errors.jsonl, and retried in the next run.
 
     For example: popgate batch digits --input rows.parquet
     or, to embed a column: popgate batch minilm -i reviews.csv --column body
@@ -121,7 +121,7 @@ def _tell(results: Results, before: int, place: Path, end: str) -> None:
 
 
 class _Run:
-    """All rows that have no result yet, so many at a time."""
+    """Run all rows that have no result yet, a limited number at a time."""
 
     def __init__(
         self,
@@ -183,8 +183,10 @@ class _Run:
         return asked_model(name, metadata, config)
 
     def _parameters(self, row: Row) -> dict[str, Any]:
-        """Return the parameters of a row's request. Rows of one sequence follow each
-        other; each row is a sequence of its own if its requests start and end one.
+        """Return the parameters of a row's request.
+
+        Rows of one sequence follow each other. If requests start and end a sequence,
+        each row has its own.
         """
         request = self._request
         if not request.is_sequence:

@@ -18,11 +18,11 @@ from popgate_tools.batch.rows import Row
 
 
 class Results:
-    """A line of JSON for each row that has a result, in the order of their ends.
+    """A line of JSON for each row with a result, in the order of completion.
 
-    A line is written by one call, so what a killed run leaves is whole lines and at
-    most a part of one, which the next run cuts off. `FILE.errors.jsonl` has the rows
-    that failed in this run. `FILE.batch.json` says what they are rows of.
+    Each line is one write, so a killed run leaves whole lines and at most one partial
+    line, which the next run removes. `FILE.errors.jsonl` has the failed rows of this
+    run. `FILE.batch.json` names their source.
     """
 
     def __init__(self, place: Path, source: Path, model: str, version: str) -> None:
@@ -77,7 +77,7 @@ class Results:
         self._add(row, {"outputs": _values(outputs)})
 
     def add_all(self, row: Row, responses: Sequence[Mapping[str, Array]]) -> None:
-        """Add the result of a row for which the model gave any number of responses."""
+        """Add the result of a row with any number of responses."""
         self._add(row, {"responses": [_values(outputs) for outputs in responses]})
 
     def _add(self, row: Row, result: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its number from 0, its inputs, and what is copied to the results.
+    """One row: its number from 0, its inputs, and the columns copied to the results.
 
     `problem` says why it has no inputs.
     """
@@ -51,7 +51,7 @@ def open_rows(
 ) -> Iterator[Rows]:
     """Open the rows of a file or folder. Raises `CommandError` for anything else.
 
-    `columns` name the columns that inputs are taken from, as ``[INPUT=]COLUMN``.
+    `columns` name the columns of inputs, as ``[INPUT=]COLUMN``.
     """
     if source.is_dir():
         yield _images(source)
@@ -186,8 +186,9 @@ def _inputs(
 
 
 def _is_given(record: Mapping[str, Any], name: str, optional: Optional) -> bool:
-    """Return whether a record has a value for an input. An empty cell of an optional
-    input is none.
+    """Return whether a record has a value for an input.
+
+    An empty cell of an optional input is not one.
     """
     empty = name in optional and record.get(name) in (None, "")
     return name in record and not empty

@@ -74,9 +74,9 @@ def perf(
 ) -> None:  # fmt: skip
     """Measure a model of a running server: PopGate, Triton, KServe.
 
-    Latencies of an open loop count from when a request was due. If the model gives
-    several responses, a latency is the time to the last one. The server's own
-    durations stand beside, if it has statistics.
+    Latencies of an open loop count from the time at which a request was due. If the
+    model gives several responses, a latency is the time to the last one. The server's
+    own durations are shown too, if it has statistics.
 
     For example: popgate perf digits --concurrency 1,4,16 --html report.html
     """
@@ -141,7 +141,7 @@ def _sweep(
     windows: _Windows,
     steps: list[Measurement],
 ) -> None:
-    """Measure one load after the other; each is shown, and put to `steps`."""
+    """Measure one load after the other; show each, and append it to `steps`."""
     from popgate_tools.perf.measure import run_step
     from popgate_tools.perf.report import head, row
 
@@ -150,7 +150,7 @@ def _sweep(
     for load in loads:
 
         def show(number: int, rate: float, load: Load = load) -> None:
-            """Show that it goes on: a load takes ten windows at most."""
+            """Show progress: a load takes at most ten windows."""
             if is_seen:
                 words = f"{load}: window {number}, {rate:.1f} requests/s"
                 typer.echo(f"\r{words}\x1b[K", nl=False, err=True)

@@ -1,4 +1,4 @@
-"""A load generator: whole requests as bytes, over kept connections, in one thread.
+"""A load generator: prepared requests over kept connections, in one thread.
 
 Closed loop: each connection sends its next request when the answer is there; one that
 is alone blocks in the system calls, which an event loop would only add to. Open loop:
@@ -203,7 +203,7 @@ class _Generator:
             connection.post(_clock())
 
     def replace(self, connection: _Connection) -> None:
-        """Connect anew: the server has said that this was the last answer."""
+        """Connect again, because the server has announced its last answer."""
         self.connections.discard(connection)
         if connection.transport is not None:
             connection.transport.abort()
@@ -233,7 +233,7 @@ class _Generator:
 
 
 class _OpenGenerator(_Generator):
-    """Sends what is due; what finds no connection free waits for one."""
+    """Send due requests; a request without a free connection waits for one."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class _AloneConnection:
         return run
 
     def _wait(self, end: float, stopped: Callable[[], int]) -> int:
-        """Return the size of what comes next. Raises TimeoutError at the end."""
+        """Return the size of the next chunk. Raises TimeoutError at the end."""
         while _clock() < end and not stopped():
             try:
                 return self._socket.recv_into(self._buffer)
@@ -438,7 +438,7 @@ async def closed_loop(
     seconds: float,
     tls: ssl.SSLContext | None = None,
 ) -> Run:
-    """Keep so many connections busy for so long. Raises OSError without a server.
+    """Keep a number of connections busy for a time. Raises OSError without a server.
 
     One connection blocks the event loop meanwhile, until the task is cancelled.
     """
@@ -464,8 +464,11 @@ async def open_loop(
     seconds: float,
     tls: ssl.SSLContext | None = None,
 ) -> Run:
-    """Send requests when they are due, `gaps` seconds after each other, over at most so
-    many connections. Raises OSError without a server."""
+    """Send requests when they are due, `gaps` seconds after each other, over a limited
+    number of connections.
+
+    Raises OSError without a server.
+    """
     generator = _OpenGenerator(address, requests, tls)
     generator.idle.extend([await generator.connect() for _ in range(connections)])
     over = asyncio.get_running_loop().create_future()

@@ -1,4 +1,6 @@
-"""Steps of a measurement: warm-up, windows until they agree, what the server says."""
+"""Steps of a measurement: warm-up, windows until they agree, the server's
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One step: so many connections that are always busy, or so many requests a
-    second over at most so many connections."""
+    """One step: a number of connections that are always busy, or a number of requests
+    per second over a limited number of connections.
+    """
 
     connections: int
     rate: float = 0.0
@@ -48,10 +51,11 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Result of a step. Milliseconds; `server` are the server's own, for each request.
+    """Result of a step, in milliseconds; `server` are the server's own for each
+    request.
 
-    `stable`: the last windows agreed. `cpu`: of a core, what the generator used.
-    `first_failure` says why the first request failed that did.
+    `stable`: the last windows agreed. `cpu`: share of a core that the generator used.
+    `first_failure`: why the first failed request failed.
     """
 
     load: Load

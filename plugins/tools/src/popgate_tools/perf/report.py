@@ -43,7 +43,7 @@ def row(one: Measurement) -> str:
 
 
 def page(title: str, about: Mapping[str, Any], steps: Sequence[Measurement]) -> str:
-    """Return the report: nothing in it comes from elsewhere."""
+    """Return the report, which loads nothing from elsewhere."""
     marks = [str(step.load) for step in steps]
     plots = [
         ("Requests a second", marks, {"answered": [step.rate for step in steps]}),

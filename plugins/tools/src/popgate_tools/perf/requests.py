@@ -72,7 +72,7 @@ def _try(
 
 
 class _Values:
-    """The inputs of one request after the other. `differ`: some are made up."""
+    """Yield the inputs of one request after the other. `differ`: some are synthetic."""
 
     def __init__(
         self,

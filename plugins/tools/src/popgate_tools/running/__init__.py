@@ -1,4 +1,4 @@
-"""Commands that ask a running gateway, or tell it something."""
+"""Commands that query or manage a running gateway."""
 
 from popgate_tools.running.drain import drain
 from popgate_tools.running.models import load, models, unload

@@ -32,10 +32,10 @@ def drain(
 ) -> None:
     """Take a running gateway out of service; wait until it is idle.
 
-    It is not ready from then on, so that load balancers send no more, and closes
-    connections after their answers; what comes all the same is answered. It goes on
-    running: end it afterwards (SIGTERM). The code is 0 when nothing is left in
-    flight, 1 where something is after --timeout.
+    From then on the server is not ready, so load balancers send no more, and it closes
+    connections after their answers. Requests that still arrive are answered. The server
+    keeps running: end it afterwards (SIGTERM). The exit code is 0 when nothing is in
+    flight, 1 if something is after --timeout.
     """
     end = time.monotonic() + timeout
     before = -1

@@ -34,8 +34,8 @@ def models(server: Server) -> None:
 def load(name: _Name, server: Server) -> None:
     """Load a model of a running gateway, or load it again.
 
-    It is taken from the gateway's folder as it lies there now, and replaces a version
-    that serves without failing a request.
+    The gateway loads the present files of its folder, and replaces a serving version
+    without failing a request.
     """
     _manage(server, name, "load")
 

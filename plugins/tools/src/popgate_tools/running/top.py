@@ -42,7 +42,8 @@ def top(
 ) -> None:
     """Watch a running gateway: models, devices, the last requests.
 
-    The figures of its pages (http://127.0.0.1:8000/), until you press Ctrl+C.
+    It shows the figures of the gateway's pages (http://127.0.0.1:8000/), until you
+    press Ctrl+C.
     """
     from rich.console import Console
     from rich.live import Live
@@ -65,7 +66,7 @@ def top(
 
 
 class Looks:
-    """One look at a gateway after another: its counters say what was between them."""
+    """Reads the counters of a gateway repeatedly; their differences are its rates."""
 
     def __init__(self, client: Client, url: str) -> None:
         self._client = client
@@ -111,7 +112,7 @@ class Looks:
 
 
 def _figures(stats: Any) -> dict[str, float]:
-    """Return the counters of a version that rates are made of."""
+    """Return the counters of a version from which rates are computed."""
     inference = stats["inference_stats"]
     return {
         "count": inference["success"]["count"],

@@ -1,4 +1,4 @@
-"""`popgate tune`: the settings of a model that serve most within a latency."""
+"""`popgate tune`: find the settings that serve most requests within a latency."""
 
 from popgate_tools.tune.command import tune
 

@@ -1,4 +1,4 @@
-"""The command: what is tuned, where, and what is written."""
+"""The command: the tuned model, its server, and the written file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunningServerOptions(Server):
-    """The server whose model is tuned, if it is not one of the command's own."""
+    """The server whose model is tuned, if the command does not start one."""
 
     url: Annotated[
         str,
@@ -80,9 +80,9 @@ def tune(
 ) -> None:  # fmt: skip
     """Find the settings for the most throughput within a latency.
 
-    Starts a server on the model, tries instances, devices (and so threads), batch
-    sizes and queue delays under growing load, and writes the config.toml. The settings
-    of an existing one are where it begins; what else is in it stays.
+    Starts a server on the model, tries instances, devices (and so threads), batch sizes
+    and queue delays under growing load, and writes the config.toml. The search begins
+    with the settings of an existing file; other keys in it are kept.
 
     For example: popgate tune digits --p99 10ms
     """
@@ -123,7 +123,9 @@ def tune(
 
 
 class _Place(NamedTuple):
-    """The model's name, the folder of its config.toml, and how serve is told of it."""
+    """Return the model's name, the folder of its config.toml, and its argument for
+    serve.
+    """
 
     name: str
     folder: Path | None

@@ -1,4 +1,4 @@
-"""`config.toml` with other values: all else of the file stays as it is."""
+"""Write `config.toml` with new values; all other text of the file is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARK = "# tuned by popgate:"
 def with_values(text: str, values: Mapping[str, int | float], said: str) -> str:
     """Return `text` with these keys, their lines in front, below a comment.
 
-    Raises ValueError where the text is no TOML, or a key of it cannot be replaced.
+    Raises ValueError if the text is not TOML, or a key of it cannot be replaced.
     """
     before = tomllib.loads(text)
     table = _TABLE.search(text)

@@ -1,6 +1,6 @@
-"""The search: one setting after the other, each as far as it helps.
+"""The search: vary one setting after the other, each as long as it helps.
 
-Knows no server: `Trial` says what a setting reaches.
+It knows no server: `Trial` measures a setting.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ MOST_IN_FLIGHT = 512
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Setting of a trial. `devices` is the server's; a graph gets its share of the
-    cores as threads, which are fewer the more devices there are. `max_queue_delay`:
-    seconds.
+    """Setting of a trial.
+
+    `devices` is the server's. A graph gets its share of the cores as threads, so more
+    devices mean fewer threads each. `max_queue_delay`: seconds.
     """
 
     devices: int
@@ -31,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A load and what came of it: `latency` in seconds, of the quantile in question."""
+    """A load and its result: `latency` in seconds, of the chosen quantile."""
 
     in_flight: int
     rate: float
@@ -40,8 +41,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The most requests a second that a setting answered within the bound, and with
-    how many in flight. `fits`: False where even one at a time took longer."""
+    """The most requests per second that a setting answered within the bound, and the
+    number in flight.
+
+    `fits` is False if even one at a time took longer.
+    """
 
     setting: Setting
     best: Step
@@ -54,7 +58,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of the start, and the best of all; the same if none was better."""
+    """Result of the first setting, and the best of all; the same if none was better."""
 
     first: Reached
     best: Reached
@@ -73,7 +77,7 @@ def climb(
     setting: Setting, measure: Callable[[int], Step], bound: float, first: int = 1
 ) -> Reached:
     """Double the requests in flight from `first` while that helps and the latency stays
-    within `bound`; halve them if the first ones were too many.
+    within `bound`; halve them if the first number was too large.
     """
 
     def seen(in_flight: int) -> Step:
@@ -143,8 +147,8 @@ def search(
 ) -> Found:
     """Return the best of what was tried.
 
-    Within a group it goes on until `FRUITLESS` values in turn have been no better.
-    Raises `OutOfTime` where that comes before the start has been tried.
+    Within a group the search continues until `FRUITLESS` values in turn have been no
+    better. Raises `OutOfTime` if time ends before the first setting was tried.
     """
     first = best = trial(start, 1)
     if first is None or best is None:

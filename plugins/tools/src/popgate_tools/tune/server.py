@@ -1,5 +1,4 @@
-"""The server that is tuned: one of our own for as long as that takes, or a running
-one."""
+"""The tuned server: one started for this purpose, or a running one."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ main()
 
 
 class Tuned(Protocol):
-    """A server, and the model of it that is tuned. `tls`: of its connections."""
+    """A server and its tuned model. `tls`: of its connections."""
 
     tls: ssl.SSLContext | None
 
@@ -49,8 +48,10 @@ class Tuned(Protocol):
 
 
 class RunningServer:
-    """One that others may use as well. Closing loads the model again as its folder
-    says; the devices are what they are."""
+    """A server that others may use as well.
+
+    Closing loads the model again with its folder's settings; the devices stay the same.
+    """
 
     def __init__(
         self, client: Client, name: str, tls: ssl.SSLContext | None = None
@@ -66,9 +67,9 @@ class RunningServer:
 
 
 class OwnServer:
-    """`popgate serve` on a socket in a folder of its own; closing leaves nothing.
+    """`popgate serve` on a socket in its own folder; closing removes everything.
 
-    It has a pool of devices of its own, and is started again for another number.
+    It has its own pool of devices, and restarts for another number.
     """
 
     tls: ssl.SSLContext | None = None

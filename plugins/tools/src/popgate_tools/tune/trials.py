@@ -49,8 +49,8 @@ class Status:
 class Trials:
     """Measures what a model reaches with a setting, within `bound` seconds.
 
-    `count` settings have been tried. `seconds` are those of one load, `budget` those of
-    the search once the model is there; `tell` takes the lines of the table.
+    `count` settings have been tried. `seconds` is the time of one load, `budget` that
+    of the search once the model is loaded; `tell` receives the lines of the table.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class Trials:
         return Setting(1, int(group["count"]), most, delay)
 
     def search(self, start: Setting, devices: Sequence[int]) -> Found:
-        """Return the best of what can be tried in time, with so many devices."""
+        """Return the best result that can be found in time, with a number
+        of devices.
+        """
         return search(
             start,
             self.reach,
@@ -113,7 +115,7 @@ class Trials:
         return {key: value for key, value in after.items() if value != before[key]}
 
     def reach(self, setting: Setting, in_flight: int) -> Reached | None:
-        """Return a `search.Trial`. Prints what came of it."""
+        """Return a `search.Trial`. Prints its result."""
         self.count += 1
         client = self._loaded(setting)
         if client is None:
