@@ -28,7 +28,7 @@ class DaemonPool:
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Runs `call` in a thread of the pool. From any thread; never blocks.
+        """Run `call` in a thread of the pool. From any thread; never blocks.
 
         Raises RuntimeError if no thread exists and none can be started.
         """

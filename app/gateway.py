@@ -110,7 +110,7 @@ class Gateway:
         on_failed: Callable[[Exception], None] = lambda error: None,
         others: MakeOthers = lambda table, metrics: OtherProcesses(),
     ) -> None:
-        """Raises `engine.InvalidConfig` for a device specification or a file of keys
+        """Raise `engine.InvalidConfig` for a device specification or a file of keys
         that it cannot read, and for models that are named and not there."""
         self.settings = settings
         self.metrics = MetricsRegistry(
@@ -286,7 +286,7 @@ class Gateway:
         return any(pool.is_busy for pool in self._pools.all)
 
     def start(self) -> None:
-        """Begins to attach and load, beside what the event loop does."""
+        """Begin to attach and load, beside what the event loop does."""
         self._read_log_config()
         self._warn_of_modes()
         loop = asyncio.get_running_loop()
@@ -312,12 +312,12 @@ class Gateway:
                 logger.warning(msg, path, option, why)
 
     async def wait_started(self) -> None:
-        """Returns when everything is attached and loaded, or has failed."""
+        """Return when everything is attached and loaded, or has failed."""
         if self._start is not None:
             await asyncio.wait([self._start])
 
     async def in_background(self, call: Callable[[], T]) -> T:
-        """Runs `call` in one of the threads that load models."""
+        """Run `call` in one of the threads that load models."""
         return await self._pools.load.run(call)
 
     def reload(self, when_done: Callable[[], None] = lambda: None) -> None:
@@ -374,12 +374,12 @@ class Gateway:
             self.repository.places.remote.stop()
 
     async def abort(self) -> None:
-        """Fails every request in flight: the device processes end now."""
+        """Fail every request in flight: the device processes end now."""
         # In this thread, which is the one that requests are resolved in.
         self.devices.close()
 
     async def stop(self) -> None:
-        """Unloads everything and detaches the devices."""
+        """Unload everything and detaches the devices."""
         self.begin_drain()
         if self._start is not None:
             self._start.cancel()
@@ -454,7 +454,7 @@ class Gateway:
         return record.state is State.LOADING
 
     def offers(self, name: str, version: str | None) -> bool:
-        """Returns whether a request to it would have it loaded."""
+        """Return whether a request to it would have it loaded."""
         return self.on_demand.offers(name, version)
 
     async def ensure(

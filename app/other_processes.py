@@ -55,7 +55,7 @@ class OtherProcesses:
         return []
 
     async def settled(self, leaving: Sequence[object]) -> None:
-        """Returns when they have taken over what was published, and have nothing in
+        """Return when they have taken over what was published, and have nothing in
         flight on the runners `leaving`."""
 
     def model_changed(self, name: str) -> None:

@@ -51,7 +51,7 @@ def run_gateway(
     on_started: Callable[[str, Gateway], None],
     on_failed: Callable[[Exception], None],
 ) -> int:
-    """Serves until a signal ends it; the exit code of the process.
+    """Serve until a signal ends it; the exit code of the process.
 
     `on_listening` gets the URL, and that of a port for metrics if there is one, as soon
     as HTTP is up; `on_started` when devices are
@@ -110,7 +110,7 @@ def run_gateway(
 
 
 def _check_descriptors() -> None:
-    """Raises `ListenError` where nothing can be served with so few."""
+    """Raise `ListenError` where nothing can be served with so few."""
     # A loaded model and a connection take one each; the usual 1024 is soon used up.
     there = raise_descriptor_limit()
     if there < _FEWEST:

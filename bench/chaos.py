@@ -199,7 +199,9 @@ def two_gateways(folder: Path, jobs: Sequence[Job], count: int = 1) -> str:
 
 
 def _takes_over(folder: Path, first: Server, *, kill: bool) -> str:
-    """A gateway that waits for ever attaches when the first is stopped or killed."""
+    """Return a gateway that waits for ever attaches when the first is
+    stopped or killed.
+    """
     options = ("--device-wait", "forever", "--device-wait-sleep", "0.1")
     with gateway(folder, *options, devices="cpu:1", name="waiting") as second:
         try:
@@ -223,7 +225,9 @@ def _takes_over(folder: Path, first: Server, *, kill: bool) -> str:
 def rows_apart(
     folder: Path, jobs: Sequence[Job], count: int = 64, each: int = 40
 ) -> str:
-    """A model whose rows depend on each other: 64 clients get their own answers."""
+    """Return a model whose rows depend on each other: 64 clients get their own
+    answers.
+    """
     own = [job for job in jobs if job.model == "mixing"]
     with gateway(folder, devices="cpu:1") as server:
         server.wait_ready()

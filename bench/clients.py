@@ -47,7 +47,7 @@ def measure(call: Callable[[], Any], count: int) -> tuple[float, float]:
 
 
 def calls(server: Server, model: str, x: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """A call by each client; both are checked to say the same."""
+    """Return a call by each client; both are checked to say the same."""
     stock = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     own = Client(server.url)
 

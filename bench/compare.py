@@ -176,7 +176,7 @@ HEAD = (
 
 
 def row(cell: Cell) -> str:
-    """The cell as a line: medians over its rounds."""
+    """Return the cell as a line: medians over its rounds."""
 
     def server(runs: tuple[Run, ...]) -> str:
         p50, p99, cpu = (
@@ -198,7 +198,7 @@ def row(cell: Cell) -> str:
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """The ratios of all cells, a line for each with its modes side by side."""
+    """Return the ratios of all cells, a line for each with its modes side by side."""
     modes = list(dict.fromkeys(cell.mode for cell in cells))
     lines: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     for cell in cells:

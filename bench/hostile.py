@@ -66,7 +66,9 @@ class Wire:
         self.writer = writer
 
     async def status(self, patience: float = 30.0) -> str:
-        """The status of what comes next; `closed`, `reset`, or `nothing` in time."""
+        """Return the status of what comes next; `closed`, `reset`, or `nothing`
+        in time.
+        """
         try:
             # No `wait_for`, which may lose a cancellation.
             async with asyncio.timeout(patience):
@@ -78,7 +80,7 @@ class Wire:
         return data[9:12].decode() if data else "closed"
 
     async def say(self, *pieces: bytes) -> str:
-        """The status that sending this gets."""
+        """Return the status that sending this gets."""
         try:
             for piece in pieces:
                 self.writer.write(piece)

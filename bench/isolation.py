@@ -111,7 +111,7 @@ def picky() -> onnx.ModelProto:
 
 
 def prepare(folder: Path) -> tuple[Path, list[Asked]]:
-    """The repository, and requests of every kind with their answers."""
+    """Return the repository, and requests of every kind with their answers."""
     source, models = folder / f"{MODEL}.onnx", folder / "models"
     source.write_bytes(picky().SerializeToString())
     done = compile_models([source], folder)
@@ -137,7 +137,9 @@ def prepare(folder: Path) -> tuple[Path, list[Asked]]:
 
 
 def with_parameters(payload: Payload, kind: str, timeout: float) -> Payload:
-    """The request with its timeout and priority, as parameters of the document."""
+    """Return the request with its timeout and priority, as parameters of
+    the document.
+    """
     headers = dict(payload.headers)
     length = int(headers.get("Inference-Header-Content-Length", len(payload.body)))
     document = json.loads(payload.body[:length])

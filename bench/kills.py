@@ -57,7 +57,7 @@ SETTLE = 10.0
 
 
 def write_python(folder: Path, seed: int) -> list[Job]:
-    """A model in Python that gives what it takes, and its requests."""
+    """Return a model in Python that gives what it takes, and its requests."""
     home = folder / "same" / "1"
     home.mkdir(parents=True)
     (home / "model.py").write_text(PYTHON)
@@ -101,7 +101,7 @@ def disagreements(server: Server, events: Sequence[Event]) -> list[str]:
 
 
 def wait_workers(server: Server, path: str, count: int) -> None:
-    """Returns when all workers take connections: the ids that one makes begin alike,
+    """Return when all workers take connections: the ids that one makes begin alike,
     and the kernel chooses one for each connection. What they refuse counts as no
     answer of the model at `path`."""
     own = _answers(server, "GET", "/v2/health/live")

@@ -78,7 +78,7 @@ class Reading:
 
 
 def fill(folder: Path, model: Path, count: int) -> Path:
-    """A repository folder with `count` copies of one compiled model."""
+    """Return a repository folder with `count` copies of one compiled model."""
     repository = folder / f"of-{count}"
     repository.mkdir(exist_ok=True)
     for number in range(count):
@@ -117,7 +117,9 @@ def idle_cpu(servers: list[Server], seconds: float) -> list[float]:
 def serve(
     stack: ExitStack, options: argparse.Namespace
 ) -> tuple[list[Server], list[float]]:
-    """The gateways, and how many seconds each of them took until it was ready."""
+    """Return the gateways, and how many seconds each of them took until it
+    was ready.
+    """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     source = write_models(folder / "onnx", "small")["small"]
     done = compile_models([source], folder / "compiled")

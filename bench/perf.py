@@ -80,7 +80,7 @@ def successes(client: Client) -> tuple[int, int]:
 
 
 def perf(server: Server, *options: str) -> dict[str, Any]:
-    """The one step of a run of the command."""
+    """Return the one step of a run of the command."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [*POPGATE, "perf", MODEL, "--url", server.url, "--within", "1000"]
         subprocess.run(
@@ -114,7 +114,7 @@ def by_wrk(
 
 
 def compared(connections: int, own: list[Seen], wrk: list[Seen]) -> bool:
-    """Prints both, and says whether they agree."""
+    """Print both, and says whether they agree."""
     shown, bests = [], []
     for runs in (own, wrk):
         fastest = max(runs, key=lambda run: run.rate)

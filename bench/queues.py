@@ -110,7 +110,7 @@ class Exchange:
 
 
 def round_trips(way: Way, payloads: Sequence[bytes], seconds: float) -> float:
-    """The median round trip in microseconds, one message in flight."""
+    """Return the median round trip in microseconds, one message in flight."""
     exchange = Exchange(way, payloads)
     exchange.warm_up(2)
     times = []
@@ -243,7 +243,7 @@ def size_text(size: int) -> str:
 
 
 def table(cells: Sequence[Cell], value: Callable[[Cell], float], unit: str) -> str:
-    """A Markdown table: ways by sizes, with ratios of the plain rings."""
+    """Return a Markdown table: ways by sizes, with ratios of the plain rings."""
     sizes = list(dict.fromkeys(cell.size for cell in cells))
     ways = list(dict.fromkeys(cell.way for cell in cells))
     by_key = {(cell.way, cell.size): value(cell) for cell in cells}

@@ -51,7 +51,7 @@ class Swaps:
     complaints: list[str] = field(default_factory=list)
 
     def touches(self, event: Event) -> bool:
-        """Returns whether something was replaced while the request was under way."""
+        """Return whether something was replaced while the request was under way."""
         return any(
             begun < event.ended and event.sent < done for _, begun, done in self.spans
         )
@@ -69,7 +69,7 @@ class Repository:
             self._place(name, 1)
 
     def _place(self, name: str, version: int, content: bytes | None = None) -> None:
-        """Puts a file there as operators do: beside, then renamed into its place."""
+        """Put a file there as operators do: beside, then renamed into its place."""
         folder = self._root / name / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / ".new"
@@ -77,7 +77,7 @@ class Repository:
         new.rename(folder / "m.popef")
 
     def load(self, name: str, **parameters: Any) -> int:
-        """The status of a load."""
+        """Return the status of a load."""
         connection = http.client.HTTPConnection(HOST, self._server.port, timeout=60)
         try:
             body = json.dumps({"parameters": parameters})
@@ -137,8 +137,9 @@ def models_on_devices(server: Server) -> int:
 
 
 def mapped_models(server: Server, expected: int) -> list[str]:
-    """The model files that the gateway and its devices have mapped; waits a moment
-    where they are more than expected."""
+    """Return the model files that the gateway and its devices have mapped; waits a
+    moment where they are more than expected.
+    """
     end = time.monotonic() + TIMEOUT
     while True:
         found = mapped_files(server.pids(), ".popef")

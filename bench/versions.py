@@ -89,8 +89,9 @@ def environment(tree: Path, number: int, *, pure: bool) -> dict[str, str]:
 
 
 def environment_beside(folder: Path) -> str:
-    """The Python of a new virtual environment in `folder` that has the packages of this
-    one, and no hooks of it."""
+    """Return the Python of a new virtual environment in `folder` that has the
+    packages of this one, and no hooks of it.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
     python = str(folder / "bin" / "python")
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"

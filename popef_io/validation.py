@@ -91,7 +91,7 @@ def _check_unique(
 
 
 def check_data_size(info: TensorInfo, count: int, size: int) -> None:
-    """Returns whether `size` bytes can be `count` tensors of `info`.
+    """Return whether `size` bytes can be `count` tensors of `info`.
 
     Exact for elements of fixed size. For STRING it checks that the data can hold at
     least their lengths, so a small payload cannot announce more elements than it has
@@ -110,5 +110,5 @@ def check_data_size(info: TensorInfo, count: int, size: int) -> None:
 
 
 def has_only_booleans(view: memoryview) -> bool:
-    """Returns whether all bytes are 0 or 1, as compiled code relies on."""
+    """Return whether all bytes are 0 or 1, as compiled code relies on."""
     return not view.nbytes or int(np.frombuffer(view, np.uint8).max()) <= 1

@@ -158,7 +158,7 @@ def _cannot_fill(tensor: TensorSpec, count: int) -> InvalidTensor:
 
 
 def _check_kinds(tensor: TensorSpec, data: list[Any]) -> None:
-    """Says in the protocol's words what is no string and no boolean."""
+    """Say in the protocol's words what is no string and no boolean."""
     wanted, word = {"s": (str, "string"), "b": (bool, "boolean")}.get(
         tensor.type.kind, (object, "")
     )

@@ -403,7 +403,7 @@ def _compile_one(
 
 
 def _fuser(models: list[Path], selector: str, compilations: Compilations) -> Compiler:
-    """Compiles all of `models` into one file."""
+    """Compile all of `models` into one file."""
 
     def fuse(
         source: Path, target: Path, options: CompileOptions, progress: Progress
@@ -428,7 +428,7 @@ def _check_kept(models: list[Path], target: Path) -> None:
 
 
 def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
-    """Runs a compiler and catches what it may raise."""
+    """Run a compiler and catches what it may raise."""
     from engine import EngineError
     from popef_io import PopefError
 
@@ -450,7 +450,7 @@ def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Progress]:
-    """Shows what is being done if standard error is a terminal."""
+    """Show what is being done if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done: None
         return

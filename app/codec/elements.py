@@ -212,7 +212,7 @@ class Elements:
         return raw
 
     def check_framing(self, data: bytes | bytearray | memoryview, count: int) -> None:
-        """Refuses BYTES data whose lengths do not add up to `count` elements."""
+        """Refuse BYTES data whose lengths do not add up to `count` elements."""
         offset, found, end = 0, 0, len(data)
         unpack, limit = _LENGTH.unpack_from, self.max_string_bytes
         while offset < end and found < count:

@@ -249,7 +249,7 @@ class Input:
         return Tensor(self.data_type, shape, parts, nbytes)
 
     def check_size(self, nbytes: int, accepted: Accepted) -> None:
-        """Refuses bytes that are not as many as the shape says (BYTES: any)."""
+        """Refuse bytes that are not as many as the shape says (BYTES: any)."""
         expected = accepted[2]
         if nbytes != expected and expected >= 0:
             msg = (

@@ -273,7 +273,7 @@ def _keys_in(text: bytes) -> int:
 
 
 def may_hold_booleans(text: bytes, inputs: list[Any] | dict[str, Any]) -> bool:
-    """Returns whether a boolean may stand in the values of the inputs.
+    """Return whether a boolean may stand in the values of the inputs.
 
     Between a key and the next quotation mark a list of numbers contains neither a ``u``
     nor an ``s``, which ``true`` and ``false`` do. Returns True if the text does not

@@ -44,7 +44,7 @@ def reserve(size: int) -> None:
 
 
 def ensure_room(size: int) -> None:
-    """Raises MemoryError if the process may not have `size` bytes more."""
+    """Raise MemoryError if the process may not have `size` bytes more."""
     if size <= _SMALL:
         return
     try:

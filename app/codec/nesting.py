@@ -10,7 +10,7 @@ LIST_WEIGHT = 8
 
 
 def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
-    """Refuses lists and objects nested deeper than the limit. Does not recurse."""
+    """Refuse lists and objects nested deeper than the limit. Does not recurse."""
     level: list[object] = [value]
     while level:
         deeper: list[object] = []

@@ -92,7 +92,7 @@ class NumberList:
 
 
 def may_have_lists(text: bytes) -> bool:
-    """Returns whether `parse_with_lists` is worth trying."""
+    """Return whether `parse_with_lists` is worth trying."""
     return pack is not None and len(text) >= SMALL
 
 
@@ -283,7 +283,7 @@ def _dims(inner: bytes, count: int, depth: int) -> Shape | None:
 
 
 def _check_balance(parts: list[bytes]) -> None:
-    """Refuses brackets that close more than is open, or do not close."""
+    """Refuse brackets that close more than is open, or do not close."""
     depth = 1
     for part in parts:
         characters = np.frombuffer(part, np.uint8)

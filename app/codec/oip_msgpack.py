@@ -216,7 +216,7 @@ def _feed(unpacker: Any, read: Callable[[], Any], data: Buffer) -> Any:
 
 
 def _check_strings(data: Buffer, limits: Limits) -> None:
-    """Refuses a document with too many strings without building any.
+    """Refuse a document with too many strings without building any.
 
     The document has been walked, so it is complete. Bytes after an extension type may
     be miscounted, but no document with one is built.

@@ -18,7 +18,7 @@ _UNSORTED = ("b", "s")  # kinds of datatypes whose values are not ranked
 def read_outputs(
     request: InferRequest, items: object, spec: ModelSpec, limits: Limits
 ) -> None:
-    """Reads `outputs` of a document into `request`. Raises InvalidRequest."""
+    """Read `outputs` of a document into `request`. Raises InvalidRequest."""
     if type(items) is not list:
         msg = f"'outputs' must be a list, got {type(items).__name__}"
         raise InvalidRequest(msg)

@@ -79,7 +79,7 @@ def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
 
 
 def fits(expected: Shape | None, shape: Shape) -> bool:
-    """Returns whether a shape matches one with -1 for free dimensions."""
+    """Return whether a shape matches one with -1 for free dimensions."""
     if expected is None:
         return True
     return len(expected) == len(shape) and all(
@@ -125,7 +125,7 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
 
 
 def _is_deeper(data: list[Any], rank: int) -> bool:
-    """Returns whether the first element lies below more than `rank` brackets."""
+    """Return whether the first element lies below more than `rank` brackets."""
     row: Any = data
     for _ in range(rank):
         row = row[0] if row and type(row) is list else None

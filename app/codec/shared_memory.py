@@ -85,7 +85,7 @@ class Region:
         return self._users > 0
 
     def hold(self) -> None:
-        """Keeps it until `release`."""
+        """Keep it until `release`."""
         self._users += 1
         self.used_at = time.monotonic()
 
@@ -96,7 +96,7 @@ class Region:
             self._end()
 
     def retire(self) -> None:
-        """Ends it once no request uses it."""
+        """End it once no request uses it."""
         self._is_leaving = True
         if not self._users:
             self._end()
@@ -108,7 +108,7 @@ class Region:
         self._on_end(self)
 
     def check(self, offset: int, size: int) -> None:
-        """Refuses a place that is not within the region."""
+        """Refuse a place that is not within the region."""
         name, byte_size = self.status.name, self.status.byte_size
         if offset > byte_size or (offset == byte_size and size):
             msg = f"Invalid offset for shared memory region: '{name}'"
@@ -151,7 +151,7 @@ class Region:
         return bytes(data)
 
     def write(self, offset: int, tensor: Tensor) -> None:
-        """Copies a tensor there. Raises `InvalidRequest`."""
+        """Copy a tensor there. Raises `InvalidRequest`."""
         self.check(offset, tensor.nbytes)
         if not self._writable:
             msg = (
@@ -204,7 +204,7 @@ class HeldPlaces:
         return output in self._places
 
     def put(self, output: str, tensor: Tensor) -> Mapping[str, str | int]:
-        """Writes an output to its place; the parameters that say so."""
+        """Write an output to its place; the parameters that say so."""
         region, place = self._places[output]
         if tensor.nbytes > place.byte_size:
             msg = (

@@ -309,7 +309,7 @@ class InferFront:
     async def _run(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Reads the body of a call, and sends its answer."""
+        """Read the body of a call, and sends its answer."""
         log: RequestLog = scope[KEY]
         try:
             call.arrived = time.monotonic_ns()
@@ -336,7 +336,7 @@ class InferFront:
             call.share.give_back()
 
     async def _compressed(self, call: AsgiCall, response: Response) -> Response:
-        """The answer of an inference as its client would rather have it."""
+        """Return the answer of an inference as its client would rather have it."""
         coding = self.coding_for(call.headers)
         if coding is None or call.form is not None or response.status != 200:
             return response
@@ -347,7 +347,7 @@ class InferFront:
     async def _body_or_refusal(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> Body | None:
-        """The chunks of the body; None where that was refused, or never came."""
+        """Return the chunks of the body; None where that was refused, or never came."""
         try:
             return await self._read_body(call.headers, receive, call.share)
         except BodyRefused as refused:
@@ -367,7 +367,8 @@ class InferFront:
     async def _read_body(
         self, headers: Mapping[bytes, bytes], receive: Receive, share: Share
     ) -> Body:
-        """The chunks of the body, refused before the first byte if it is too long.
+        """Return the chunks of the body, refused before the first byte if it is too
+        long.
 
         Raises BodyRefused, InvalidRequest, TransferMemoryFull or ClientGone.
         """
@@ -435,7 +436,7 @@ async def _refuse_body(
     refused: BodyRefused,
     form: object,
 ) -> None:
-    """Answers at once, then reads on for a moment before the connection is closed."""
+    """Answer at once, then reads on for a moment before the connection is closed."""
     error = _in_form(ErrorResponse.of(refused.why, close=True), form)
     await send(
         {

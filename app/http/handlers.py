@@ -128,7 +128,7 @@ class AllowedMethods:
         ]
 
     def of(self, path: str) -> set[str]:
-        """The methods of a path; empty if it is not in the document."""
+        """Return the methods of a path; empty if it is not in the document."""
         for pattern, methods in self._paths:
             if pattern.match(path):
                 return methods
@@ -141,7 +141,9 @@ def _route_path(scope: Scope) -> str:
 
 
 def _allowed(request: Request, known: str) -> Header:
-    """The header that names the methods; `known` are those that one route has named."""
+    """Return the header that names the methods; `known` are those that one
+    route has named.
+    """
     allowed: AllowedMethods | None = getattr(request.app.state, "allowed", None)
     methods = set() if allowed is None else allowed.of(_route_path(request.scope))
     # Else no part of the documented interface.

@@ -37,7 +37,7 @@ class Listeners:
     def __init__(
         self, settings: Settings, inherited: Mapping[str, socket.socket] | None = None
     ) -> None:
-        """Raises `ListenError`, with nothing left open."""
+        """Raise `ListenError`, with nothing left open."""
         self._settings = settings
         self.inherited = dict(inherited or {})
         self._open: list[socket.socket] = [*self.inherited.values()]

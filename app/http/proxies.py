@@ -30,7 +30,7 @@ class TrustedProxies:
         return self._unix or bool(self._networks)
 
     def is_one(self, address: str) -> bool:
-        """Returns whether an address is a proxy's; empty is that of a Unix socket."""
+        """Return whether an address is a proxy's; empty is that of a Unix socket."""
         if not address:
             return self._unix
         if not self._networks:
@@ -77,7 +77,7 @@ def _listed(given: bytes) -> list[str]:
 
 
 def _forwarded(headers: Mapping[bytes, bytes]) -> list[str]:
-    """The addresses behind ``for=`` in the header Forwarded (RFC 7239)."""
+    """Return the addresses behind ``for=`` in the header Forwarded (RFC 7239)."""
     found = []
     for element in headers.get(b"forwarded", b"").decode("latin-1").split(","):
         for pair in element.split(";"):
@@ -88,7 +88,7 @@ def _forwarded(headers: Mapping[bytes, bytes]) -> list[str]:
 
 
 def _bare(value: str) -> str:
-    """An address without quotes, brackets and port."""
+    """Return an address without quotes, brackets and port."""
     value = value.strip().strip('"')
     if value.startswith("["):
         return value[1:].partition("]")[0]

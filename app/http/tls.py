@@ -46,7 +46,7 @@ class Certificate:
     def __init__(
         self, certificate: Path, key: Path | None = None, client_ca: Path | None = None
     ) -> None:
-        """Raises `TlsError`."""
+        """Raise `TlsError`."""
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca

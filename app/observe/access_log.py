@@ -87,7 +87,7 @@ class AccessLog:
         return bool(self.ratio)
 
     def wants_answered(self) -> bool:
-        """Returns whether the next answered request is in the sample. Counts it."""
+        """Return whether the next answered request is in the sample. Counts it."""
         if self.left:
             self.left -= 1
             return False

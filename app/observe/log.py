@@ -77,7 +77,7 @@ def _iso_8601(record: logging.LogRecord) -> str:
 
 
 def set_up_logging(level: str, style: str = "text") -> None:
-    """Sends every logger's records to standard error, in one style, by a thread.
+    """Send every logger's records to standard error, in one style, by a thread.
 
     uvicorn's messages about its own start and end appear only at `debug`: `popgate
     serve` prints the facts that people need.
@@ -107,7 +107,7 @@ def last_lines(most: int) -> list[str]:
 
 
 def is_written() -> bool:
-    """Returns whether all that was logged is written, after a moment at most.
+    """Return whether all that was logged is written, after a moment at most.
 
     If not, no program reads the log, and a thread holds the lock of standard error.
     """

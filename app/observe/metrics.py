@@ -164,7 +164,7 @@ class ModelMetrics:
         input_ns: int = 0,
         output_ns: int = 0,
     ) -> None:
-        """Ends a request that was answered. Costs well under a microsecond.
+        """End a request that was answered. Costs well under a microsecond.
 
         ``total_ns`` is from the complete body to the complete answer; ``input_ns`` is
         decoding and validating, ``output_ns`` encoding. ``rows`` is the number of

@@ -72,7 +72,7 @@ class OwnMetrics:
                 )
 
     def _take(self, process: object, model: str, told: MetricTold) -> str:
-        """Returns why not."""
+        """Return why not."""
         family = self._families.get(told.name)
         if family is not None and family.kind != told.kind and not family.is_live:
             for old in family.series.values():

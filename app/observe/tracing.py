@@ -98,7 +98,7 @@ class TraceFile:
         self._broken = False
 
     def append(self, entries: list[dict[str, Any]]) -> None:
-        """Adds `entries`, over the bracket that closes the array."""
+        """Add `entries`, over the bracket that closes the array."""
         if self._broken:
             return
         text = b",\n".join(orjson.dumps(entry) for entry in entries) + b"\n]\n"
@@ -136,7 +136,7 @@ class Tracer:
         self._traces = 0
 
     def wants(self) -> bool:
-        """Returns whether the next request is in the sample. Counts it."""
+        """Return whether the next request is in the sample. Counts it."""
         self._seen += 1
         if self.left == 0 or self._seen % self.settings.rate:
             return False
@@ -151,7 +151,7 @@ class Tracer:
         inputs: Mapping[str, Tensor],
         outputs: Mapping[str, Tensor],
     ) -> None:
-        """Writes one request of the sample; `model` is its name and version."""
+        """Write one request of the sample; `model` is its name and version."""
         number = self._tracing.next_id()
         name, version = model
         head: dict[str, Any] = {
@@ -178,7 +178,7 @@ class Tracer:
         self._write(entries)
 
     def flush(self) -> None:
-        """Writes what waits for a file of its own."""
+        """Write what waits for a file of its own."""
         if self._pending:
             self._tracing.write_numbered(self._pending)
         self._pending, self._traces = [], 0
@@ -258,7 +258,7 @@ class Tracing:
         return replace(tracer.settings, count=tracer.left)
 
     def update(self, model: str | None, changes: Mapping[str, Any]) -> None:
-        """Changes fields of the settings; None takes a change back."""
+        """Change fields of the settings; None takes a change back."""
         mine = {**self._changes.get(model, {}), **changes}
         self._changes[model] = {k: v for k, v in mine.items() if v is not None}
         if model is not None and not self._changes[model]:
@@ -286,7 +286,7 @@ class Tracing:
             self._file.append(entries)
 
     def write_numbered(self, entries: list[dict[str, Any]]) -> None:
-        """Writes a file of its own, beside the trace file."""
+        """Write a file of its own, beside the trace file."""
         if self._path is None:
             return
         path = self._path.with_name(f"{self._path.name}.{next(self._numbers)}")
@@ -295,7 +295,7 @@ class Tracing:
         file.close()
 
     def close(self) -> None:
-        """Writes what has not been written; nothing is traced from now on."""
+        """Write what has not been written; nothing is traced from now on."""
         for tracer in self._tracers.values():
             tracer.flush()
         if self._file is not None:

@@ -98,7 +98,7 @@ class CompileCache:
         self._running().run(compile_into, *job)
 
     def close(self) -> None:
-        """Ends what is being compiled, and refuses everything from now on."""
+        """End what is being compiled, and refuses everything from now on."""
         self._closed = True
         if self._compilations is not None:
             self._compilations.close()
@@ -176,7 +176,7 @@ def compile_into(
     options_message: Mapping[str, Any],
     progress: Progress,
 ) -> None:
-    """Compiles an ONNX file with changes. Runs in the process that compiles."""
+    """Compile an ONNX file with changes. Runs in the process that compiles."""
     from engine.compiler import CompileOptions, compile_model
 
     source = Path(source_name)

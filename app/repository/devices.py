@@ -148,7 +148,7 @@ class GatewayDevices:
         self._devices = devices
 
     def watch(self) -> None:
-        """Lets the running event loop drive the attached devices from now on."""
+        """Let the running event loop drive the attached devices from now on."""
         self._loop = loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._watches = [
@@ -253,7 +253,7 @@ class GatewayDevices:
         ]
 
     def unwatch(self) -> None:
-        """Stops driving; nothing is resolved after this."""
+        """Stop driving; nothing is resolved after this."""
         for watch in self._watches:
             watch.close()
         self._watches = []
@@ -262,7 +262,7 @@ class GatewayDevices:
             self._stop_driving(device)
 
     def close(self) -> None:
-        """Detaches all devices: their processes end. Blocks for up to seconds."""
+        """Detach all devices: their processes end. Blocks for up to seconds."""
         for device in (*self._devices, *self._ended, *self._python):
             device.close()
 

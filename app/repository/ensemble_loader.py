@@ -117,7 +117,7 @@ class EnsembleLoader:
         )
 
     async def require(self, name: str, models: Sequence[str]) -> None:
-        """Returns when the models that `name` calls are loaded. Raises `LoadError`."""
+        """Return when the models that `name` calls are loaded. Raises `LoadError`."""
         for model in models:
             await self._present(name, model)
 
@@ -163,7 +163,7 @@ class EnsembleLoader:
         return [*steps, *(found.config.models or ())]
 
     def _check_circle(self, user: str, member: str) -> None:
-        """Raises `LoadError` where `member` needs `user`, however far down."""
+        """Raise `LoadError` where `member` needs `user`, however far down."""
         if leads_to(member, user, self.needs_of):
             way = "itself" if member == user else f"{member!r}, which runs it"
             raise LoadError(f"{user!r} would run {way}")

@@ -105,7 +105,7 @@ class LoadedModel:
         return self.spec.version
 
     def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
-        """Returns whether loading that again would make no difference."""
+        """Return whether loading that again would make no difference."""
         return self.config == config and self.source == source
 
     def save(self) -> None:

@@ -188,7 +188,7 @@ class ModelControl:
         return record
 
     async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
-        """Stops serving a model, after its last request, on a client's request.
+        """Stop serving a model, after its last request, on a client's request.
 
         With `dependents` the members of an ensemble are unloaded too, unless another
         served ensemble needs them. Raises `RepositoryError`, or `ControlRefused` if the
@@ -218,7 +218,7 @@ class ModelControl:
                 self._repository.record(name)
 
     def stop(self) -> None:
-        """Polls no more."""
+        """Poll no more."""
         if self._polling is not None:
             self._polling.cancel()
         for _, task in self._watching.values():
@@ -413,7 +413,7 @@ class ModelControl:
         await self._drop_unused(url)
 
     async def _drop_unused(self, url: RemoteUrl) -> None:
-        """Removes from the cache what nothing is made of any more."""
+        """Remove from the cache what nothing is made of any more."""
         remote = self._remote(url)
         models = self._repository.models()
         used = [f for model in models for s in model.sources for f in s.files]

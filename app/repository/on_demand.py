@@ -29,7 +29,7 @@ class OnDemandLoader:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """Returns when the version is loaded, or cannot be, or is not on offer.
+        """Return when the version is loaded, or cannot be, or is not on offer.
 
         Raises `engine.DeadlineExceeded` at the request's deadline, and
         `engine.QueueFull` if too many requests wait already.
@@ -66,7 +66,7 @@ class OnDemandLoader:
         load.result()
 
     def close(self) -> None:
-        """Gives up what is being loaded."""
+        """Give up what is being loaded."""
         for load in self._loads.values():
             load.cancel()
 

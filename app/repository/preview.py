@@ -418,7 +418,7 @@ def _placed(name: str, text: str, place: str = "") -> str:
 
 
 def _odd_entries(folder: Path) -> Iterator[str]:
-    """Notes on what lies in a model's folder and was probably meant for us."""
+    """Note on what lies in a model's folder and was probably meant for us."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:  # there is none, or it is told elsewhere

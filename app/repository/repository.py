@@ -163,7 +163,7 @@ class ModelRepository:
         return self._records.setdefault(name, ModelRecord(name))
 
     def forget(self, name: str) -> None:
-        """Drops the record of a model that is not served."""
+        """Drop the record of a model that is not served."""
         record = self._records.get(name)
         if record is not None and not record.serving:
             del self._records[name]
@@ -205,7 +205,7 @@ class ModelRepository:
             await self._drain(leaving)
 
     async def unload(self, name: str) -> None:
-        """Stops serving a model, after its last request."""
+        """Stop serving a model, after its last request."""
         record = self._records[name]
         async with record.lock:
             left = [entry.on(Event.UNLOAD) for entry in record.versions.values()]
@@ -237,7 +237,7 @@ class ModelRepository:
                     await self._unload_pool.run(loaded.save)
 
     def close(self) -> None:
-        """Serves nothing from now on. The runners end with their devices."""
+        """Serve nothing from now on. The runners end with their devices."""
         self._closing = True
         for record in self.models():
             record.versions.clear()
@@ -413,7 +413,7 @@ class ModelRepository:
         )
 
     async def _evict(self, record: ModelRecord, entry: VersionRecord) -> None:
-        """Takes an idle version out of memory; the next request loads it again.
+        """Take an idle version out of memory; the next request loads it again.
 
         So does one to an ensemble of which it is a part.
         """
@@ -476,7 +476,7 @@ class ModelRepository:
 
 
 def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    """Returns whether this is its thread, and it is at work."""
+    """Return whether this is its thread, and it is at work."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

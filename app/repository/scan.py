@@ -238,7 +238,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_passed_over(name: str) -> bool:
-    """Returns whether it was not put there to be served."""
+    """Return whether it was not put there to be served."""
     return name.startswith(".") or name == "__pycache__"
 
 

@@ -27,7 +27,7 @@ class Uploads:
     """The uploaded files of one process. For one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes nothing until something is stored."""
+        """Make nothing until something is stored."""
         self._wanted = folder
         self._mine: Path | None = None
         self._lock = -1
@@ -65,7 +65,7 @@ class Uploads:
         shutil.rmtree(root, ignore_errors=True)
 
     def close(self) -> None:
-        """Removes everything."""
+        """Remove everything."""
         if self._mine is not None:
             shutil.rmtree(self._mine, ignore_errors=True)
             os.close(self._lock)

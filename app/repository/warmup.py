@@ -111,7 +111,7 @@ def run_example(
     fill: int = 1,
     until: float = math.inf,
 ) -> None:
-    """Runs the values that are shown as an example, as a request with them would.
+    """Run the values that are shown as an example, as a request with them would.
 
     `example` are values by input of `visible`, the model as requests see it. Other
     inputs of `spec` get ones, with free dimensions of `fill`. The run must end by
@@ -145,7 +145,7 @@ def _run_all(
     until: float,
     fill: int,
 ) -> bool:
-    """Returns whether anything was run. Raises `WarmupFailed` as soon as a run
+    """Return whether anything was run. Raises `WarmupFailed` as soon as a run
     fails."""
     budget = _Budget(until)
     ran = False
@@ -182,7 +182,7 @@ class _Budget:
         return self._per_row * run.rows <= self._left
 
     def spend(self, runner: ModelRunner, run: _Run) -> None:
-        """Runs it."""
+        """Run it."""
         started = time.monotonic()
         _run_everywhere(runner, run, self._until)
         seconds = time.monotonic() - started

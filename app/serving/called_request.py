@@ -47,7 +47,7 @@ class Caller(Protocol):
     """The process of the model that calls."""
 
     def check(self, model: str) -> None:
-        """Raises Refused if the call would lead back to the caller."""
+        """Raise Refused if the call would lead back to the caller."""
 
     def requesters(self, numbers: Sequence[int]) -> list[Requester | None]:
         """Return the requests with these numbers, for which the call is made."""

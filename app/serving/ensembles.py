@@ -234,7 +234,7 @@ class EnsembleScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> EnsembleRequest:
-        """Raises RunnerClosed."""
+        """Raise RunnerClosed."""
         return self._runner.submit(
             request.inputs,
             deadline=deadline,

@@ -21,12 +21,12 @@ class Form(Protocol):
     not_one: str
 
     def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
-        """Raises `RequestError`."""
+        """Raise `RequestError`."""
 
     def encode(
         self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
     ) -> Response:
-        """Raises `RequestError`."""
+        """Raise `RequestError`."""
 
 
 @runtime_checkable

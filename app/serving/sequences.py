@@ -157,7 +157,7 @@ class SequenceScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> SequenceRequest:
-        """Queues a request behind those of its sequence; never blocks.
+        """Queue a request behind those of its sequence; never blocks.
 
         Raises `InvalidRequest` for one that belongs to no sequence, `QueueFull`, and
         what the runner raises.

@@ -209,7 +209,7 @@ class StepScheduler:
         run.inner = self._submit(run, partial(self._stepped, run))
 
     def _submit(self, run: StepRun, on_done: Callable[[Submitted], None]) -> Submitted:
-        """Raises what the runner raises."""
+        """Raise what the runner raises."""
         return self._runner.submit(
             run.inputs,
             deadline=run.deadline,

@@ -89,7 +89,7 @@ class TransferMemory:
         return self.held > self.limit
 
     def check(self) -> None:
-        """Raises `TransferMemoryFull` if it is so now."""
+        """Raise `TransferMemoryFull` if it is so now."""
         if self.is_full:
             raise self.refusal()
 
@@ -148,7 +148,7 @@ class Share:
         self.size = 0
 
     def take(self, count: int) -> None:
-        """Counts so many bytes more. Raises `TransferMemoryFull`."""
+        """Count so many bytes more. Raises `TransferMemoryFull`."""
         self.size += count
         self._memory.held += count
         if self.size > SMALL and self._memory.is_full:

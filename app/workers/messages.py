@@ -32,7 +32,7 @@ class TooLong(Exception):
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Raises `TooLong`, and OSError as sockets do."""
+    """Raise `TooLong`, and OSError as sockets do."""
     raw = msgpack.packb(message)
     if len(raw) > MOST:
         raise TooLong

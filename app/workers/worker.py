@@ -118,7 +118,7 @@ class Worker:
             self._begin(self._watch_keys())
 
     async def stop(self) -> None:
-        """Leaves all devices."""
+        """Leave all devices."""
         asyncio.get_running_loop().remove_reader(self._sock.fileno())
         for task in list(self._tasks):
             task.cancel()
@@ -131,7 +131,7 @@ class Worker:
         self._send({"op": "listening"})
 
     async def abort(self) -> None:
-        """Fails every request in flight."""
+        """Fail every request in flight."""
         for joined in self._devices.values():
             joined.close()
         self._devices.clear()
@@ -497,7 +497,7 @@ class _Joined:
         self._lost_fd = -1
 
     async def open(self, device_id: str, door: socket.socket) -> None:
-        """Raises EngineError."""
+        """Raise EngineError."""
         try:
             device = await asyncio.to_thread(JoinedDevice, device_id, door)
             device.adopt()

@@ -84,7 +84,9 @@ class Scenario:
             yield self._varied(number, sizes)
 
     def _varied(self, number: int, sizes: set[int]) -> Request:
-        """The request with this number, and a body of a size that no other has."""
+        """Return the request with this number, and a body of a size that no
+        other has.
+        """
         inputs = self.inputs(number, 1 + number % MOST_DECIMALS)
         source = random.Random(number)
         trace = f"00-{source.getrandbits(128):032x}-{source.getrandbits(64):016x}-01"

@@ -129,11 +129,13 @@ def ray_cluster(settings: dict[str, Any] | None = None) -> Iterator[RayCluster]:
 
 
 def devices_of(pid: int) -> set[int]:
-    """The device processes of a replica."""
+    """Return the device processes of a replica."""
     return {p for p in children(pid) if any("engine" in w for w in command_line(p))}
 
 
 def ready_beside(pid: int) -> set[int]:
-    """The processes that Ray keeps on the node of a replica and does not use yet."""
+    """Return the processes that Ray keeps on the node of a replica and does
+    not use yet.
+    """
     node = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return {p for p in children(node) if command_line(p)[:1] == ["ray::IDLE"]}

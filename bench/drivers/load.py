@@ -93,7 +93,7 @@ def prepared(path: str, payloads: Iterable[Payload]) -> Iterator[Prepared]:
 
 
 def whole(path: str, payload: Payload) -> bytes:
-    """The request with its head."""
+    """Return the request with its head."""
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1"]
     lines += [f"{name}: {value}" for name, value in payload.headers.items()]
     lines += [f"Content-Length: {len(payload.body)}", "", ""]

@@ -39,7 +39,7 @@ Way = Callable[[], object]
 
 
 def training() -> tuple[popxl.Ir, dict[Any, Any]]:
-    """A training step of two layers."""
+    """Return a training step of two layers."""
     rng = np.random.default_rng(0)
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
@@ -144,7 +144,7 @@ def _layer(x: Any, *weights: Any) -> Any:
 
 
 def learner(weights: list[Weights], x: Any, y: Any) -> Callable[[], float]:
-    """A training step of the transformer; each call gives its loss."""
+    """Return a training step of the transformer; each call gives its loss."""
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         source = popxl.h2d_stream(x.shape, popxl.float32, "x")

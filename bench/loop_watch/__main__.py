@@ -51,7 +51,7 @@ Ask = tuple[str, dict[str, str], bytes]
 
 
 def identity(kind: int, *dims: str) -> onnx.ModelProto:
-    """A model that gives back as many elements as it gets."""
+    """Return a model that gives back as many elements as it gets."""
     node = helper.make_node("Identity", ["x"], ["y"])
     x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
     graph = helper.make_graph([node], "identity", [x], [y])
@@ -60,7 +60,7 @@ def identity(kind: int, *dims: str) -> onnx.ModelProto:
 
 
 def framed(model: str, datatype: str, count: int, data: bytes, **more: Any) -> Ask:
-    """A request in the binary extension."""
+    """Return a request in the binary extension."""
     shape = [1, count] if model == "rows" else [count]
     item: dict[str, Any] = {"name": "x", "shape": shape, "datatype": datatype}
     item["parameters"] = {"binary_data_size": len(data)}

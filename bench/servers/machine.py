@@ -44,7 +44,7 @@ class Machine:
 
 
 def describe() -> Machine:
-    """The machine this runs on."""
+    """Return the machine this runs on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
         date=date.today().isoformat(),
@@ -60,7 +60,7 @@ def describe() -> Machine:
 
 
 def is_compiled() -> bool:
-    """Returns whether the hot path that this Python runs is compiled
+    """Return whether the hot path that this Python runs is compiled
     (docs/how-to/tune.md)."""
     spec = importlib.util.find_spec("engine.runner.replica_channel")
     return spec is not None and not str(spec.origin).endswith(".py")

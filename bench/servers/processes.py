@@ -36,7 +36,7 @@ def tree(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Returns whether the process runs; a zombie does not."""
+    """Return whether the process runs; a zombie does not."""
     return _state(pid) not in ("", "Z", "X")
 
 

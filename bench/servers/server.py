@@ -38,7 +38,7 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on, nor will by chance.
+    """Return a port of 127.0.0.1 that nothing listens on, nor will by chance.
 
     It is none of those that the kernel gives out on request, so no process
     gets it between this call and the start of a server.
@@ -118,7 +118,7 @@ class Server:
         return f"http://{HOST}:{self.port}"
 
     def log(self, last: int = 60) -> str:
-        """The last lines that the server wrote."""
+        """Return the last lines that the server wrote."""
         text = Path(self._log.name).read_text(errors="replace")
         return "\n".join(text.splitlines()[-last:])
 
@@ -153,7 +153,7 @@ class Server:
         return time.monotonic() - self.started
 
     def pids(self) -> list[int]:
-        """The process and everything below it."""
+        """Return the process and everything below it."""
         return tree(self.pid)
 
     def cpu(self) -> float:
@@ -161,11 +161,11 @@ class Server:
         return cpu_seconds(self.pids())
 
     def device_pids(self) -> list[int]:
-        """The device processes of a gateway."""
+        """Return the device processes of a gateway."""
         return self._children("engine.worker.device_process")
 
     def worker_pids(self) -> list[int]:
-        """The workers of a gateway that has some."""
+        """Return the workers of a gateway that has some."""
         return self._children("app.workers.process")
 
     def _children(self, module: str) -> list[int]:

@@ -65,7 +65,7 @@ Feed = dict[str, np.ndarray[Any, Any]]
 
 
 def batch_of(tokens: Sequence[int]) -> Feed:
-    """A padded batch of rows of these lengths."""
+    """Return a padded batch of rows of these lengths."""
     random = np.random.default_rng(sum(tokens))
     mask = (np.arange(max(tokens)) < np.array(tokens)[:, None]).astype(np.int64)
     ids = random.integers(4, WORDS, mask.shape) * mask
@@ -87,7 +87,7 @@ def sorted_batches(tokens: Sequence[int]) -> list[list[int]]:
 
 
 def padding_of(batches: Sequence[Sequence[int]]) -> float:
-    """The part of all batches that is padding."""
+    """Return the part of all batches that is padding."""
     padded = sum(len(batch) * max(batch) for batch in batches)
     return 1 - sum(map(sum, batches)) / padded
 
@@ -117,7 +117,7 @@ class Rates(NamedTuple):
 
 
 def of_popgate(text: str) -> dict[str, Any]:
-    """The document of PopGate's own form."""
+    """Return the document of PopGate's own form."""
     return {"inputs": {"text": [text]}}
 
 
@@ -149,7 +149,7 @@ async def served(
 
 
 def alone(model: Path, given: Sequence[str]) -> float:
-    """The median time of the tokenizer and one run for each text, in seconds."""
+    """Return the median time of the tokenizer and one run for each text, in seconds."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model.parent / "tokenizer.json"))
@@ -167,7 +167,9 @@ def alone(model: Path, given: Sequence[str]) -> float:
 
 
 def batches_run(path: Path, tokens: Sequence[int], in_flight: int) -> list[list[int]]:
-    """The lengths of the batches that a device makes of so many rows at a time."""
+    """Return the lengths of the batches that a device makes of so many rows
+    at a time.
+    """
     began: dict[int, list[int]] = defaultdict(list)
     with DeviceManager("cpu:1").get_device() as device:
         config = ModelRunnerConfig(replica_to_device={0: device}, batching_dim=None)

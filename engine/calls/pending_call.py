@@ -87,6 +87,6 @@ class PendingStream(PendingCall):
         self._responses.put(None)
 
     def __iter__(self) -> Iterator[Outputs]:
-        """Raises how it failed, behind the last response."""
+        """Raise how it failed, behind the last response."""
         yield from iter(self._responses.get, None)
         _ = self.result

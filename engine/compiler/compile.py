@@ -233,7 +233,7 @@ class _Trial:
         self._executor.run((LOAD,), WeightStreams(package.weights))
 
     def run(self, part: Part, limit: TimeLimit) -> Run:
-        """Runs the main program, by the graph's own names."""
+        """Run the main program, by the graph's own names."""
 
         def run(feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
             streams = _TensorStreams(

@@ -100,7 +100,7 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Serves until the owner is gone. Never returns."""
+    """Serve until the owner is gone. Never returns."""
     leave_ending_to_owner()
     number, module, function, *imports = arguments
     job = getattr(importlib.import_module(module), function)

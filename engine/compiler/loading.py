@@ -103,7 +103,7 @@ def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
 
 
 def _fails(model: Any, weights: Sequence[Weight], count: int, text: str) -> bool:
-    """Returns whether the first `count` nodes alone fail with `text`."""
+    """Return whether the first `count` nodes alone fail with `text`."""
     part = type(model)()
     part.CopyFrom(model)
     del part.graph.node[count:]

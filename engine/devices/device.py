@@ -168,7 +168,7 @@ class Device(LinkedDevice):
     # -- talking to its process
 
     def check_responsive(self) -> bool:
-        """Returns whether the process answers within `ping_timeout` seconds; one that
+        """Return whether the process answers within `ping_timeout` seconds; one that
         does not is killed. Blocks meanwhile.
 
         Callers that wait long for it call this from time to time; the process answers
@@ -392,7 +392,7 @@ class Device(LinkedDevice):
         return bool(connection.link.words[SUCCEEDED] >> (replica & 63) & 1)
 
     def _assure(self) -> None:
-        """Raises DeviceLost if `check_responsive` finds it lost."""
+        """Raise DeviceLost if `check_responsive` finds it lost."""
         if not self.check_responsive():
             self._refuse_if_closed()
             if self.state is DeviceState.READY:  # this is the first to notice its death
@@ -400,7 +400,7 @@ class Device(LinkedDevice):
             raise self.loss()
 
     def _is_present(self, process: LaunchedProcess) -> bool:
-        """Returns whether it is still the device's, as far as is known."""
+        """Return whether it is still the device's, as far as is known."""
         return self.state is DeviceState.READY and process is self._launcher.process
 
     def loading(self, name: str) -> AbstractContextManager[None]:

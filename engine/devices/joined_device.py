@@ -39,7 +39,7 @@ class JoinedDevice(LinkedDevice):
     """
 
     def __init__(self, device_id: str, door: socket.socket) -> None:
-        """Raises DeviceLost if the process has died."""
+        """Raise DeviceLost if the process has died."""
         super().__init__(device_id, spin_us=0)
         self.ping_timeout = ANSWER_TIMEOUT
         self._on_lost: list[Callable[[JoinedDevice], None]] = []

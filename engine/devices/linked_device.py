@@ -74,7 +74,7 @@ class LinkedDevice(ABC):
 
     @abstractmethod
     def check_responsive(self) -> bool:
-        """Returns whether the process answers within `ping_timeout` seconds."""
+        """Return whether the process answers within `ping_timeout` seconds."""
 
     @abstractmethod
     def want(self) -> DeviceLost:
@@ -159,7 +159,7 @@ class LinkedDevice(ABC):
         return self._blocking.adopted
 
     def look(self, alone: bool) -> bool:
-        """Returns whether `collect` would find something; looks at memory only.
+        """Return whether `collect` would find something; looks at memory only.
 
         `alone`: the caller keeps polling, for the only request in flight. For the
         thread that drives; if the process has ended, there is nothing to wait for.
@@ -239,7 +239,7 @@ class LinkedDevice(ABC):
         return count
 
     def check(self) -> bool:
-        """Returns whether the process lives; if not, its requests fail now."""
+        """Return whether the process lives; if not, its requests fail now."""
         self.origin.check("Device")
         connection = self._connection
         if connection is None or self.state is not DeviceState.READY:

@@ -39,7 +39,7 @@ class ModelDescription:
 def describe_model(
     model: ModelFiles, config: ModelRunnerConfig | None = None
 ) -> ModelDescription:
-    """Reads the files' metadata; loads nothing.
+    """Read the files' metadata; loads nothing.
 
     Raises InvalidModel for files that are invalid or lack data, and InvalidConfig if
     the model cannot follow the configuration.

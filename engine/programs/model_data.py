@@ -44,7 +44,7 @@ class ModelData:
         return source()
 
     def check(self, handle: str) -> None:
-        """Raises InvalidModel if `read` would raise it; reads nothing."""
+        """Raise InvalidModel if `read` would raise it; reads nothing."""
         if handle not in self._sources:
             self._sources[handle] = self._open(handle)
 

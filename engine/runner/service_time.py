@@ -114,7 +114,7 @@ class ServiceTime:
             self._find_longest()
 
     def is_slower(self, rows: int, compute_ns: int) -> bool:
-        """Returns whether a cancelled batch had run for longer than its estimate."""
+        """Return whether a cancelled batch had run for longer than its estimate."""
         return compute_ns > self._time_of(max(1, rows))[0] > 0
 
     def _find_longest(self) -> None:

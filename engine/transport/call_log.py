@@ -59,7 +59,7 @@ class CallLog:
 
     @classmethod
     def attach(cls, fd: int) -> CallLog:
-        """Takes over `fd`."""
+        """Take over `fd`."""
         memory = SharedMemory.attach(fd, SIZE)
         memory.detach_fd()
         return cls(memory)

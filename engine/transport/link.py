@@ -99,7 +99,7 @@ class Submissions(RingCounters):
         self._table = view[_SUBMISSIONS_AT : _SUBMISSIONS_AT + 8 * SLOTS].cast("Q")
 
     def put(self, channel: int) -> bool:
-        """Returns False if the ring is full."""
+        """Return False if the ring is full."""
         written = self.written
         if written - self._read_seen >= SLOTS:
             self._read_seen = self._control[READ_WORD]

@@ -424,7 +424,7 @@ class SpscRingBuffer(Generic[T]):
         return self._ring.read_available
 
     def write_available(self) -> bool:
-        """Returns whether `write_lock` would return at once."""
+        """Return whether `write_lock` would return at once."""
         return self._write_locked or self._ring.write_available > 0
 
     def invalidate(self) -> None:

@@ -73,13 +73,13 @@ class ClientChannel:
         return slots
 
     def put_back(self, slots: list[int]) -> None:
-        """Undoes the last `input_slots`."""
+        """Undo the last `input_slots`."""
         for ring, slot in zip(self.channel.inputs, slots, strict=True):
             if slot >= 0:
                 ring.unlock_last()
 
     def release(self, count: int) -> None:
-        """Gives back so many requests, and all inputs that are read-locked."""
+        """Give back so many requests, and all inputs that are read-locked."""
         self.channel.requests.read_complete(count)
         for ring in self.channel.inputs:
             ring.complete_held()

@@ -126,7 +126,7 @@ def _kind(plan: BatchPlan, policy: BatchingPolicy) -> type[Replica]:
 
 
 def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
-    """Returns whether requests are split or joined to runs, or run piece by piece."""
+    """Return whether requests are split or joined to runs, or run piece by piece."""
     if policy.conditional or not plan.run_units:
         return False
     if plan.run_units > 1:

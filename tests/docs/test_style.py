@@ -18,6 +18,13 @@ NOT_FIRST = (
     "When", "Of", "As", "For", "The same", "From", "Also", "Those", "It", "Nobody",
     "Nothing",
 )  # fmt: skip
+#: First words of functions in the third person: the imperative is shorter.
+THIRD_PERSON = (
+    "Returns", "Raises", "Yields", "Runs", "Writes", "Refuses", "Removes", "Takes",
+    "Stops", "Serves", "Ends", "Makes", "Reads a", "Gives", "Fails", "Keeps", "Lets",
+    "Compiles", "Sends", "Loads", "Shows", "Leaves", "Begins", "Copies", "Puts",
+    "Drops", "Adds", "Says", "Waits", "Fills", "Brings", "Downloads", "Appends",
+)  # fmt: skip
 #: Words that stand for one of the field's own, and the word to use.
 NOT_USED = {
     r"[Ww]hoever": "the client, the caller",
@@ -59,6 +66,32 @@ def test_docstrings_begin_with_the_thing() -> None:
         if begins.match(text)
     ]
     assert not wrong, "begin with a verb, or with the noun that the thing is"
+
+
+def functions(path: Path) -> Iterator[tuple[ast.FunctionDef, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+            yield node, text
+
+
+def gives_a_value(node: ast.FunctionDef) -> bool:
+    """Return whether callers get a value from it, which is no property."""
+    wrapped = " ".join(ast.unparse(each) for each in node.decorator_list)
+    if re.search(r"property|\.setter|contextmanager|fixture", wrapped):
+        return False
+    kind = ast.unparse(node.returns) if node.returns is not None else "None"
+    return not re.match(r"None|NoReturn|Iterator|Generator", kind)
+
+
+def test_functions_begin_with_a_verb() -> None:
+    person = re.compile(rf"(?:{'|'.join(THIRD_PERSON)})\b")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}"
+        for path in sources()
+        for node, text in functions(path)
+        if person.match(text) or (re.match("The |A |An ", text) and gives_a_value(node))
+    ]
+    assert not wrong, "begin with the imperative: Return ..., Raise ..."
 
 
 @pytest.mark.parametrize("pattern", NOT_USED)

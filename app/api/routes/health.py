@@ -17,7 +17,7 @@ _READY: dict[int | str, dict[str, object]] = {
 @router.get("/v1/health/live", summary="Check that the process is alive")
 @router.get("/v2/health/live", summary="Check that the process is alive")
 async def live() -> Live:
-    """Answers as long as the server can answer at all. Restart it if this fails."""
+    """Answer as long as the server can answer at all. Restart it if this fails."""
     return Live(live=True)
 
 

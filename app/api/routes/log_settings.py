@@ -31,7 +31,7 @@ async def get_log_settings(gateway: GatewayOf) -> LogDocument:
     openapi_extra=documented(LogRequest),
 )
 async def update_log_settings(gateway: GatewayOf, request: Request) -> LogDocument:
-    """Changes the named settings and returns all of them. They apply immediately.
+    """Change the named settings and returns all of them. They apply immediately.
 
     A `log_verbose_level` above 0 shows debugging records. The place of the log is set
     when the server starts, so `log_file` is refused.

@@ -167,7 +167,7 @@ async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
     openapi_extra=documented(LoadRequest),
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelState:
-    """Loads the present files of the model in the repository.
+    """Load the present files of the model in the repository.
 
     A body is not needed; it may bring a configuration and files, as the protocol's
     load does.
@@ -190,7 +190,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelSt
     tags=_TAGS,
 )
 async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
-    """Stops serving it. Requests that are in flight are answered first."""
+    """Stop serving it. Requests that are in flight are answered first."""
     find_model(gateway, name)
     return _state(await gateway.control.unload(name))
 

@@ -167,7 +167,7 @@ async def repository_index(
     openapi_extra=documented(LoadRequest),
 )
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
-    """Loads the model's files in the repository, or those in the request.
+    """Load the model's files in the repository, or those in the request.
 
     The parameter `config` (a model configuration, as JSON text) overrides all others;
     `file:<version>/<name>` are files in base64 that replace the repository's. The
@@ -189,7 +189,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     openapi_extra=documented(UnloadRequest),
 )
 async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
-    """Stops serving it after its last request. The answer has no body.
+    """Stop serving it after its last request. The answer has no body.
 
     With the parameter `unload_dependents` the models that an ensemble is made of are
     unloaded with it.

@@ -67,7 +67,7 @@ async def system_region_status(
 async def register_system(
     gateway: GatewayOf, viewer: ViewerOf, request: Request, region: RegionName
 ) -> Response:
-    """Lets requests name a part of a POSIX segment of this machine.
+    """Let requests name a part of a POSIX segment of this machine.
 
     The body has `key` (the segment's name), `offset` and `byte_size`. 501 unless the
     server was started with `--allow-shared-memory`. With keys, only requests with the

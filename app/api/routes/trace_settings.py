@@ -47,7 +47,7 @@ async def get_trace(gateway: GatewayOf) -> TraceDocument:
     openapi_extra=documented(TraceRequest),
 )
 async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
-    """Changes the named settings and returns all of them; null reverts a change.
+    """Change the named settings and returns all of them; null reverts a change.
 
     `trace_level` OFF, TIMESTAMPS or TENSORS (a list); of `trace_rate` requests one is
     traced, at most `trace_count` of them (-1: no end). Where traces go is said
@@ -91,7 +91,7 @@ async def get_version_trace(
 async def update_version_trace(
     gateway: GatewayOf, request: Request, name: ModelName, version: Version
 ) -> TraceDocument:
-    """Changes the settings of the model: versions have none of their own."""
+    """Change the settings of the model: versions have none of their own."""
     name = _known(gateway, name, version)
     return _update(gateway, name, await read_object(request))
 

@@ -87,7 +87,7 @@ class Model:
 
 
 def write_models(folder: Path) -> None:
-    """Writes all models into `folder`, as a model repository. Raises OSError."""
+    """Write all models into `folder`, as a model repository. Raises OSError."""
     for name, make in MODELS.items():
         model = make()
         (folder / name / "1").mkdir(parents=True)
@@ -214,7 +214,7 @@ def _simple_string_dyna_sequence() -> Model:
 
 
 def _mock_llm() -> Model:
-    """Repeats its input: once, or `REPETITION` times if `STREAM` is true."""
+    """Repeat its input: once, or `REPETITION` times if `STREAM` is true."""
     one, scalar = (1, 1), ()
     return Model(
         {

@@ -114,7 +114,7 @@ def declared_states(
 
 
 def check_dims(name: str, dims: tuple[int, ...], label: str) -> None:
-    """Raises `TritonConfigError` for what are no dimensions."""
+    """Raise `TritonConfigError` for what are no dimensions."""
     if any(dim < -1 or dim == 0 for dim in dims):
         msg = f"{label}: dims of '{name}' must be 1 or more, or -1, got {list(dims)}"
         raise TritonConfigError(msg)
@@ -281,7 +281,7 @@ def _why_no_rows(tensor: TensorSpec) -> str:
 
 
 def _fits(declared: tuple[int, ...], model: tuple[int, ...]) -> bool:
-    """Returns whether some tensor has both shapes; -1 is any dimension."""
+    """Return whether some tensor has both shapes; -1 is any dimension."""
     return len(declared) == len(model) and all(
         a == b or a < 0 or b < 0 for a, b in zip(declared, model, strict=True)
     )

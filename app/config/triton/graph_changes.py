@@ -83,7 +83,7 @@ class GraphChanges:
         }
 
     def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
-        """Changes an `onnx.ModelProto`, which has its data.
+        """Change an `onnx.ModelProto`, which has its data.
 
         Inputs and outputs may get other names; returns the names to give them by their
         names in the graph. Raises ValueError for a tensor that does not exist.

@@ -61,7 +61,7 @@ class Reshapes:
         return bool(self.inputs or self.outputs)
 
     def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
-        """Puts the nodes into an `onnx.ModelProto`.
+        """Put the nodes into an `onnx.ModelProto`.
 
         Its inputs and outputs get other names; returns the names to give them by their
         names in the graph. Raises ValueError for a tensor that does not exist.

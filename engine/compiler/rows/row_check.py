@@ -298,7 +298,7 @@ class RowCheck:
     def _compare(
         self, actual: dict[str, Array], expected: dict[str, Array], when: str
     ) -> bool:
-        """Returns whether they are equal within the tight tolerance; Dependent if they
+        """Return whether they are equal within the tight tolerance; Dependent if they
         are not within the wide one."""
         tight = True
         for tensor in self._interface.outputs:
@@ -312,7 +312,7 @@ class RowCheck:
         return tight
 
     def _note_response(self, results: dict[str, Array]) -> bool:
-        """Returns whether the rows of some output are not all the same."""
+        """Return whether the rows of some output are not all the same."""
         responds = any(
             not same_bits(result[:1], result[i : i + 1])
             for result in results.values()
@@ -323,7 +323,7 @@ class RowCheck:
 
 
 def same_bits(one: Array, other: Array) -> bool:
-    """Returns whether two arrays are equal to the last bit, NaN being equal to NaN."""
+    """Return whether two arrays are equal to the last bit, NaN being equal to NaN."""
     if one.dtype.kind == "f":
         return bool(np.array_equal(one, other, equal_nan=True))
     return bool(np.array_equal(one, other))

@@ -18,7 +18,7 @@ class WrongOption(InvalidConfig, ValueError):
 
 
 def one_of(names: str, *given: Any) -> Any:
-    """The one that is given; WrongType, with `names`, unless it is one."""
+    """Return the one that is given; WrongType, with `names`, unless it is one."""
     found = [value for value in given if value is not None]
     if len(found) != 1:
         raise WrongType(f"expected one of {names}, got {len(found)}")

@@ -208,7 +208,9 @@ class ModelRunnerConfig(Options):
     )
 
     def to_engine(self, model: Model) -> engine.ModelRunnerConfig:
-        """The engine's options. Raises InvalidConfig for what it cannot do yet."""
+        """Return the engine's options. Raises InvalidConfig for what it cannot
+        do yet.
+        """
         inputs, outputs = _descs(model, TensorType.INPUT, TensorType.OUTPUT)
         return engine.ModelRunnerConfig(
             replication_factor=self.replication_factor,
@@ -242,7 +244,7 @@ class ModelRunnerConfig(Options):
 
 
 def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]:
-    """The anchors of each kind by name."""
+    """Return the anchors of each kind by name."""
     return [
         {
             anchor.name: engine.DataDesc(
@@ -258,7 +260,7 @@ def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]
 def _over_views(
     callback: FlushCallback | None, inputs: Descs, outputs: Descs
 ) -> engine.FlushCallback | None:
-    """The engine's callback, over views as callers of the original know them."""
+    """Return the engine's callback, over views as callers of the original know them."""
     if callback is None:
         return None
     asked = checked_callback("flush_callback", callback)

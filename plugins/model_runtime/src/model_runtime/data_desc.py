@@ -62,7 +62,7 @@ class DataDesc(Struct):
         )
 
     def numpy_data_type(self) -> np.dtype[Any]:
-        """The numpy type that carries its elements."""
+        """Return the numpy type that carries its elements."""
         return self.data_type.numpy_dtype
 
     @classmethod

@@ -40,12 +40,16 @@ class _DataRing(SpscRingBuffer[Data]):
         self._ring.write(copy.copy(expected(obj, self._face)._slot))
 
     def writeLock(self) -> Data:
-        """The buffer to fill: waits for a free one, or until the ring is invalid."""
+        """Return the buffer to fill: waits for a free one, or until the ring is
+        invalid.
+        """
         data: Data = self._face(self._ring.write_lock())
         return data
 
     def readLock(self) -> Data:
-        """The next published buffer: waits for one, or until the ring is invalid."""
+        """Return the next published buffer: waits for one, or until the ring is
+        invalid.
+        """
         data: Data = self._face(self._ring.read_lock())
         return data
 

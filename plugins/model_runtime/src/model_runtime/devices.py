@@ -86,7 +86,7 @@ class DeviceManager:
         model: Model | None = None,
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device:
-        """A device of `num_ipus` units, or for a model; raises if there is none.
+        """Return a device of `num_ipus` units, or for a model; raises if there is none.
 
         What a device must be able to do goes by both spellings in use.
         """
@@ -162,8 +162,9 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device:
-        """A software device outside the pool: of so many IPUs, or for a model, whose
-        version it has and after which the tiles follow."""
+        """Return a software device outside the pool: of so many IPUs, or for a
+        model, whose version it has and after which the tiles follow.
+        """
         wanted = _io(num_ipus, model)
         make = self._manager.create_ipu_model_device
         if isinstance(wanted, popef_io.Model):

@@ -32,7 +32,7 @@ class ByName(dict[str, Value]):
 
 
 def wrong_name(name: object, known: Iterable[str]) -> WrongName:
-    """The error that lists what there is."""
+    """Return the error that lists what there is."""
     return WrongName(f"there is no {name!r}; there are {list(known)}")
 
 
@@ -70,7 +70,7 @@ class OutputMemoryView(InputMemoryView):
 
 
 def buffer_of(name: str, memory: Any) -> memoryview:
-    """The buffer of `memory`; WrongType where it has none."""
+    """Return the buffer of `memory`; WrongType where it has none."""
     try:
         return memoryview(memory)
     except (TypeError, ValueError, BufferError):

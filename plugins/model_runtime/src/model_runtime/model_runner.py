@@ -129,23 +129,23 @@ class ModelRunner(NotPickled):
         return self._submit(input_data, output_data, replica_id)
 
     def getExecuteInputs(self) -> list[DataDesc]:
-        """The inputs that a request must supply."""
+        """Return the inputs that a request must supply."""
         return _listed(self._runner.execute_inputs)
 
     def getExecuteOutputs(self) -> list[DataDesc]:
-        """The outputs that a request delivers."""
+        """Return the outputs that a request delivers."""
         return _listed(self._runner.execute_outputs)
 
     def getModelInputs(self) -> list[DataDesc]:
-        """The inputs of a request and all that is needed to load the model."""
+        """Return the inputs of a request and all that is needed to load the model."""
         return _listed(self._runner.model_inputs)
 
     def getModelOutputs(self) -> list[DataDesc]:
-        """The outputs of a request and of other programs."""
+        """Return the outputs of a request and of other programs."""
         return _listed(self._runner.model_outputs)
 
     def config(self) -> ModelRunnerConfig:
-        """A copy of the options it was made with."""
+        """Return a copy of the options it was made with."""
         return copy.copy(self._config)
 
     # Each fills the dictionary it is given, or a new one, and returns it.
@@ -166,7 +166,9 @@ class ModelRunner(NotPickled):
         quantile: float = 0.9,
         replica_id: SupportsIndex = 0,
     ) -> dict[str, float]:
-        """The time that the fraction `quantile` of the requests did not exceed."""
+        """Return the time that the fraction `quantile` of the requests did not
+        exceed.
+        """
         if not isinstance(quantile, SupportsFloat):
             raise WrongType(f"expected a quantile from 0 to 1, {got(quantile)}")
         values = self._traced(replica_id).percentile(float(quantile))

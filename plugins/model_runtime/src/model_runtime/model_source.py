@@ -23,7 +23,7 @@ class PopefPaths(list[str]):
 
 
 def opened(source: FilesOrModel) -> popef_io.Model:
-    """The model beneath; `engine.InvalidModel` where it cannot be read."""
+    """Return the model beneath; `engine.InvalidModel` where it cannot be read."""
     if isinstance(source, Model):
         return source.io
     if not isinstance(source, str | bytes | os.PathLike | Iterable):

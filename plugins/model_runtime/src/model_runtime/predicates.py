@@ -66,7 +66,7 @@ class Factories(Generic[Policy]):
         accept_policy: Policy | None = None,
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors of any load program."""
+        """Accept the anchors of any load program."""
         return self.predProgramIndexes(
             expected(flow, ProgramFlow).load(), accept_policy, reject_policy
         )
@@ -77,7 +77,7 @@ class Factories(Generic[Policy]):
         accept_policy: Policy | None = None,
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors of any main program."""
+        """Accept the anchors of any main program."""
         return self.predProgramIndexes(
             expected(flow, ProgramFlow).main(), accept_policy, reject_policy
         )
@@ -88,7 +88,7 @@ class Factories(Generic[Policy]):
         accept_policy: Policy | None = None,
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors of any save program."""
+        """Accept the anchors of any save program."""
         return self.predProgramIndexes(
             expected(flow, ProgramFlow).save(), accept_policy, reject_policy
         )
@@ -98,7 +98,7 @@ class Factories(Generic[Policy]):
         accept_policy: Policy | None = None,
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors that belong to no program."""
+        """Accept the anchors that belong to no program."""
         policies = self._policies(accept_policy, reject_policy)
         return _face(popgate_sessions.not_assigned(*policies))
 
@@ -107,7 +107,7 @@ class Factories(Generic[Policy]):
         accept_policy: Policy | None = None,
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors that are not scalars."""
+        """Accept the anchors that are not scalars."""
         policies = self._policies(accept_policy, reject_policy)
         return _face(popgate_sessions.non_scalar(*policies))
 
@@ -149,7 +149,7 @@ class Factories(Generic[Policy]):
         *,
         accepted_programs_policies: Iterable[Any] | None = None,
     ) -> Predicate[Policy]:
-        """Accepts the anchors of any of these programs; given programs with policies,
+        """Accept the anchors of any of these programs; given programs with policies,
         gives theirs."""
         given = one_of(
             "program_indexes and accepted_programs_policies",
@@ -181,7 +181,7 @@ class Factories(Generic[Policy]):
         accepted_anchors_policies: Iterable[AnchorWithPolicy[Policy]],
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Gives the policies of these anchors."""
+        """Give the policies of these anchors."""
         _, reject = self._policies(None, reject_policy)
         named = [
             popgate_sessions.AnchorWithPolicy(
@@ -195,7 +195,7 @@ class Factories(Generic[Policy]):
     def andBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
-        """Accepts where all of `pred` give the accept policy."""
+        """Accept where all of `pred` give the accept policy."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
         return _face(popgate_sessions.and_bind(*policies, *beneath))
@@ -203,7 +203,7 @@ class Factories(Generic[Policy]):
     def orBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
-        """Accepts where any of `pred` gives the accept policy."""
+        """Accept where any of `pred` gives the accept policy."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
         return _face(popgate_sessions.or_bind(*policies, *beneath))

@@ -101,7 +101,7 @@ class OutputData(_Data[popgate_sessions.OutputData]):
 
 
 def bytes_of(data: Any, size: SupportsIndex | None = None) -> memoryview:
-    """The first `size` bytes of `data`, in place; all of them without it."""
+    """Return the first `size` bytes of `data`, in place; all of them without it."""
     view = buffer_of("data", data)
     if not view.c_contiguous:
         raise WrongValue(

@@ -82,7 +82,7 @@ class InputQueue(IQueue):
         self._input = queue
 
     def enqueueLock(self) -> InputData:
-        """A slot to fill, waiting for a free one; then `enqueueComplete`."""
+        """Return a slot to fill, waiting for a free one; then `enqueueComplete`."""
         with _unless_disconnected():
             return InputData(self._input.enqueue_lock())
         return InputData()
@@ -110,7 +110,7 @@ class OutputQueue(IQueue):
         self._output = queue
 
     def enqueueLock(self) -> OutputData:
-        """A slot to fill, waiting for a free one; then `enqueueComplete`."""
+        """Return a slot to fill, waiting for a free one; then `enqueueComplete`."""
         with _unless_disconnected():
             return OutputData(self._output.enqueue_lock())
         return OutputData()
@@ -140,12 +140,13 @@ class QueueManager(NotPickled):
         self.outputs = ByName({k: OutputQueue(q) for k, q in manager.outputs.items()})
 
     def inputQueue(self, name: Text) -> InputQueue:
-        """The queue of an input, by the name of its tensor or the handle of its stream;
-        raises if there is none."""
+        """Return the queue of an input, by the name of its tensor or the handle of
+        its stream; raises if there is none.
+        """
         return self.inputs[self._manager.input_queue(text(name)).anchor.name]
 
     def outputQueue(self, name: Text) -> OutputQueue:
-        """The queue of an output, by the same names."""
+        """Return the queue of an output, by the same names."""
         return self.outputs[self._manager.output_queue(text(name)).anchor.name]
 
     def flushAll(self) -> None:

@@ -28,7 +28,7 @@ class FuturePyArray(TensorMemory):
     """
 
     def numpy(self) -> Array:
-        """A copy."""
+        """Return a copy."""
         return np.array(self, copy=True)
 
 
@@ -36,7 +36,7 @@ class FuturePyArrayView(TensorMemoryView):
     """An output in the caller's memory; `np.array(x, copy=False)` is a view of it."""
 
     def numpy(self) -> Array:
-        """A view of the caller's memory."""
+        """Return a view of the caller's memory."""
         return self.view(np.ndarray)
 
 
@@ -57,7 +57,9 @@ class OutputFutureMemory(NotPickled, Mapping[str, Array]):
         self._result.wait()
 
     def memory(self, *, as_memory: bool) -> OutputMemory:
-        """The outputs as arrays, or as `TensorMemory` (ours: what `execute` returns)"""
+        """Return the outputs as arrays, or as `TensorMemory` (ours: what
+        `execute` returns)
+        """
         arrays = self._result.arrays()
         if as_memory:
             arrays = {k: array.view(TensorMemory) for k, array in arrays.items()}

@@ -53,7 +53,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
 
     @classmethod
     def of(cls, ring: engine.SpscRingBuffer[Any]) -> Self:
-        """The face of a ring of the engine."""
+        """Return the face of a ring of the engine."""
         face = cls.__new__(cls)
         face._ring = ring
         return face
@@ -65,7 +65,9 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.write(obj)
 
     def writeLock(self) -> T:
-        """The buffer to fill: waits for a free one, or until the ring is invalid."""
+        """Return the buffer to fill: waits for a free one, or until the ring is
+        invalid.
+        """
         buffer: T = self._ring.write_lock()
         return buffer
 
@@ -74,7 +76,9 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.write_complete()
 
     def readLock(self) -> T:
-        """The next published buffer: waits for one, or until the ring is invalid."""
+        """Return the next published buffer: waits for one, or until the ring is
+        invalid.
+        """
         buffer: T = self._ring.read_lock()
         return buffer
 
@@ -87,7 +91,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.read_reset()
 
     def readAvailable(self) -> bool:
-        """Returns whether `readLock` would return at once with a buffer."""
+        """Return whether `readLock` would return at once with a buffer."""
         return self._ring.read_available()
 
     def invalidate(self) -> None:
@@ -103,7 +107,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.reset()
 
     def getState(self, prefix: Text = "") -> str:
-        """A line for a log, which begins with `prefix`."""
+        """Return a line for a log, which begins with `prefix`."""
         return self._ring.state(text(prefix))
 
     def printState(self, prefix: Text = "") -> str:
@@ -131,7 +135,7 @@ class IMemoryPool(ABC):
 
     @abstractmethod
     def getMemoryBlob(self) -> memoryview:
-        """The next blob."""
+        """Return the next blob."""
 
 
 class RingMemoryPool(NotPickled, IMemoryPool):
@@ -144,7 +148,7 @@ class RingMemoryPool(NotPickled, IMemoryPool):
 
     @classmethod
     def of(cls, pool: popgate_sessions.RingMemoryPool) -> RingMemoryPool:
-        """The face of a pool of the engine."""
+        """Return the face of a pool of the engine."""
         face = cls.__new__(cls)
         face._pool = pool
         return face
@@ -158,7 +162,7 @@ class RingMemoryPool(NotPickled, IMemoryPool):
         return self._pool.num_blobs
 
     def getMemoryBlob(self) -> memoryview:
-        """The next blob; after the last comes the first again."""
+        """Return the next blob; after the last comes the first again."""
         return self._pool.get_memory_blob()
 
     def __repr__(self) -> str:

@@ -129,7 +129,7 @@ class SessionConfig(Options):
     )
 
     def to_engine(self) -> popgate_sessions.SessionConfig:
-        """The engine's options (ours)."""
+        """Return the engine's options (ours)."""
         predicate = self.pred_tensor_data
         return popgate_sessions.SessionConfig(
             policy=popgate_sessions.LaunchPolicy(self.policy.value),
@@ -235,7 +235,7 @@ class Session(NotPickled):
         input_predicate: AnchorCallbackPredicate | None = None,
         output_predicate: AnchorCallbackPredicate | None = None,
     ) -> QueueManager:
-        """The queues of this session; a new call replaces them. Each takes
+        """Return the queues of this session; a new call replaces them. Each takes
         `num_buffers` user batches; the predicates say which anchors get one."""
         timed_out = None
         if timeout_cb is not None:
@@ -293,7 +293,7 @@ class Session(NotPickled):
         self._session.reload()
 
     def isStopped(self) -> bool:
-        """Returns whether nothing runs until `reload`: it was stopped, or its device
+        """Return whether nothing runs until `reload`: it was stopped, or its device
         lost."""
         return self._session.is_stopped
 
@@ -306,11 +306,11 @@ class Session(NotPickled):
         return _listed(self._session.output_anchors)
 
     def getUserInputAnchors(self) -> list[Anchor]:
-        """The inputs that the caller must serve."""
+        """Return the inputs that the caller must serve."""
         return _listed(self._session.user_input_anchors)
 
     def getUserOutputAnchors(self) -> list[Anchor]:
-        """The outputs that the caller must serve."""
+        """Return the outputs that the caller must serve."""
         return _listed(self._session.user_output_anchors)
 
     def model(self) -> Model:

@@ -34,7 +34,7 @@ from popef_io import BlobType, DataType, TensorType
 
 
 def popefTypeToNumpyDType(data_type: DataType) -> np.dtype[Any]:
-    """The numpy type that carries elements of `data_type`."""
+    """Return the numpy type that carries elements of `data_type`."""
     return expected(data_type, DataType).numpy_dtype
 
 

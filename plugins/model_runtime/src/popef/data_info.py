@@ -58,7 +58,7 @@ class TensorDataInfo(_DataInfo):
         return made
 
     def to_io(self) -> popef_io.TensorDataInfo:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         info = self._tensor_info.to_io()
         return popef_io.TensorDataInfo(self._name, info, self._executable)
 
@@ -93,7 +93,7 @@ class FeedDataInfo(_DataInfo):
         return made
 
     def to_io(self) -> popef_io.FeedDataInfo:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         return popef_io.FeedDataInfo(
             self._name,
             self._tensor_info.to_io(),

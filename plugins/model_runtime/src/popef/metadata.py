@@ -67,7 +67,7 @@ class Metadata:
         self._executable = text(executable)
 
     def anchors(self) -> list[Anchor]:
-        """The streams between host and device."""
+        """Return the streams between host and device."""
         return self._anchors
 
     def setAnchors(self, anchors: Iterable[Anchor]) -> None:
@@ -115,7 +115,7 @@ class Metadata:
         self._ipu_version = number(ipu_version)
 
     def isPOD(self) -> bool:
-        """Returns whether it was compiled for a Pod; nothing here depends on it."""
+        """Return whether it was compiled for a Pod; nothing here depends on it."""
         return self._is_pod
 
     def setIsPOD(self, is_pod: bool) -> None:
@@ -131,7 +131,7 @@ class Metadata:
         self._num_processes = number(num_processes)
 
     def isInference(self) -> bool:
-        """Returns whether it is for inference, and not for training."""
+        """Return whether it is for inference, and not for training."""
         return self._is_inference
 
     def setIsInference(self, is_inference: bool) -> None:
@@ -199,7 +199,7 @@ class Metadata:
         return made
 
     def to_io(self) -> popef_io.Metadata:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         return popef_io.Metadata(
             executable=self._executable,
             anchors=tuple(a.to_io() for a in each(self._anchors, Anchor)),

@@ -44,7 +44,8 @@ class ModelBuilder(NotPickled):
         self._builder = popef_io.ModelBuilder(expected(reader, Reader).io)
 
     def createModel(self, executable: Text = "") -> Model:
-        """The model of the executable called so; without a name, of the only one.
+        """Return the model of the executable called so; without a name, of the only
+        one.
 
         A RuntimeError if there is none, or its metadata or data do not fit it.
         """

@@ -36,8 +36,9 @@ class _DataFace(_Face[BlobReader]):
     """Face of a blob of data."""
 
     def getStandaloneDataStream(self) -> BinaryIO:
-        """The contents to read from the first byte; each stream has its own position,
-        and outlives its reader."""
+        """Return the contents to read from the first byte; each stream has its own
+        position, and outlives its reader.
+        """
         return self._reader.open()
 
     def getAvailableReadSize(self) -> int:
@@ -57,8 +58,9 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
         return bytes(self._reader.raw())
 
     def getStandaloneExecutableStream(self) -> BinaryIO:
-        """The contents, decompressed, as `getStandaloneDataStream` gives those of other
-        blobs."""
+        """Return the contents, decompressed, as `getStandaloneDataStream` gives
+        those of other blobs.
+        """
         return self._reader.open()
 
 
@@ -70,7 +72,7 @@ class TensorReader(_DataFace[popef_io.TensorReader]):
         self.info = TensorDataInfo.from_io(reader.info)
 
     def data(self) -> np.ndarray[Any, Any]:
-        """The tensor: a read-only view of the file."""
+        """Return the tensor: a read-only view of the file."""
         return self._reader.data()
 
 
@@ -134,19 +136,19 @@ class Reader(NotPickled):
         return [Metadata.from_io(metadata) for metadata in self.io.metadata]
 
     def executables(self) -> list[ExecutableReader]:
-        """The executable blobs."""
+        """Return the executable blobs."""
         return [ExecutableReader(reader) for reader in self.io.executables]
 
     def tensors(self) -> list[TensorReader]:
-        """The tensor data blobs."""
+        """Return the tensor data blobs."""
         return [TensorReader(reader) for reader in self.io.tensors]
 
     def feeds(self) -> list[FeedReader]:
-        """The feed data blobs."""
+        """Return the feed data blobs."""
         return [FeedReader(reader) for reader in self.io.feeds]
 
     def opaqueBlobs(self) -> list[OpaqueReader]:
-        """The opaque blobs."""
+        """Return the opaque blobs."""
         return [OpaqueReader(reader) for reader in self.io.opaque_blobs]
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ def got(value: object) -> str:
 
 
 def taken(value: object, kind: type[T]) -> T:
-    """A copy of `value`, so that changing it afterwards changes nothing here."""
+    """Return a copy of `value`, so that changing it afterwards changes nothing here."""
     return copy.deepcopy(expected(value, kind))
 
 
@@ -90,7 +90,7 @@ def numbers(values: Iterable[SupportsIndex]) -> list[int]:
 
 
 def names_by_number(values: Mapping[int, Text]) -> dict[int, str]:
-    """A copy of a mapping from numbers to text."""
+    """Return a copy of a mapping from numbers to text."""
     if not isinstance(values, Mapping):
         raise WrongType(f"expected a mapping from numbers to strings, {got(values)}")
     return {number(key): text(value) for key, value in values.items()}

@@ -50,7 +50,7 @@ class Option:
         return cls(option.name, option.value)
 
     def to_io(self) -> popef_io.Option:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         return popef_io.Option(self._name, self._value)
 
     def __eq__(self, other: object) -> bool:
@@ -93,7 +93,7 @@ class TensorInfo:
         self._data_type = expected(data_type, DataType)
 
     def numpyDType(self) -> np.dtype[Any]:
-        """The numpy type that carries one element."""
+        """Return the numpy type that carries one element."""
         return self._data_type.numpy_dtype
 
     def sizeInBytes(self) -> int:
@@ -113,7 +113,7 @@ class TensorInfo:
         return made
 
     def to_io(self) -> popef_io.TensorInfo:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         shape = tuple(self._shape) if self._has_rank or self._shape else None
         return popef_io.TensorInfo(shape, self._data_type)
 
@@ -171,7 +171,7 @@ class ProgramFlow:
         return made
 
     def to_io(self) -> popef_io.ProgramFlow:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         return popef_io.ProgramFlow(
             tuple(self._load), tuple(self._main), tuple(self._save)
         )
@@ -216,7 +216,7 @@ class Anchor:
         self._name = text(name)
 
     def handle(self) -> str:
-        """The key of the stream, unique in a model."""
+        """Return the key of the stream, unique in a model."""
         return self._handle
 
     def setHandle(self, handle: Text) -> None:
@@ -240,7 +240,7 @@ class Anchor:
         self._type = expected(tensor_type, TensorType)
 
     def programs(self) -> list[int]:
-        """The programs that use the stream; empty: not assigned to any."""
+        """Return the programs that use the stream; empty: not assigned to any."""
         return self._programs
 
     def setPrograms(self, programs: Iterable[int]) -> None:
@@ -248,7 +248,7 @@ class Anchor:
         self._programs = numbers(programs)
 
     def isPerReplica(self) -> bool:
-        """Returns whether each replica has data of its own."""
+        """Return whether each replica has data of its own."""
         return self._is_per_replica
 
     def setIsPerReplica(self, is_per_replica: bool) -> None:
@@ -267,7 +267,7 @@ class Anchor:
         return made
 
     def to_io(self) -> popef_io.Anchor:
-        """The value beneath (ours)."""
+        """Return the value beneath (ours)."""
         return popef_io.Anchor(
             self._name,
             self._handle,

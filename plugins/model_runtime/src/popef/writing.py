@@ -178,7 +178,9 @@ class FileWriter(Writer):
 
 
 def _first(data: Buffer, size: int | None) -> memoryview:
-    """The first `size` bytes of `data`, in row-major order; all of them without it."""
+    """Return the first `size` bytes of `data`, in row-major order; all of
+    them without it.
+    """
     if isinstance(data, str):
         data = data.encode()
     try:

@@ -137,7 +137,7 @@ class HostStreams:
         )
 
     def foreseeable(self) -> frozenset[str]:
-        """Returns the handles that can be prefetched."""
+        """Return the handles that can be prefetched."""
         return self._ready if self._look_ahead else frozenset()
 
     def begin(self, coming: Iterator[str]) -> None:

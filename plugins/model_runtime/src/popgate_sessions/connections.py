@@ -166,7 +166,7 @@ class Connections:
             raise AnchorsNotConnected(f"nothing is connected to anchors of {lines}")
 
     def check_outlets(self, programs: Iterable[int]) -> None:
-        """Raises AnchorsNotConnected if these programs would fail, or wait for a host
+        """Raise AnchorsNotConnected if these programs would fail, or wait for a host
         that may not come, for want of somewhere to write to."""
         self.check(programs)
         wanted = set(programs)

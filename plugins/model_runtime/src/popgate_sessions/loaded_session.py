@@ -206,7 +206,7 @@ class LoadedSession:
             self.is_stopped = was_stopped  # it is unloaded, whatever became of the link
 
     def _why_it_ended(self) -> EngineError:
-        """Returns why the connection ended, if this side has not ended it."""
+        """Return why the connection ended, if this side has not ended it."""
         device = self.bound()
         self.is_stopped = True
         if device.restarts != self._restarts:

@@ -391,7 +391,7 @@ class _Conversation:
                 return
 
     def _available(self) -> Iterator[_Answer]:
-        """Yields prefetched data, in the order of the requests for each anchor."""
+        """Yield prefetched data, in the order of the requests for each anchor."""
         nothing: set[int] = set()
         for prefetch in list(self._prefetches):
             index, place = prefetch

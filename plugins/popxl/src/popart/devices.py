@@ -156,7 +156,7 @@ class DeviceManager:
         return DeviceInfo(DeviceType.Sim, int((options or {}).get("numIPUs", 1)))
 
     def createOfflineIpuFromSystemString(self, system: str, numIpus: int) -> DeviceInfo:
-        """A device to compile for."""
+        """Return a device to compile for."""
         if str(system).lower() not in _SYSTEMS:
             raise IrError(f"Unknown system {system!r}: one of {sorted(_SYSTEMS)}")
         return DeviceInfo(DeviceType.OfflineIpu, numIpus)
@@ -166,7 +166,7 @@ class DeviceManager:
         return DeviceInfo(DeviceType.OfflineIpu, info.numIpus)
 
     def createHostDevice(self, type_: DeviceType, options: Any = None) -> DeviceInfo:
-        """A device in the caller's own process."""
+        """Return a device in the caller's own process."""
         return DeviceInfo(type_, int((options or {}).get("numIPUs", 1)))
 
     def enumerateDevices(
@@ -198,5 +198,5 @@ class DeviceManager:
         pattern: Any = None,
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo:
-        """A device of the pool."""
+        """Return a device of the pool."""
         return self.acquireAvailableDevice(connectionType=connectionType)

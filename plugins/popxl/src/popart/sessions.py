@@ -76,7 +76,7 @@ class DataFlow:
         return self._batches
 
     def anchors(self) -> list[str]:
-        """The ids of streams."""
+        """Return the ids of streams."""
         return list(self._anchors)
 
 
@@ -111,7 +111,7 @@ class InferenceSession:
     def fromIr(
         cls, ir: IrView, deviceInfo: DeviceInfo, name: str = "fromIr"
     ) -> InferenceSession:
-        """A session of a program that was built."""
+        """Return a session of a program that was built."""
         self = cls.__new__(cls)
         self._ir = ir._below
         self._device = deviceInfo
@@ -132,7 +132,7 @@ class InferenceSession:
         return int(getattr(self._ir.options, "replicatedGraphCount", 1))
 
     def _instances(self) -> Instances | None:
-        """The processes that run the program; None: only this one."""
+        """Return the processes that run the program; None: only this one."""
         options = self._ir.options
         if not getattr(options, "enableDistributedReplicatedGraphs", False):
             return None
@@ -236,7 +236,7 @@ class InferenceSession:
         }
 
     def initAnchorArrays(self) -> dict[str, _Array]:
-        """An empty array for each output stream, by its id."""
+        """Return an empty array for each output stream, by its id."""
         lead = tuple(n for n in (self._transfers, self._replicas) if n > 1)
         return {
             id_: np.empty((*lead, *each.tensor.shape), each.tensor.dtype.numpy)

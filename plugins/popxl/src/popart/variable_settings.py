@@ -26,7 +26,7 @@ class VariableSettings:
         self._mode = mode
 
     def getStride(self) -> int:
-        """The distance of the members of a group."""
+        """Return the distance of the members of a group."""
         return self._stride
 
     def getGroupSize(self) -> int | None:
@@ -42,7 +42,7 @@ class VariableSettings:
         return False
 
     def groups(self, replicas: int) -> list[list[int]]:
-        """The replicas of each group."""
+        """Return the replicas of each group."""
         assignment = popir.strided(replicas, self._stride, self._size).assignment
         found: list[list[int]] = [[] for _ in range(max(assignment) + 1)]
         for replica, group in enumerate(assignment):

@@ -175,7 +175,7 @@ class TensorView(View, shows=popir.Tensor):
         return any(op.record.put is not None for op in self._below.readers)
 
     def getGraph(self) -> GraphView:
-        """The graph that it is in."""
+        """Return the graph that it is in."""
         return GraphView(self._below.graph)
 
     def hasProducer(self) -> bool:
@@ -183,7 +183,7 @@ class TensorView(View, shows=popir.Tensor):
         return self._below.producer is not None
 
     def getProducer(self) -> OpView:
-        """The operator that computes it."""
+        """Return the operator that computes it."""
         if self._below.producer is None:
             raise popir.IrError(f"nothing computes {self._below.id!r}")
         return OpView(self._below.producer)
@@ -218,7 +218,7 @@ class GraphView(View, shows=popir.Graph):
         return [op.id for op in self._below.operators]
 
     def getOp(self, id_: int) -> OpView:
-        """The operator of that id."""
+        """Return the operator of that id."""
         for op in self._below.operators:
             if op.id == id_:
                 return OpView(op)
@@ -231,7 +231,7 @@ class GraphView(View, shows=popir.Graph):
         return [OpView(op) for op in popir.schedule(self._below)]
 
     def getTensor(self, id_: str) -> TensorView:
-        """The tensor of that id."""
+        """Return the tensor of that id."""
         found = self._below.tensors.get(id_)
         if found is None:
             raise popir.IrError(f"graph {self._below.id!r} has no tensor {id_!r}")
@@ -328,7 +328,7 @@ class GraphView(View, shows=popir.Graph):
         popir.remove_isolated(self._below)
 
     def getIr(self) -> IrView:
-        """The Ir that it is part of."""
+        """Return the Ir that it is part of."""
         return IrView(self._below.ir)
 
     def getGraphString(self) -> str:
@@ -385,19 +385,19 @@ class IrView(View, shows=popir.Ir):
         super().__init__(below)
 
     def getSessionOptions(self) -> Any:
-        """The options, which may be set."""
+        """Return the options, which may be set."""
         return self._below.options
 
     def getAllGraphs(self) -> list[GraphView]:
-        """The main graph and all others."""
+        """Return the main graph and all others."""
         return [GraphView(g) for g in self._below.graphs.values()]
 
     def getMainGraph(self) -> GraphView:
-        """The graph that a run executes."""
+        """Return the graph that a run executes."""
         return GraphView(self._below.main)
 
     def getGraph(self, id_: Any) -> GraphView:
-        """The graph of that id."""
+        """Return the graph of that id."""
         found = self._below.graphs.get(str(id_))
         if found is None:
             raise popir.IrError(f"there is no graph {id_!r}")
@@ -408,14 +408,14 @@ class IrView(View, shows=popir.Ir):
         return str(id_) in self._below.graphs
 
     def getTensor(self, id_: str) -> TensorView:
-        """The tensor of that id, of any graph."""
+        """Return the tensor of that id, of any graph."""
         for graph in self._below.graphs.values():
             if id_ in graph.tensors:
                 return TensorView(graph.tensors[id_])
         raise popir.IrError(f"there is no tensor {id_!r}")
 
     def getMainGraphTensors(self) -> _Ids:
-        """The ids of the main graph."""
+        """Return the ids of the main graph."""
         return _Ids(self._below.main.tensors)
 
     def getDataFlow(self) -> Any:
@@ -477,7 +477,7 @@ class IrView(View, shows=popir.Ir):
         (folder / f"{check}.dot").write_text(popir.dot_of(self._below))
 
     def logIr(self) -> None:
-        """Writes all operators to stderr."""
+        """Write all operators to stderr."""
         for graph in self._below.graphs.values():
             sys.stderr.write(f"{GraphView(graph).getGraphString()}\n")
             for op in graph.operators:

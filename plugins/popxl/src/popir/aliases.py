@@ -82,7 +82,7 @@ def changed_inputs(operator: Operator) -> set[int]:
 
 
 def changed_roots(graph: Graph) -> set[Tensor]:
-    """The tensors of `graph` whose storage its operators change."""
+    """Return the tensors of `graph` whose storage its operators change."""
     roots = roots_of(graph)
     return {
         root

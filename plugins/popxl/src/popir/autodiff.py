@@ -57,7 +57,7 @@ def differentiate(
     required: Sequence[Tensor] | None = None,
     known: Mapping[Graph, Gradients] | None = None,
 ) -> Known:
-    """The gradient graphs of `graph` and of the graphs that it calls.
+    """Return the gradient graphs of `graph` and of the graphs that it calls.
 
     provided: outputs whose gradients are given; default: all outputs. required: inputs
     whose gradients are wanted; default: all inputs. known: existing gradient graphs of
@@ -141,7 +141,7 @@ class _Differentiation:
         return arriving
 
     def _given_by(self, operator: Operator, arriving: Collection[Tensor]) -> list[int]:
-        """The inputs to which `operator` passes gradients."""
+        """Return the inputs to which `operator` passes gradients."""
         if operator.type in ("Call", "If"):
             return [
                 n
@@ -162,7 +162,7 @@ class _Differentiation:
         skipped: int,
         arriving: Collection[Tensor],
     ) -> list[int]:
-        """The inputs to which a graph that `operator` runs passes gradients."""
+        """Return the inputs to which a graph that `operator` runs passes gradients."""
         pairs = zip(called.outputs, operator.outputs, strict=False)
         outputs = [inner for inner, outer in pairs if outer in arriving]
         if called in self._known:
@@ -277,7 +277,7 @@ class _Differentiation:
         return self._backward.add("Init", [], [name], attributes).outputs[0]
 
     def _here(self, tensor: Tensor) -> Tensor:
-        """A forward tensor in the gradient graph."""
+        """Return a forward tensor in the gradient graph."""
         found = self._forward.get(tensor)
         if found is not None:
             return found

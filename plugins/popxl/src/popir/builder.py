@@ -218,7 +218,7 @@ class Builder:
         )  # fmt: skip
 
     def ints(self, numbers: Sequence[int]) -> Value:
-        """A constant of 64-bit integers: shapes, axes."""
+        """Return a constant of 64-bit integers: shapes, axes."""
         return self.constant(np.array(numbers, np.int64).reshape(-1))
 
     def full(self, shape: Shape, dtype: npt.DTypeLike, number: float = 0) -> Value:
@@ -226,12 +226,12 @@ class Builder:
         return self.expand(self.constant(number, dtype), shape)
 
     def map(self, operator: str, value: Value, **attributes: Any) -> Value:
-        """An elementwise operator of one input."""
+        """Return an elementwise operator of one input."""
         result = (value.dtype, value.shape)
         return self.node(operator, [value], [result], **attributes)[0]
 
     def zip(self, operator: str, left: Value | float, right: Value | float) -> Value:
-        """An elementwise operator of two inputs of one type, broadcast."""
+        """Return an elementwise operator of two inputs of one type, broadcast."""
         a, b = self._pair(left, right)
         shape = np.broadcast_shapes(a.shape, b.shape)
         attributes = {"fmod": 1} if operator == "Mod" else {}
@@ -284,7 +284,7 @@ class Builder:
         return self.node("Transpose", [value], result, perm=list(order))[0]
 
     def swap_last(self, value: Value) -> Value:
-        """The last two axes exchanged."""
+        """Return the last two axes exchanged."""
         rank = len(value.shape)
         return self.transpose(value, [*range(rank - 2), rank - 1, rank - 2])
 
@@ -304,7 +304,7 @@ class Builder:
         axes: Sequence[int],
         steps: Sequence[int],
     ) -> Value:
-        """A slice; starts and stops as Python's `slice.indices` gives them."""
+        """Return a slice; starts and stops as Python's `slice.indices` gives them."""
         shape = list(value.shape)
         for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
             shape[axis] = len(range(start, stop, step))
@@ -367,7 +367,7 @@ class Builder:
     def reduce(
         self, operator: str, value: Value, axes: Sequence[int], keep: bool = False
     ) -> Value:
-        """A reduction over `axes`."""
+        """Return a reduction over `axes`."""
         if not axes:
             # ONNX takes no axes for all axes; an operator over nothing is not one.
             unit = self.reshape(value, (*value.shape, 1))
@@ -382,7 +382,7 @@ class Builder:
         return self.node(operator, given, result, keepdims=int(keep))[0]
 
     def sum(self, value: Value, axes: Sequence[int], keep: bool = False) -> Value:
-        """The sum over `axes`."""
+        """Return the sum over `axes`."""
         return self.reduce("ReduceSum", value, axes, keep)
 
     def sum_to(self, value: Value, shape: Shape) -> Value:

@@ -9,7 +9,7 @@ from popir.records import has_gradient
 
 
 def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
-    """The tensors of `graph` that depend, differentiably, on some of `of`."""
+    """Return the tensors of `graph` that depend, differentiably, on some of `of`."""
     found = set(of)
     for operator in graph.operators:
         if operator.type in ("Call", "If"):
@@ -36,7 +36,9 @@ def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
 
 
 def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
-    """The tensors of `graph` on which some of `outputs` depend, differentiably."""
+    """Return the tensors of `graph` on which some of `outputs` depend,
+    differentiably.
+    """
     found = set(outputs)
     for operator in reversed(graph.operators):
         if not found.intersection(operator.outputs):

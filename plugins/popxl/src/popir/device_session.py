@@ -93,7 +93,7 @@ class _Streams:
         self._counts: dict[str, int] = {}
 
     def reader(self, handle: str) -> Callable[[Array], None]:
-        """Fills memory with the next data of an input stream."""
+        """Fill memory with the next data of an input stream."""
 
         def fill(memory: Array) -> None:
             array = self._inputs[handle]
@@ -102,7 +102,7 @@ class _Streams:
         return fill
 
     def writer(self, handle: str) -> Callable[[Array], None]:
-        """Takes the next data of an output stream."""
+        """Take the next data of an output stream."""
 
         def take(value: Array) -> None:
             target = self._outputs[handle]

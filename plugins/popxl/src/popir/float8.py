@@ -23,7 +23,7 @@ _BIAS = {FLOAT8_143: 8, FLOAT8_152: 16}
 
 @cache
 def decoding_table(dtype: DType) -> Array:
-    """The float32 value of each of the 256 codes."""
+    """Return the float32 value of each of the 256 codes."""
     bits, bias = _MANTISSA[dtype], _BIAS[dtype]
     code = np.arange(256)
     exponent = (code & 0x7F) >> bits
@@ -40,7 +40,7 @@ def decoding_table(dtype: DType) -> Array:
 def encode(
     values: Array, dtype: DType, log2_scale: int = 0, nan_on_overflow: bool = True
 ) -> Array:
-    """The codes (uint8, same shape) of `values` times 2^log2_scale.
+    """Return the codes (uint8, same shape) of `values` times 2^log2_scale.
 
     Rounds to the nearest, ties to even. Values that are too large give NaN, or the
     largest value if not `nan_on_overflow`; infinite values and NaN always give NaN.
@@ -67,7 +67,7 @@ def encode(
 
 
 def decode(codes: Array, dtype: DType, log2_scale: int = 0) -> Array:
-    """The float32 values of `codes` (uint8), times 2^log2_scale."""
+    """Return the float32 values of `codes` (uint8), times 2^log2_scale."""
     result: Array = np.ldexp(decoding_table(dtype)[codes], log2_scale)
     return result
 
@@ -101,7 +101,8 @@ def loss_of(bins: Array, counts: Array, dtype: DType, scale: int) -> float:
 
 
 def best_scale(values: Array, dtype: DType) -> tuple[float, int]:
-    """An estimate of the loss, and the scale (-31 to 31) that loses least of `values`.
+    """Return an estimate of the loss, and the scale (-31 to 31) that loses least of
+    `values`.
 
     Estimated from the histogram of exponents: a value that is too small is lost, one
     that is too large is cut to the largest, the others lose the value of their last

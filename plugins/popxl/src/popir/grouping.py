@@ -52,7 +52,7 @@ class Groups:
         return result
 
     def transposed(self) -> Groups:
-        """The first members of all groups together, the second, and so on."""
+        """Return the first members of all groups together, the second, and so on."""
         seen: dict[int, int] = {}
         ranks = []
         for group in self.assignment:

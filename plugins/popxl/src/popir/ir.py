@@ -94,7 +94,7 @@ class Operator:
         return graphs
 
     def written(self) -> list[int]:
-        """The inputs whose storage it changes."""
+        """Return the inputs whose storage it changes."""
         found = [0] if self.record.writes else []
         found += self.attributes.get("changes", ())
         found += [i for i in sorted(self.modified) if i not in found]
@@ -150,7 +150,7 @@ class Graph:
         scopes: Sequence[str] = (),
         data: Array | None = None,
     ) -> Tensor:
-        """A tensor under a free id made of `scopes` and `name`."""
+        """Return a tensor under a free id made of `scopes` and `name`."""
         parts = [*([self.id] if self.id else []), *scopes, name or "t"]
         tensor = Tensor(
             self.ir.free_id("/".join(parts), self.tensors), self, spec, kind
@@ -167,7 +167,7 @@ class Graph:
         scopes: Sequence[str] = (),
         by_reference: bool = False,
     ) -> Tensor:
-        """A further input; a scalar without a name is called `t`, as all are."""
+        """Return a further input; a scalar without a name is called `t`, as all are."""
         tensor = self.new_tensor(spec, "input", name, scopes)
         tensor.by_reference = by_reference
         self.inputs.append(tensor)
@@ -222,7 +222,9 @@ class Graph:
         return operator
 
     def unconnected(self, spec: Spec) -> Tensor:
-        """A place for an input that will be connected later; part of no graph."""
+        """Return a place for an input that will be connected later; part of no
+        graph.
+        """
         return Tensor("", self, spec, "unconnected")
 
     def connect(self, operator: Operator, index: int, tensor: Tensor) -> None:
@@ -325,11 +327,11 @@ class Ir:
         return found
 
     def new_remote_buffer(self) -> int:
-        """The number of a further remote buffer."""
+        """Return the number of a further remote buffer."""
         return next(self._remote_buffers)
 
     def new_graph(self, base: str = "graph") -> Graph:
-        """An empty graph called `base` and a number."""
+        """Return an empty graph called `base` and a number."""
         return self._keep(f"{base}_subgraph({next(self._subgraphs)})")
 
     def new_named_graph(self, id_: str) -> Graph:
@@ -339,7 +341,7 @@ class Ir:
         return self._keep(id_)
 
     def new_gradient_graph(self, forward: Graph) -> Graph:
-        """An empty graph for the gradients of `forward`."""
+        """Return an empty graph for the gradients of `forward`."""
         return self._keep(self.free_id(f"{forward.id}_bwd", self.graphs))
 
     def _keep(self, id_: str) -> Graph:
@@ -356,7 +358,9 @@ class Ir:
         return stream
 
     def reachable(self) -> list[Graph]:
-        """The main graph and all that it calls, directly or not; callers first."""
+        """Return the main graph and all that it calls, directly or not; callers
+        first.
+        """
         found: dict[Graph, None] = {}
 
         def visit(graph: Graph) -> None:
@@ -380,5 +384,5 @@ class Ir:
 
 
 def called_by(graph: Graph) -> Iterable[Graph]:
-    """The graphs that operators of `graph` run, each once."""
+    """Return the graphs that operators of `graph` run, each once."""
     return dict.fromkeys(c for op in graph.operators for c in op.called_graphs)

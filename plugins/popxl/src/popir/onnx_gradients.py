@@ -54,7 +54,7 @@ def pass_back(
 
 
 def _axis(node: Node) -> int:
-    """The axis that the node works along."""
+    """Return the axis that the node works along."""
     axis: int = node.attributes.get("axis", 0)
     return axis
 

@@ -106,7 +106,7 @@ class Grad:
         return self.values[name]
 
     def shape(self, index: int) -> Shape:
-        """The shape of the forward input `index`."""
+        """Return the shape of the forward input `index`."""
         return self.call.inputs[index].shape
 
 

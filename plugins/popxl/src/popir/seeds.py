@@ -31,14 +31,14 @@ def create_seeds(
 
 
 def uint64_to_two_uint32(num: int) -> tuple[int, int]:
-    """The high and the low word of `num`; ValueError out of range."""
+    """Return the high and the low word of `num`; ValueError out of range."""
     if not 0 <= num <= MAX_UINT64:
         raise ValueError(f"{num} is outside of the range of uint64 (0 to 2^64 - 1)")
     return num >> 32, num & MAX_UINT32
 
 
 def two_uint32_to_uint64(a: int, b: int) -> int:
-    """The number of high word `a` and low word `b`; ValueError out of range."""
+    """Return the number of high word `a` and low word `b`; ValueError out of range."""
     for word in (a, b):
         if not 0 <= word <= MAX_UINT32:
             raise ValueError(f"{word} is outside of the range of uint32 (0 to 2^32-1)")

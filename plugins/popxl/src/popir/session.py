@@ -396,7 +396,7 @@ def _check_scale(value: Array) -> None:
 
 
 def _rows(variable: Tensor) -> Array:
-    """A variable's host copy as a stream of one transfer, without a copy."""
+    """Return a variable's host copy as a stream of one transfer, without a copy."""
     assert variable.data is not None
     return to_carrier(variable.data)[np.newaxis]
 

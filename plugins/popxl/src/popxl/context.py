@@ -92,19 +92,19 @@ def get_source_location(offset: int = 0) -> str:
 
 
 def get_current_graph() -> Graph:
-    """The graph that operators are made in; RuntimeError outside of all."""
+    """Return the graph that operators are made in; RuntimeError outside of all."""
     return Graph._of(current.graph())
 
 
 def get_main_graph() -> Graph:
-    """The main graph of the current Ir."""
+    """Return the main graph of the current Ir."""
     if not state.graphs:
         raise RuntimeError("No graph is in context: there is no main graph")
     return Graph._of(state.graphs[0].ir.main)
 
 
 def get_ir() -> Ir:
-    """The current Ir."""
+    """Return the current Ir."""
     found: Ir = get_current_graph().ir
     return found
 
@@ -173,7 +173,7 @@ def _execution_context(context: ExecutionContext) -> Iterator[ExecutionContext]:
 
 
 def op_debug_context(name: Any) -> Any:
-    """Marks a function that makes operators; with or without a name."""
+    """Mark a function that makes operators; with or without a name."""
     if callable(name):
         return name
 

@@ -49,7 +49,7 @@ def pop() -> None:
 
 
 def graph() -> popir.Graph:
-    """The graph that operators are made in; RuntimeError outside of all."""
+    """Return the graph that operators are made in; RuntimeError outside of all."""
     if not state.graphs:
         raise RuntimeError(
             "No graph is in context: use `with ir.main_graph:` around operators"

@@ -74,7 +74,7 @@ class dtype:  # noqa: N801
         return self._below.is_signed
 
     def as_numpy(self) -> np.dtype[Any]:
-        """The numpy type."""
+        """Return the numpy type."""
         return self._below.numpy
 
     def as_torch(self) -> Any:

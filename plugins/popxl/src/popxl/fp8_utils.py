@@ -41,7 +41,7 @@ def host_pow2scale_cast_from_fp8(
     dtype: dtypes.dtype | None = None,
     log2_scale: int | None = 0,
 ) -> np.ndarray[Any, Any]:
-    """The values of a float8 array, times 2^`log2_scale` after the cast."""
+    """Return the values of a float8 array, times 2^`log2_scale` after the cast."""
     if dtype not in (dtypes.float16, dtypes.float32, dtypes.float64) or dtype is None:
         raise RuntimeError(f"dtype must be float16, float32 or float64, not {dtype}")
     array = np.ascontiguousarray(src)
@@ -56,7 +56,7 @@ def host_pow2scale_cast_from_fp8(
 def host_fp8_mse_scale(
     src: Any, dtype: dtypes.dtype | None = None
 ) -> tuple[float, int]:
-    """An estimate of what is lost, and the scale that loses least."""
+    """Return an estimate of what is lost, and the scale that loses least."""
     array = _array(src)
     if array.dtype not in _FLOATS[:2]:
         raise RuntimeError(f"the source must be float16 or float32, not {array.dtype}")
@@ -65,7 +65,7 @@ def host_fp8_mse_scale(
 
 
 def host_fp8_mse_scale_pb(src: Any, dtype: dtypes.dtype | None = None) -> int:
-    """The scale that loses least, from -31 to 31."""
+    """Return the scale that loses least, from -31 to 31."""
     return host_fp8_mse_scale(src, dtype)[1]
 
 

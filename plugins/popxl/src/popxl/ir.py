@@ -58,7 +58,7 @@ class Ir(Program):
         return Graph._of(self._below.main)
 
     def create_empty_graph(self, name: str | None = None) -> Graph:
-        """A graph without inputs, outputs and operators."""
+        """Return a graph without inputs, outputs and operators."""
         return Graph._of(self._below.new_graph(name or "graph"))
 
     def create_graph(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Graph:
@@ -136,7 +136,7 @@ class Ir(Program):
         return ReplicaGrouping._make(self, groups)
 
     def get_all_h2d_streams(self) -> set[HostToDeviceStream]:
-        """The streams that some operator loads."""
+        """Return the streams that some operator loads."""
         return {
             HostToDeviceStream._of(Tensor._of(each.tensor), each)  # type: ignore[misc]
             for each in self._below.streams.values()
@@ -144,7 +144,7 @@ class Ir(Program):
         }
 
     def get_all_d2h_streams(self) -> set[DeviceToHostStream]:
-        """The streams that some operator stores."""
+        """Return the streams that some operator stores."""
         return {
             DeviceToHostStream._of(Tensor._of(each.tensor), each)  # type: ignore[misc]
             for each in self._below.streams.values()

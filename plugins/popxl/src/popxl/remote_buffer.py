@@ -101,7 +101,7 @@ class RemoteBuffer:
 def remote_buffer(
     tensor_shape: Iterable[int], tensor_dtype: dtype, entries: int = 1
 ) -> RemoteBuffer:
-    """A table of `entries` rows."""
+    """Return a table of `entries` rows."""
     return RemoteBuffer(tensor_shape, tensor_dtype, entries)
 
 
@@ -112,8 +112,9 @@ def replica_sharded_buffer(
     shard_over: int | None = None,
     entries: int = 1,
 ) -> RemoteBuffer:
-    """A table of `entries` rows, each a shard of a tensor of `shape`, which has a first
-    axis of groups if there are several."""
+    """Return a table of `entries` rows, each a shard of a tensor of `shape`, which
+    has a first axis of groups if there are several.
+    """
     whole = tuple(map(int, shape))
     groups, count = _sharding(replica_grouping, shard_over)
     if groups.num_groups > 1:

@@ -78,7 +78,7 @@ class ReplicaGrouping:
         return None if self.is_const else popir.refined(self._groups)[2]
 
     def transpose(self) -> ReplicaGrouping:
-        """The first members of all groups together, and so on."""
+        """Return the first members of all groups together, and so on."""
         return ReplicaGrouping._make(self._ir, self._groups.transposed())
 
     def _to_variable_settings(

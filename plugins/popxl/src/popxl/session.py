@@ -119,7 +119,7 @@ class Session:
         return _Form(below, stream.shape, transfers, replicas, dtype)
 
     def create_host_outputs(self) -> dict[DeviceToHostStream, _Array]:
-        """An empty array for each output stream."""
+        """Return an empty array for each output stream."""
         return {
             stream: np.empty(form.shape, form.dtype)
             for stream, form in self._d2h.items()
@@ -315,8 +315,9 @@ class _Form:
         return (*self.lead, *self.of_one)
 
     def rows(self, array: _Array) -> _Array:
-        """An array of the caller's with a first dimension of transfers, and a second
-        of replicas if there are several."""
+        """Return an array of the caller's with a first dimension of transfers, and
+        a second of replicas if there are several.
+        """
         rest = self.of_one if self.replicas == 1 else (self.replicas, *self.of_one)
         count = 1 if self.transfers == 1 else len(array)
         return array.reshape(count, *rest)
@@ -377,7 +378,9 @@ def _as_type(array: _Array, wanted: np.dtype[Any]) -> _Array:
 
 
 def _host_copy(tensor: Tensor) -> _Array:
-    """The host's copy: of each group, or of each replica if all are retrieved."""
+    """Return the host's copy: of each group, or of each replica if all are
+    retrieved.
+    """
     whole = tensor._below.placement.retrieved
     if whole is not None:
         return whole

@@ -78,7 +78,7 @@ class DeviceToHostStream(Stream):
 def h2d_stream(
     shape: Iterable[int], dtype: dtype, name: str | None = None
 ) -> HostToDeviceStream:
-    """A stream from the host to the device."""
+    """Return a stream from the host to the device."""
     made = HostToDeviceStream._make(shape, dtype, name or "h2d_stream", True)
     assert isinstance(made, HostToDeviceStream)
     return made
@@ -87,7 +87,7 @@ def h2d_stream(
 def d2h_stream(
     shape: Iterable[int], dtype: dtype, name: str | None = None
 ) -> DeviceToHostStream:
-    """A stream from the device to the host."""
+    """Return a stream from the device to the host."""
     made = DeviceToHostStream._make(shape, dtype, name or "d2h_stream", False)
     assert isinstance(made, DeviceToHostStream)
     return made

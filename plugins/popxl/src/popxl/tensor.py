@@ -58,7 +58,9 @@ class _Location:
         return self._placement.shards > 1
 
     def getRemoteBufferInfo(self) -> tuple[int, int]:  # noqa: N802
-        """The number of its buffer and its offset there; of remote tensors only."""
+        """Return the number of its buffer and its offset there; of remote
+        tensors only.
+        """
         buffer = self._placement.buffer
         if buffer is None:
             raise popir.IrError("the tensor is not in remote memory")
@@ -244,7 +246,7 @@ class Tensor:
         return _op("ipu_copy", self, destination, source)
 
     def diag(self) -> Tensor:
-        """The diagonal of a matrix."""
+        """Return the diagonal of a matrix."""
         if self.rank != 2:
             raise ValueError(f"diag needs a tensor of rank 2, found {self.rank}")
         return self.flatten()[:: self.shape[1] + 1]
@@ -443,7 +445,7 @@ def variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """A variable of the main graph with `data`, which are copied."""
+    """Return a variable of the main graph with `data`, which are copied."""
     placement = _placement(replica_grouping, retrieval_mode)
     array = _variable_data(
         data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping
@@ -522,7 +524,7 @@ def _all_replicas(
 
 
 def _mapped(data: np.memmap[Any, Any], type_: dtype | None, downcast: bool) -> Any:
-    """The file itself, which the variable owns from now on."""
+    """Return the file itself, which the variable owns from now on."""
     start = "When passing a memory-mapped NumPy array"
     if not data.flags.c_contiguous or not data.flags.aligned:
         raise ValueError(f"{start}, it must already be in C-ordered, aligned memory")
@@ -543,7 +545,7 @@ def constant(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Constant:
-    """A constant of the current graph."""
+    """Return a constant of the current graph."""
     if dtype is None and _is_float8(data):
         raise TypeError("float8 data need a `dtype` beside them")
     array = _host_data(data, dtype, downcast, log2_scale, nan_on_overflow)
@@ -573,7 +575,7 @@ def graph_input(
     by_ref: bool = False,
     meta_shape: Iterable[int] | None = None,
 ) -> Tensor:
-    """A further input of the current graph."""
+    """Return a further input of the current graph."""
     graph = current.graph()
     spec = popir.Spec(
         dtype.as_dtype(dtype)._below, tuple(shape), tuple(meta_shape or ())
@@ -604,7 +606,7 @@ def remote_variable(
     log2_scale: int | None = None,
     nan_on_overflow: bool | None = None,
 ) -> Variable:
-    """A variable that is a row of a remote buffer, at `offset`."""
+    """Return a variable that is a row of a remote buffer, at `offset`."""
     placement = _placement(replica_grouping, retrieval_mode)
     array = _variable_data(
         data, dtype, downcast, log2_scale, nan_on_overflow, replica_grouping

@@ -47,11 +47,11 @@ class TensorSpec(Mapping[str, Any]):
         return popir.Spec(self.dtype._below, self.shape, self.meta_shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """The three by name."""
+        """Return the three by name."""
         return dict(self._entries)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The three in order."""
+        """Return the three in order."""
         return tuple(self._entries.values())
 
     def __getitem__(self, key: str) -> Any:

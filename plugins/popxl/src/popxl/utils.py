@@ -38,7 +38,9 @@ downcast_np_dtypes: dict[np.dtype[Any], np.dtype[Any]] = {
 def _to_device_info(
     device_type: str, num_ipus: int = 1, use_popdist: bool = False
 ) -> popart.DeviceInfo:
-    """The device that a string names, of `num_ipus` rounded up to a power of 2."""
+    """Return the device that a string names, of `num_ipus` rounded up to a
+    power of 2.
+    """
     units = 1 << max(num_ipus - 1, 0).bit_length()
     manager = popart.DeviceManager()
     if device_type == "cpu":

@@ -163,7 +163,7 @@ class GatewayReplica:
     """A gateway as a replica of Ray Serve. Made, and asked, by Ray."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
-        """Raises ValueError for settings that cannot be (`replica_settings`)."""
+        """Raise ValueError for settings that cannot be (`replica_settings`)."""
         context = serve.get_replica_context()
         self.tag: str = context.replica_tag
         # Ray has shared the machine out already: replicas take nothing from each other.

@@ -156,7 +156,7 @@ def _file(name: str, info: dict[str, Any]) -> RemoteFile:
 
 
 def _file_system(scheme: str) -> Any:
-    """Raises anything."""
+    """Raise anything."""
     import fsspec
 
     # Each request is a dozen lines of INFO, each failure a traceback; it is told here.
@@ -223,7 +223,7 @@ _CHECKSUMS: dict[str, Callable[[Any, RemoteFile], Checksums]] = {
 
 @contextmanager
 def _explained(scheme: str, path: str) -> Iterator[None]:
-    """Turns what the libraries raise into errors of ours."""
+    """Turn what the libraries raise into errors of ours."""
     try:
         yield
     except RemoteError:

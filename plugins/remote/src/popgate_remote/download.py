@@ -97,7 +97,7 @@ class Progress:
             thread.join()
 
     def pause(self, seconds: float) -> None:
-        """Waits, or raises `FetchStopped`."""
+        """Wait, or raise `FetchStopped`."""
         if self.stop.wait(seconds):
             raise FetchStopped("the server ends")
 
@@ -122,7 +122,7 @@ def download(
     progress: Progress,
     pause: float = PAUSE,
 ) -> str:
-    """Brings `part` to the whole content of a file; its SHA-256.
+    """Bring `part` to the whole content of a file; its SHA-256.
 
     What `part` holds already is kept if the source says that it is of the same content.
     Raises `RemoteError`; `SourceChanged` where that was not so.
@@ -159,7 +159,7 @@ def _receive(
     progress: Progress,
     pause: float,
 ) -> dict[str, Digest]:
-    """Appends what is missing; the digests of it all."""
+    """Append what is missing; the digests of it all."""
     sums, here = _digests_of(stream, file, stated)
     progress.add(here, came=False)
     tries = 0

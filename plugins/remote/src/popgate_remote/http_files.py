@@ -237,7 +237,7 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turns what the network does into errors of ours."""
+    """Turn what the network does into errors of ours."""
     import httpx
 
     try:

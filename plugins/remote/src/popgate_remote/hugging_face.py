@@ -31,7 +31,7 @@ class HuggingFaceSource:
     """A repository, ``org/name[@revision][/folder or file]``."""
 
     def __init__(self, place: str) -> None:
-        """Raises `RemoteError` for what is no repository."""
+        """Raise `RemoteError` for what is no repository."""
         found = _PLACE.fullmatch(place.rstrip("/"))
         if found is None:
             msg = (

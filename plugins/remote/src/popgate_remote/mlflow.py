@@ -29,7 +29,7 @@ class MlflowSource:
     """
 
     def __init__(self, place: str, bucket: Callable[[str], Source]) -> None:
-        """Raises `RemoteError` for what is no version, and without a server."""
+        """Raise `RemoteError` for what is no version, and without a server."""
         found = _PLACE.fullmatch(place.strip("/"))
         if found is None:
             msg = f"{place!r} is no version; as in mlflow:/digits/3 or /digits@best"

@@ -97,14 +97,14 @@ class ModelCache:
         return self.make("parts") / key
 
     def keep(self, part: Path, sha256: str) -> None:
-        """Makes a part that is whole and checked a blob."""
+        """Make a part that is whole and checked a blob."""
         target = self.make("blobs") / sha256
         os.chmod(part, 0o444)
         os.utime(part)  # it is new, for `sweep`
         os.replace(part, target)
 
     def hold(self, folder: Path) -> bool:
-        """Keeps a snapshot from being removed; False if that has happened."""
+        """Keep a snapshot from being removed; False if that has happened."""
         with self._lock:
             if folder in self._held:
                 return True
@@ -134,7 +134,7 @@ class ModelCache:
             return [path for path in self._held if path.parent == folder]
 
     def sweep(self) -> None:
-        """Removes models of URLs that are not used any more, blobs of no snapshot, and
+        """Remove models of URLs that are not used any more, blobs of no snapshot, and
         parts that were left behind."""
         before = time.time() - KEPT_MODEL
         with contextlib.suppress(OSError):
@@ -150,7 +150,7 @@ class ModelCache:
 
     @staticmethod
     def remove_unused(folder: Path, before: float) -> None:
-        """Removes what the cache has of a URL, if no server uses it, nor has since
+        """Remove what the cache has of a URL, if no server uses it, nor has since
         `before`.
 
         Raises OSError.
@@ -242,7 +242,7 @@ class CacheEntry:
             os.close(fd)
 
     def _open_lock(self) -> int:
-        """Raises `RemoteError`."""
+        """Raise `RemoteError`."""
         folder = self._cache.make(*self._path)
         try:
             return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -251,7 +251,7 @@ class CacheEntry:
             raise RemoteError(msg) from e
 
     def commit(self, listing: Listing, sha256: Mapping[str, str], url: str) -> Snapshot:
-        """Makes the blobs of a listing what is served from this URL; needs the lock.
+        """Make the blobs of a listing what is served from this URL; needs the lock.
 
         `sha256` is by name of the file; `url` is how the source is shown. Raises
         OSError.
@@ -287,7 +287,7 @@ class CacheEntry:
         return found
 
     def switch(self, listing: Listing) -> Snapshot | None:
-        """Serves a snapshot that was taken before and is still there, if any; needs the
+        """Serve a snapshot that was taken before and is still there, if any; needs the
         lock."""
         target = self.folder / listing.digest
         if not self._cache.hold(target):
@@ -299,7 +299,7 @@ class CacheEntry:
         return self.current()
 
     def drop(self, used: Collection[Path]) -> None:
-        """Removes the snapshots that are not current, that have not served last, that
+        """Remove the snapshots that are not current, that have not served last, that
         no other process uses, and of which this one uses no file in `used`."""
         try:
             kept = {self.folder / os.readlink(self.folder / CURRENT)}

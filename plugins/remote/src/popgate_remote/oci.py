@@ -48,7 +48,7 @@ class OciSource:
     """One artifact, ``registry/repository:tag`` or ``@sha256:digest``."""
 
     def __init__(self, reference: str) -> None:
-        """Raises `RemoteError` for what is no reference."""
+        """Raise `RemoteError` for what is no reference."""
         found = _REFERENCE.fullmatch(reference)
         if found is None:
             msg = f"{reference!r} is no artifact; as in oci://ghcr.io/me/digits:1"

@@ -108,7 +108,7 @@ class RemoteModels:
         return listing, set(self._known(current, listing))
 
     def fetch(self, label: str, url: RemoteUrl) -> bool:
-        """Takes what is there now; whether that is other than what the cache had.
+        """Take what is there now; whether that is other than what the cache had.
 
         Blocks; `label` is for the log. Where it fails and the cache has the model, that
         is a warning, once for each reason. Raises `RemoteError` where it has not, and
@@ -137,11 +137,11 @@ class RemoteModels:
         return before is None or found.folder != before.folder
 
     def drop_unused(self, url: RemoteUrl, used: Collection[Path]) -> None:
-        """Removes what was taken from there before, except for the files in use."""
+        """Remove what was taken from there before, except for the files in use."""
         self._cache.entry(url.key).drop(used)
 
     def stop(self) -> None:
-        """Downloads end now; what has come is kept."""
+        """Download end now; what has come is kept."""
         self._stop.set()
 
     def __repr__(self) -> str:
@@ -219,7 +219,7 @@ class RemoteModels:
         source: Source,
         listing: Listing,
     ) -> dict[str, str]:
-        """Makes blobs of all files; their SHA-256, by name."""
+        """Make blobs of all files; their SHA-256, by name."""
         sha256 = self._known(current, listing)
         missing = [file for file in listing.files if file.name not in sha256]
         total = sum(file.size or 0 for file in missing)

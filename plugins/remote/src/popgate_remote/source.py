@@ -31,5 +31,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends connections."""
+        """End connections."""
         ...

@@ -57,7 +57,7 @@ class RemoteUrl:
 
     @classmethod
     def of(cls, text: str) -> RemoteUrl:
-        """Raises `engine.InvalidConfig` for a kind that is not known, or needs a
+        """Raise `engine.InvalidConfig` for a kind that is not known, or needs a
         library that is not installed."""
         scheme = text.partition(":")[0].lower()
         known = SCHEMES.get(scheme)

@@ -183,7 +183,7 @@ def named(
 
 
 def check_target(target: Path) -> None:
-    """Raises `CommandError` before anything is run in vain."""
+    """Raise `CommandError` before anything is run in vain."""
     if target.suffix not in (".npz", ".npy"):
         raise CommandError(f"--save {target}: expected .npz or .npy", EXIT_USAGE)
     if not target.parent.is_dir():

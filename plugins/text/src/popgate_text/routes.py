@@ -178,7 +178,7 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
 
     @router.get("/openai/v1/models", summary="List the text models", tags=[OPENAI_TAG])
     async def list_text_models(gateway: GatewayOf, viewer: ViewerOf) -> JSONResponse:
-        """The text models that are ready, in OpenAI's form."""
+        """Return the text models that are ready, in OpenAI's form."""
         found = [
             _openai_model(gateway, name)
             for name in sorted(gateway.table.names())

@@ -58,8 +58,9 @@ LOOK = 0.05
 
 
 def adapt(module: ModuleType, config: Mapping[str, Any]) -> type[Any] | None:
-    """The model in a module; None where it is none of Triton's. `config` is the model
-    configuration, as Triton has it in JSON. Raises InvalidModel."""
+    """Return the model in a module; None where it is none of Triton's. `config` is
+    the model configuration, as Triton has it in JSON. Raises InvalidModel.
+    """
     theirs = getattr(module, CLASS, None)
     if not inspect.isclass(theirs):
         return None
@@ -116,7 +117,7 @@ def _controls(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _written(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
-    """A tensor as `popgate.Model` writes it."""
+    """Return a tensor as `popgate.Model` writes it."""
     kind = str(tensor["data_type"]).removeprefix("TYPE_").replace("STRING", "BYTES")
     rows = [-1] if config.get("max_batch_size") else []
     dims = ",".join(str(int(dim)) for dim in [*rows, *tensor["dims"]])
@@ -170,7 +171,7 @@ class _Adapted:
         return said[number] if number < len(said) else {}
 
     def outputs_of(self, response: Any) -> dict[str, Array]:
-        """Raises how a request failed."""
+        """Raise how a request failed."""
         if not isinstance(response, pb_utils.InferenceResponse):
             kind = type(response).__name__
             raise ExecutionFailed(f"expected an InferenceResponse, got {kind}")
@@ -205,7 +206,7 @@ class _Ordinary(_Adapted):
         return self._joined(await found, waits)
 
     def _parts(self, feed: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """The rows of each request, as Triton hands them over."""
+        """Return the rows of each request, as Triton hands them over."""
         rows = self.context.rows
         if len(rows) < 2:
             return [dict(feed)]

@@ -73,7 +73,9 @@ class MetricFamily:
         labels: Mapping[str, str] | None = None,
         buckets: Sequence[float] | None = None,
     ) -> Metric:
-        """The one with these labels; a histogram needs the upper bounds of buckets."""
+        """Return the one with these labels; a histogram needs the upper bounds
+        of buckets.
+        """
         return self._family.series(labels, buckets or ())
 
 
@@ -90,12 +92,12 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def load_model(model_name: str, files: Mapping[str, str] | None = None) -> NoReturn:
-    """Raises TritonModelException: loading is not a model's business."""
+    """Raise TritonModelException: loading is not a model's business."""
     _refuse("load", model_name)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
-    """Raises TritonModelException, as `load_model`."""
+    """Raise TritonModelException, as `load_model`."""
     _refuse("unload", model_name)
 
 
@@ -108,5 +110,5 @@ def _refuse(what: str, name: str) -> NoReturn:
 
 
 def get_model_dir() -> str:
-    """The folder of the version."""
+    """Return the folder of the version."""
     return str(HOST.folder)

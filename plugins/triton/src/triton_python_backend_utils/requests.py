@@ -130,7 +130,9 @@ class InferenceRequest:
     # -- to other models
 
     def exec(self, decoupled: bool = False) -> Any:
-        """The response of the other model; with `decoupled` an iterator of several."""
+        """Return the response of the other model; with `decoupled` an iterator
+        of several.
+        """
         if decoupled:
             return self._exec_decoupled()
         try:

@@ -101,7 +101,7 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 
 
 def serialize_byte_tensor(tensor: Array) -> Array:
-    """The strings of an array as bytes: each after its length, in four bytes."""
+    """Return the strings of an array as bytes: each after its length, in four bytes."""
     parts = []
     for each in tensor.ravel().tolist():
         raw = each if isinstance(each, bytes) else str(each).encode()

@@ -95,7 +95,7 @@ class Assembly:
         self._numbers = 0
 
     def executable(self, programs: Mapping[int, Node]) -> Executable:
-        """The executable of `programs`, with the variables that they use."""
+        """Return the executable of `programs`, with the variables that they use."""
         return Executable(self._graphs, self._variables, programs)
 
     def program(self, region: Region) -> Steps:

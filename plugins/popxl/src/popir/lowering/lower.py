@@ -60,17 +60,17 @@ class Lowered:
 
 
 def input_handle(id_: str) -> str:
-    """The stream that brings a tensor to the device."""
+    """Return the stream that brings a tensor to the device."""
     return f"h2d_{id_}"
 
 
 def output_handle(id_: str) -> str:
-    """The stream that takes a stream's tensor to the host."""
+    """Return the stream that takes a stream's tensor to the host."""
     return f"anchor_d2h_{id_}"
 
 
 def weight_handle(id_: str) -> str:
-    """The stream that takes a variable to the host."""
+    """Return the stream that takes a variable to the host."""
     return f"weight_d2h_{id_}"
 
 
@@ -115,7 +115,7 @@ class Lowering:
         self._result = Lowered(self._region, Region(), Region(), {})
 
     def run(self) -> Lowered:
-        """The lowered program. Raises IrError or NotYet, naming the operator."""
+        """Return the lowered program. Raises IrError or NotYet, naming the operator."""
         main = self._ir.main
         scope: Scope = {}
         cells: dict[str, tuple[Cell, Value]] = {}
@@ -290,7 +290,7 @@ class Lowering:
             scope[tensor] = Cell(self._storage(made, inner).get())
 
     def _loop(self, operator: Operator, scope: Scope) -> None:
-        """Runs the wrapper graph, with what it carries in variables.
+        """Run the wrapper graph, with what it carries in variables.
 
         Carried are the inputs that outputs feed, and all cells under inputs by
         reference that it changes, so aliases among them are kept. The wrapper's first
@@ -424,7 +424,7 @@ class Lowering:
         self._b.block.stream_out.append((value, handle))
 
     def _end_of(self, exchange: Exchange) -> str:
-        """A name for the streams of an exchange."""
+        """Return a name for the streams of an exchange."""
         self._numbers += 1
         return f"%{type(exchange).__name__}{self._numbers}"
 
@@ -508,7 +508,7 @@ class Lowering:
 
 
 def _offset(buffer: RemoteBuffer, place: Value) -> int | None:
-    """A constant offset; None: it is known when the program runs."""
+    """Return a constant offset; None: it is known when the program runs."""
     if place.array is None:
         return None
     offset = int(place.array.reshape(-1)[0])

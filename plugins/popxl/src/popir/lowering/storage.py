@@ -23,7 +23,7 @@ class Storage(Protocol):
         ...
 
     def get(self) -> Value:
-        """The value now."""
+        """Return the value now."""
         ...
 
     def set(self, value: Value) -> None:

@@ -142,7 +142,7 @@ def _infer_many(call: Call) -> list[Spec]:
 def _each(
     type_: str, needs: str, partial: Callable[[Grad, str], Value]
 ) -> Callable[[Call], Sequence[GradRule]]:
-    """A rule for each of any number of inputs."""
+    """Return a rule for each of any number of inputs."""
 
     @makes(type_)
     def made(call: Call) -> list[GradRule]:

@@ -71,7 +71,7 @@ def factor(
 def rule(
     type_: str, needs: str, gives: int | tuple[int, ...], lower: Callable[[Grad], Value]
 ) -> GradRule:
-    """A gradient operator with one result."""
+    """Return a gradient operator with one result."""
     given = (gives,) if isinstance(gives, int) else gives
     return GradRule(type_, tuple(needs.split()), given, lambda g: [lower(g)])
 

@@ -73,7 +73,7 @@ def encoded(b: Builder, value: Value, scale: Value, dtype: DType) -> Value:
 
 
 def decoded(b: Builder, value: Value, dtype: DType) -> Value:
-    """The float32 values of codes."""
+    """Return the float32 values of codes."""
     return b.gather(b.constant(decoding_table(dtype)), b.cast(value, np.int32), 0)
 
 

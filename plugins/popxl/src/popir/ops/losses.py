@@ -99,7 +99,7 @@ def _loss(b: Builder, call: Call, probs: Value, labels: Value) -> Value:
 
 
 def _spread(b: Builder, call: Call, dy: Value, labels: Value) -> Value:
-    """The loss's gradient as a column that fits the probabilities."""
+    """Return the loss's gradient as a column that fits the probabilities."""
     at, counts = _labels(b, call, labels)
     if call["reduction"] == "mean":
         dy = dy / _counted(b, counts, at, dy.dtype)

@@ -111,7 +111,9 @@ def _infer_updater(call: Call) -> list[Spec]:
 
 
 def _updater(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    """The direction of Adam, Lamb or AdaMax, in float32, and the next time step."""
+    """Return the direction of Adam, Lamb or AdaMax, in float32, and the
+    next time step.
+    """
     first = b.cast(values[0], np.float32)
     second = b.cast(values[1], np.float32)
     step = _named(call, values, "time_step")

@@ -120,7 +120,7 @@ class CallSiteInfo:
         return tuple(map(Tensor._of, self._operator.outputs))
 
     def parent_input(self, idx: int) -> Tensor:
-        """The input of that index."""
+        """Return the input of that index."""
         at = idx - self._skipped
         inputs = self._operator.inputs
         if not 0 <= at < len(inputs) or inputs[at].kind == "unconnected":
@@ -128,29 +128,29 @@ class CallSiteInfo:
         return Tensor._of(inputs[at])
 
     def parent_output(self, idx: int) -> Tensor:
-        """The output of that index."""
+        """Return the output of that index."""
         if not 0 <= idx < len(self._operator.outputs):
             raise IndexError(f"There is no output {idx}")
         return self.outputs[idx]
 
     def graph_to_parent_input_index(self, idx: int) -> int:
-        """The index of a graph's input in the parent."""
+        """Return the index of a graph's input in the parent."""
         return idx
 
     def parent_to_graph_input_index(self, idx: int) -> int:
-        """The index of a parent's input in the graph."""
+        """Return the index of a parent's input in the graph."""
         return idx
 
     def graph_to_parent_output_index(self, idx: int) -> int:
-        """The index of a graph's output in the parent."""
+        """Return the index of a graph's output in the parent."""
         return idx - 1 if self._skipped else idx
 
     def parent_to_graph_output_index(self, idx: int) -> int:
-        """The index of a parent's output in the graph."""
+        """Return the index of a parent's output in the graph."""
         return idx + 1 if self._skipped else idx
 
     def graph_to_parent(self, graph_tensor: Tensor) -> Tensor:
-        """The parent's tensor for an input or output of the graph."""
+        """Return the parent's tensor for an input or output of the graph."""
         called = self.called_graph
         if graph_tensor in called.inputs:
             index = called.inputs.index(graph_tensor)
@@ -163,7 +163,7 @@ class CallSiteInfo:
         )
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
-        """The first input of the graph that the parent's tensor feeds."""
+        """Return the first input of the graph that the parent's tensor feeds."""
         if parent_tensor not in self.inputs:
             raise ValueError(f"{parent_tensor} is not an input of the call")
         index = self._operator.inputs.index(parent_tensor._below) + self._skipped
@@ -207,7 +207,7 @@ def call_with_info(
 
 
 def add_call(graph: Graph, outer: list[popir.Tensor]) -> popir.Operator:
-    """The operator of a call in the current graph."""
+    """Return the operator of a call in the current graph."""
     below = graph._below
     if below is context.get_current_graph()._below:
         raise popir.IrError(f"Graph {graph.id!r} cannot call itself")

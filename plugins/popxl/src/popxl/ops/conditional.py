@@ -42,13 +42,13 @@ class ConditionalSiteInfo:
         return tuple(map(Tensor._of, self._operator.outputs))
 
     def parent_input(self, idx: int) -> Tensor:
-        """The input of that index; 0 is the condition."""
+        """Return the input of that index; 0 is the condition."""
         if not 0 <= idx < len(self._operator.inputs):
             raise IndexError(f"There is no input {idx}")
         return self.inputs[idx]
 
     def parent_output(self, idx: int) -> Tensor:
-        """The output of that index."""
+        """Return the output of that index."""
         if not 0 <= idx < len(self._operator.outputs):
             raise IndexError(f"There is no output {idx}")
         return self.outputs[idx]
@@ -58,14 +58,14 @@ class ConditionalSiteInfo:
         return len(then.inputs), len(otherwise.inputs)
 
     def graph_to_parent_input_index(self, idx: int, then_branch: bool = True) -> int:
-        """The index of a branch's input in the parent."""
+        """Return the index of a branch's input in the parent."""
         then, otherwise = self._sizes()
         if not 0 <= idx < (then if then_branch else otherwise):
             raise IndexError(f"The branch has no input {idx}")
         return 1 + idx + (0 if then_branch else then)
 
     def parent_to_graph_input_index(self, idx: int) -> int:
-        """The index of a parent's input in its branch."""
+        """Return the index of a parent's input in its branch."""
         then, otherwise = self._sizes()
         if not 1 <= idx < 1 + then + otherwise:
             raise IndexError(f"Input {idx} goes to no branch")
@@ -101,7 +101,7 @@ class ConditionalSiteInfo:
         raise ValueError(f"{graph_tensor} is neither input nor output of the branch")
 
     def parent_to_graph(self, parent_tensor: Tensor) -> Tensor:
-        """The first input of a branch that the parent's tensor feeds."""
+        """Return the first input of a branch that the parent's tensor feeds."""
         if parent_tensor not in self.inputs[1:]:
             raise ValueError(f"{parent_tensor} goes to no branch")
         index = 1 + self.inputs[1:].index(parent_tensor)

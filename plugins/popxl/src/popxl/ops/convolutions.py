@@ -144,7 +144,7 @@ def conv_pow2scaled(
     available_memory_proportions: Sequence[float] | None = None,
     enable_conv_dithering: Iterable[bool] | None = None,
 ) -> Tensor:
-    """A convolution of float8 tensors times 2^log2_scale, as float16."""
+    """Return a convolution of float8 tensors times 2^log2_scale, as float16."""
     check_float8(t, weight, log2_scale)
     return _convolution(
         "ConvPow2Scaled",
@@ -168,7 +168,9 @@ def conv_transpose_pow2scaled(
     available_memory_proportions: Sequence[float] | None = None,
     enable_conv_dithering: Iterable[bool] | None = None,
 ) -> Tensor:
-    """A transposed convolution of float8 tensors times 2^log2_scale, as float16."""
+    """Return a transposed convolution of float8 tensors times 2^log2_scale,
+    as float16.
+    """
     check_float8(t, weight, log2_scale)
     return _convolution(
         "ConvTransposePow2Scaled",

@@ -134,7 +134,7 @@ def greater(input: Tensor, other: Tensor) -> Tensor:
 
 
 def maximum(*ts: Tensor) -> Tensor:
-    """The largest at each place."""
+    """Return the largest at each place."""
     return emit("Max", ts, ["maximum_out"])[0]
 
 
@@ -214,7 +214,7 @@ def print_tensor(
     open_bracket: str = "[",
     close_bracket: str = "]",
 ) -> Tensor:
-    """Prints the tensor to stderr whenever it runs; returns it unchanged."""
+    """Print the tensor to stderr whenever it runs; returns it unchanged."""
     for name, text in (
         ("separator", separator),
         ("open_bracket", open_bracket),

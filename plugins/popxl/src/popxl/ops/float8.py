@@ -65,7 +65,7 @@ def matmul_pow2scaled(
     log2_scale: Tensor,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """The product of two float8 matrices times 2^log2_scale, as float16."""
+    """Return the product of two float8 matrices times 2^log2_scale, as float16."""
     check_float8(lhs, rhs, log2_scale)
     inputs = {"lhs": lhs, "rhs": rhs, "log2_scale": log2_scale}
     attributes = {"output_type": None}

@@ -90,7 +90,7 @@ def _window(axes: Iterable[int], sizes: Iterable[int]) -> dict[str, tuple[int, .
 def dynamic_slice(
     t: Tensor, index: Tensor, axes: list[int], sizes: list[int], no_overlap: bool
 ) -> Tensor:
-    """The window of `sizes` that begins at `index` along `axes`."""
+    """Return the window of `sizes` that begins at `index` along `axes`."""
     inputs = {"t": t, "index": index}
     name = "dynamic_slice_out"
     return emit("DynamicSlice", inputs, [name], _window(axes, sizes))[0]
@@ -118,7 +118,7 @@ def dynamic_update_(
     sizes: list[int],
     no_overlap: bool,
 ) -> Tensor:
-    """The window of `t` becomes `t_update`, in place."""
+    """Return the window of `t` becomes `t_update`, in place."""
     inputs = {"t": t, "index": index, "t_update": t_update}
     name = "dynamicupdateinplace_out"
     return emit("DynamicUpdateInplace", inputs, [name], _window(axes, sizes))[0]

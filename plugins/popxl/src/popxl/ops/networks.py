@@ -133,7 +133,7 @@ def max_pool(
     ceil_mode: bool = False,
     storage_order: Literal["row", "column"] = "row",
 ) -> Tensor:
-    """The largest of windows; the stride is 1 unless given."""
+    """Return the largest of windows; the stride is 1 unless given."""
     rest = (out_pads, in_dilations)
     windows = (stride, padding, dilation)
     return _pool("MaxPool", t, kernel_size, windows, auto_pad, ceil_mode, rest)
@@ -155,7 +155,7 @@ def nll_loss(
     reduction: Literal["mean", "sum", "none"] = "mean",
     log_prob: bool = False,
 ) -> Tensor:
-    """The negative log-likelihood of `labels`."""
+    """Return the negative log-likelihood of `labels`."""
     attributes = {
         "ignore_index": ignore_index,
         "reduction": _reduction(reduction),
@@ -172,7 +172,7 @@ def nll_loss_with_softmax_grad(
     ignore_index: int | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """The loss of softmax's results, and the gradient of softmax's input."""
+    """Return the loss of softmax's results, and the gradient of softmax's input."""
     attributes = {
         "ignore_index": ignore_index,
         "reduction": _reduction(reduction),

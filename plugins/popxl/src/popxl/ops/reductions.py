@@ -36,7 +36,7 @@ sumsquare = _reduction("sumsquare", "ReduceSumSquare", "The sum of squares.")
 
 
 def median(t: Tensor, axis: _Axis = None, keepdims: bool = False) -> Tensor:
-    """The lower median over all of `axis` together."""
+    """Return the lower median over all of `axis` together."""
     attributes = {"axes": axes(axis), "keepdims": keepdims}
     names = ["median_out", "median_indices_out"]
     return emit("ReduceMedian", {"t": t}, names, attributes)[0]
@@ -62,7 +62,7 @@ def topk(
     sorted: bool,
     available_memory_proportion: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The `k` largest or smallest along `axis`, and where they are (int32)."""
+    """Return the `k` largest or smallest along `axis`, and where they are (int32)."""
     attributes = {"k": k, "axis": axis, "largest": largest, "sorted": sorted}
     names = ["topk_out_value", "topk_out_indices"]
     values, indices = emit("TopK", {"t": t}, names, attributes)
@@ -85,5 +85,5 @@ def histogram(t: Tensor, levels: Sequence[float], absolute_of_input: bool) -> Te
 
 
 def lamb_square(t: Tensor) -> Tensor:
-    """The sum of squares as float32."""
+    """Return the sum of squares as float32."""
     return emit("LambSquare", {"t": t}, ["lamb_square_out"])[0]

@@ -15,7 +15,7 @@ from popxl.tensor import Tensor, constant
 def remote_load(
     remote_buffer: RemoteBuffer, offset: int | Tensor, name: str | None = None
 ) -> Tensor:
-    """The row of the buffer at `offset`."""
+    """Return the row of the buffer at `offset`."""
     at = _offset(offset)
     base = name or _name(remote_buffer, at)
     start = init(
@@ -30,7 +30,7 @@ def remote_load(
 def remote_load_(
     remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor
 ) -> Tensor:
-    """The row of the buffer at `offset`, into `t`."""
+    """Return the row of the buffer at `offset`, into `t`."""
     at = _offset(offset)
     check_in_graph(context.get_current_graph(), t=t)
     remote_buffer.validate_tensor_matches_buffer(t)

@@ -143,7 +143,7 @@ def slice_(
     step: _Ints = None,
     axis: int | Iterable[int] | None = None,
 ) -> Tensor:
-    """A slice that can be written through."""
+    """Return a slice that can be written through."""
     if start is None and stop is None and step is None:
         return t
     attributes = {"slices": _slices(start, stop, step, axis), "any_step": False}

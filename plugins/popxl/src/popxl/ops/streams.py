@@ -13,7 +13,7 @@ from popxl.tensor import Tensor
 
 
 def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor:
-    """The next data of the stream."""
+    """Return the next data of the stream."""
     base = name or h2d_stream._tensor.name
     start = init(h2d_stream.shape, h2d_stream.dtype, f"{base}_init", init_type="undef")
     attributes = {"stream": h2d_stream._tensor._below}
@@ -23,7 +23,7 @@ def host_load(h2d_stream: HostToDeviceStream, name: str | None = None) -> Tensor
 
 
 def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
-    """Sends `t` through the stream."""
+    """Send `t` through the stream."""
     check_in_graph(context.get_current_graph(), t=t)
     if t.dtype is not d2h_stream.dtype:
         raise ValueError(

@@ -71,7 +71,7 @@ def handle_negative_axis(t: Tensor, axis: int) -> int:
 
 
 def convert_optional_int64_list(values: Iterable[int] | int | None) -> list[int] | None:
-    """A list of integers; None stays."""
+    """Return a list of integers; None stays."""
     if values is None:
         return None
     return [values] if isinstance(values, int) else [int(each) for each in values]
@@ -91,12 +91,12 @@ convert_optional_float = convert_optional_int = convert_optional_dtype = (
 
 
 def convert_optional_bool_list(values: Iterable[bool] | None) -> list[bool]:
-    """A list; None: empty."""
+    """Return a list; None: empty."""
     return [bool(each) for each in values or ()]
 
 
 def convert_optional_float_list(values: Iterable[float] | None) -> list[float]:
-    """A list; None: empty."""
+    """Return a list; None: empty."""
     return [float(each) for each in values or ()]
 
 
@@ -148,7 +148,7 @@ def emit_op(
 def scalar(
     value: Any, inputs: list[Tensor], type_: dtype | None = None
 ) -> float | str | None:
-    """A number as an attribute, or a scalar tensor as one more of `inputs`."""
+    """Return a number as an attribute, or a scalar tensor as one more of `inputs`."""
     if isinstance(value, Tensor):
         inputs.append(value)
         return f"#{len(inputs) - 1}"
@@ -156,7 +156,7 @@ def scalar(
 
 
 def axes(axis: int | Iterable[int] | None) -> tuple[int, ...] | None:
-    """The axes of a reduction."""
+    """Return the axes of a reduction."""
     if axis is None:
         return None
     if isinstance(axis, int | np.integer):

@@ -13,7 +13,7 @@ def get_all_dtypes() -> list[dtypes.dtype]:
 def get_all_int_dtypes(
     include_signed: bool = True, include_unsigned: bool = True
 ) -> list[dtypes.dtype]:
-    """The integers."""
+    """Return the integers."""
     return [
         each
         for each in get_all_dtypes()

@@ -44,7 +44,7 @@ class Tuned(Protocol):
         """Return the client once the server has this many devices."""
 
     def close(self) -> None:
-        """Leaves it as it was."""
+        """Leave it as it was."""
 
 
 class RunningServer:

@@ -104,7 +104,7 @@ def replicated_reduce_scatter(
 
 
 def replica_sharded_slice(t: Tensor, group: ReplicaGrouping | None = None) -> Tensor:
-    """The member's share of the elements of `t`, as a shard."""
+    """Return the member's share of the elements of `t`, as a shard."""
     given = {"op": "local", **_members(group), "is_shard": True}
     return _emit("ReplicatedReduceScatter", t, "replica_sharded_slice_out", **given)
 
@@ -128,7 +128,7 @@ def all_reduce(
     ipus: Iterable[int] | None = None,
     op: CollectiveOps = "add",
 ) -> list[Tensor]:
-    """The tensors of several devices, reduced; the result on each."""
+    """Return the tensors of several devices, reduced; the result on each."""
     return _all_reduce(ts, ipus, op)
 
 
@@ -137,7 +137,7 @@ def all_reduce_identical_inputs(
     ipus: Iterable[int] | None = None,
     op: CollectiveOps = "add",
 ) -> list[Tensor]:
-    """The tensors as they are, which are alike; gradients are reduced."""
+    """Return the tensors as they are, which are alike; gradients are reduced."""
     return _all_reduce(ts, ipus, op, forward_is_identity=True)
 
 
@@ -146,7 +146,7 @@ def all_reduce_identical_grad_inputs(
     ipus: Iterable[int] | None = None,
     op: CollectiveOps = "add",
 ) -> list[Tensor]:
-    """The tensors reduced; gradients, which are alike, pass as they are."""
+    """Return the tensors reduced; gradients, which are alike, pass as they are."""
     return _all_reduce(ts, ipus, op, backward_is_identity=True)
 
 

@@ -52,7 +52,7 @@ class CommGroup:
         return self._size
 
     def toReplicaGrouping(self, numReplicas: int) -> ReplicaGrouping:  # noqa: N802
-        """The groups among so many replicas, of the current Ir."""
+        """Return the groups among so many replicas, of the current Ir."""
         kind, size, stride = self._type, self._size, 1
         if kind is CommGroupType.All:
             size = numReplicas
