@@ -106,8 +106,10 @@ test-compiled: $(VENV)/.installed-dev compiled
 test-lowest: $(lowest)/.installed
 	$(lowest)/bin/python -m pytest $(PARALLEL) -W default $(TESTS)
 
-# The core alone is installed in build/core: no plugin can be imported or found.
+# The core alone is installed in build/core: no plugin can be imported or found. What
+# setuptools leaves in the source tree names the entry points of all plugins.
 test-core: $(VENV)/.installed-dev
+	rm -rf popgate.egg-info
 	$(bin)/python -m native.core_alone build/core
 	build/core/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(or $(TESTS),$(core_tests))
 

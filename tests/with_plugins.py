@@ -1,0 +1,54 @@
+"""A pytest plugin: where no plugin of PopGate is installed, leave out what needs one.
+
+`make test-core` runs the others. The list only gets shorter.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Files and tests that need the client, or what the commands and routes of plugins add.
+NEED_PLUGINS = (
+    "tests/app/api/test_client_code.py",
+    "tests/app/cli/test_dump.py::test_openapi_is_the_file_of_the_repository",
+    "tests/app/cli/test_main.py::test_every_command_explains_itself[infer]",
+    "tests/app/cli/test_main.py::test_help_is_as_wide_as_the_terminal",
+    "tests/app/cli/test_main.py::test_help_lists_the_commands",
+    "tests/app/cli/test_main.py::test_help_names_values_and_no_types",
+    "tests/app/cli/test_main.py::test_help_of_serve_tells_the_real_defaults",
+    "tests/app/cli/test_main.py::test_help_shows_commands_of_plugins",
+    "tests/app/cli/test_main.py::test_shells_complete_commands_and_options[popgate dr",
+    "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments2",
+    "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments3",
+    "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments4",
+    "tests/app/cli/test_quantize.py::test_the_folder_of_a_text_model",
+    "tests/app/cli/test_terminal.py",
+    "tests/app/codec/files/test_posted_files.py",
+    "tests/app/http/test_management_socket.py",
+    "tests/app/test_pairs.py",
+    "tests/app/test_pairs_at_work.py",
+)
+CORE_ALONE = not entry_points(group="popgate.commands")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Pass over files whose imports need a plugin."""
+    if CORE_ALONE and collection_path.is_relative_to(ROOT):
+        name = collection_path.relative_to(ROOT).as_posix()
+        return name in NEED_PLUGINS or None
+    return None
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Deselect single tests that need a plugin."""
+    if not CORE_ALONE:
+        return
+    left = [item for item in items if item.nodeid.startswith(NEED_PLUGINS)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
