@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
+from app.errors import InvalidTensor
 from plugins.text.tests.folders import (
     embedding_folder,
     write_config,
@@ -121,6 +122,15 @@ def test_the_second_text_of_a_pair_has_the_type_that_the_tokenizer_gives(
     assert model.types is types
     (row,) = TextTokenizer(tmp_path, model).encode(["a cat"], ["dog"])
     assert list(row.types) == [0, 0, 0, 0, types, types]
+
+
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    write_config(tmp_path)
+    tokenizer = TextTokenizer(tmp_path, understand(tmp_path, TextConfig()))
+    for texts, pairs in ((["a", "cat \ud800"], None), (["a"], ["\udfff"])):
+        with pytest.raises(InvalidTensor, match="lone surrogate"):
+            tokenizer.encode(texts, pairs)
 
 
 def test_a_tokenizer_whose_inputs_are_no_list_is_refused(tmp_path: Path) -> None:

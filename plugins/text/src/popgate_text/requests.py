@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
@@ -15,7 +13,6 @@ from app.codec.oip_json import check_json_size
 from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
-from engine import Tensor
 from popgate_text.config import MOST_TEXTS
 from popgate_text.scheduler import OPTIONS, PAIR, TEXT, WRONG_KIND, TextOptions
 
@@ -122,30 +119,14 @@ def text_request(
     *,
     timeout: float | None = None,
 ) -> InferRequest:
-    """Return the request for these texts, or for `options.ids`. Raises
-    `InvalidTensor`."""
-    inputs = {}
+    """Return the request for these texts, or for `options.ids`."""
     if options.ids is None:
-        inputs[TEXT] = _tensor(texts)
-    if pairs is not None:
-        inputs[PAIR] = _tensor(pairs)
-    request = InferRequest(inputs, Encoding.JSON)
+        options.texts, options.pairs = texts, pairs
+    request = InferRequest({}, Encoding.JSON)
     request.rows = len(texts) if options.ids is None else len(options.ids)
     request.parameters = {OPTIONS: options}
     request.timeout = timeout
     return request
-
-
-def _tensor(texts: Sequence[str]) -> Tensor:
-    try:
-        encoded = [text.encode() for text in texts]
-    except UnicodeEncodeError:
-        raise InvalidTensor(
-            "a string has a lone surrogate, which is no character"
-        ) from None
-    array = np.empty(len(encoded), np.object_)
-    array[:] = encoded
-    return Tensor.from_numpy(array)
 
 
 def given_options(request: InferRequest) -> TextOptions:

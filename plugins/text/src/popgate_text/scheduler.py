@@ -68,8 +68,9 @@ class TextOptions:
     """Treatment of the texts of one request, and the findings.
 
     None is the model's own way. `all_tokens` asks for a vector of each token in place
-    of one for each text. `ids` are token ids in place of texts. The scheduler fills in
-    the rest: `tokens` of each text, and nanoseconds.
+    of one for each text. `texts` and their `pairs` are given by forms in place of
+    tensors, and `ids` are token ids in place of texts. The scheduler fills in the rest:
+    `tokens` of each text, and nanoseconds.
     """
 
     prompt_name: str | None = None
@@ -79,6 +80,8 @@ class TextOptions:
     dimensions: int | None = None
     raw_scores: bool = False
     all_tokens: bool = False
+    texts: Sequence[str] | None = None
+    pairs: Sequence[str] | None = None
     ids: Sequence[Sequence[int]] | None = None
     tokens: list[int] = field(default_factory=list)
     tokenizing_ns: int = 0
@@ -96,6 +99,8 @@ def options_of(request: InferRequest) -> TextOptions:
     if isinstance(found, TextOptions):
         return found
     options = TextOptions()
+    if not parameters:
+        return options
     for name, kind in (
         ("prompt_name", str), ("truncate", bool), ("normalize", bool),
         ("dimensions", int), ("raw_scores", bool), ("truncation_direction", str),
@@ -189,7 +194,7 @@ class TextScheduler:
         self._vector_bytes = 0
         if tokens is not None and tokens.shape and tokens.shape[-1] > 0:
             self._vector_bytes = 4 * tokens.shape[-1]
-        self._inputs = {t.name: t.type.dtype for t in spec.inputs}
+        self._inputs = [(t.name, t.type.dtype, t.data_type) for t in spec.inputs]
         self.visible = _visible(spec, model, config)
         #: What a worker makes its own scheduler of (`from_shared`).
         self.shared = SharedFormat(
@@ -225,7 +230,8 @@ class TextScheduler:
         options = options_of(request)
         run = TextRun(request, options, deadline, on_done, self._admission)
         given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
-        count = 0 if options.ids is None else len(options.ids)
+        own = options.ids if options.texts is None else options.texts
+        count = len(own or ())
         if given is not None:
             count = given.shape[0] if given.shape else 1
         # Before they are copied, which takes long.
@@ -246,6 +252,8 @@ class TextScheduler:
         """
         encode = partial(self._encode, given, pair, run.options)
         size = sum(0 if one is None else one.nbytes for one in (given, pair))
+        size += sum(map(len, run.options.texts or ()))
+        size += sum(map(len, run.options.pairs or ()))
         if size <= AT_ONCE:
             self._begin(run, encode())
             return
@@ -263,23 +271,19 @@ class TextScheduler:
     ) -> list[Encoded]:
         """Return the tokens of all texts. Raises `InvalidTensor`, `InvalidRequest`."""
         began = time.monotonic_ns()
-        raw = [] if given is None else strings_of(given)
-        raw_pairs = None if pair is None else strings_of(pair)
-        count = len(raw) if options.ids is None else len(options.ids)
-        if not count:
+        texts = options.texts if given is None else _texts_of(given)
+        pairs = options.pairs if pair is None else _texts_of(pair)
+        own = texts if options.ids is None else options.ids
+        if not own:
             raise InvalidTensor("expected at least one text, got none")
-        self._check_count(count)
         if options.ids is not None:
             found = [self._given(ids) for ids in options.ids]
         else:
-            texts = [_decoded(n, item) for n, item in enumerate(raw)]
-            pairs = None
-            if raw_pairs is not None:
-                if len(raw_pairs) != count:
-                    msg = f"expected {count} texts in '{PAIR}', got {len(raw_pairs)}"
-                    raise InvalidTensor(msg)
-                pairs = [_decoded(n, item) for n, item in enumerate(raw_pairs)]
-            elif self.model.kind == "reranker":
+            assert texts is not None
+            if pairs is not None and len(pairs) != len(texts):
+                msg = f"expected {len(texts)} texts in '{PAIR}', got {len(pairs)}"
+                raise InvalidTensor(msg)
+            if pairs is None and self.model.kind == "reranker":
                 raise InvalidTensor(f"a reranker needs '{PAIR}' beside '{TEXT}'")
             truncate = options.truncate
             found = self.tokenizer.encode(
@@ -331,7 +335,7 @@ class TextScheduler:
             raise InvalidTensor(f"expected 1 to {most} token ids, got {len(ids)}")
         return Encoded(ids, [0] * len(ids))
 
-    def _with_prompt(self, texts: list[str], options: TextOptions) -> list[str]:
+    def _with_prompt(self, texts: Sequence[str], options: TextOptions) -> Sequence[str]:
         name = options.prompt_name or self.model.default_prompt
         if not name:
             return texts
@@ -395,7 +399,7 @@ class TextScheduler:
     def _tensors(self, row: Encoded) -> dict[str, Tensor]:
         count = len(row.ids)
         found = {}
-        for name, dtype in self._inputs.items():
+        for name, dtype, data_type in self._inputs:
             if name == "input_ids":
                 values = np.array(row.ids, dtype)
             elif name == "attention_mask":
@@ -405,7 +409,7 @@ class TextScheduler:
             else:
                 begin = self.model.offset
                 values = np.arange(begin, begin + count, dtype=dtype)
-            found[name] = Tensor.from_numpy(values.reshape(1, count))
+            found[name] = Tensor.from_numpy(values.reshape(1, count), data_type)
         return found
 
     def _row_done(self, run: TextRun, number: int, submitted: Submitted) -> None:
@@ -460,14 +464,16 @@ class TextScheduler:
         else:
             name = "scores"
             values = _stack(found, "raw_scores" if options.raw_scores else "scores")
-        tensor = Tensor.from_numpy(np.ascontiguousarray(values, np.float32))
-        return {name: tensor}
+        values = np.ascontiguousarray(values, np.float32)
+        return {name: Tensor.from_numpy(values, DataType.F32)}
 
     def __repr__(self) -> str:
         return f"<TextScheduler {self.visible.name} {self.model.kind}>"
 
 
 def _stack(rows: Sequence[Mapping[str, Tensor]], name: str) -> np.ndarray[Any, Any]:
+    if len(rows) == 1:
+        return rows[0][name].numpy()
     return np.concatenate([row[name].numpy() for row in rows])
 
 
@@ -478,11 +484,15 @@ def _cut(vectors: np.ndarray[Any, Any], dimensions: int) -> np.ndarray[Any, Any]
     return vectors[:, :dimensions]
 
 
-def _decoded(number: int, item: bytes) -> str:
-    try:
-        return bytes(item).decode()
-    except UnicodeDecodeError:
-        raise InvalidTensor(f"text {number} is not UTF-8") from None
+def _texts_of(tensor: Tensor) -> list[str]:
+    """Return the strings of a tensor. Raises `InvalidTensor` if one is not UTF-8."""
+    found = []
+    for number, item in enumerate(strings_of(tensor)):
+        try:
+            found.append(bytes(item).decode())
+        except UnicodeDecodeError:
+            raise InvalidTensor(f"text {number} is not UTF-8") from None
+    return found
 
 
 def _gone() -> EngineError:

@@ -86,7 +86,12 @@ class TextTokenizer:
         for n, text in enumerate(texts):
             pair = None if pairs is None else self._cleaned(pairs[n], truncate, side)
             one = self._cleaned(text, truncate, side)
-            encoding: Any = tokenizer.encode(one, pair)
+            try:
+                encoding: Any = tokenizer.encode(one, pair)
+            except (UnicodeEncodeError, TypeError):  # by release of the library
+                raise InvalidTensor(
+                    f"text {n} has a lone surrogate, which is no character"
+                ) from None
             if len(encoding.ids) > most:
                 msg = (
                     f"text {n} has {len(encoding.ids)} tokens, and the model takes "
