@@ -391,6 +391,7 @@ async def test_compressed_bodies() -> None:
     assert (await Client(app, body=bomb, headers=headers).run()).status == 413
     headers = {"content-encoding": "br"}
     assert (await Client(app, body=body, headers=headers).run()).status == 415
+    app.service.close()
 
 
 @scenario

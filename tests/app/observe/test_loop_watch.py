@@ -49,4 +49,6 @@ def test_what_takes_long_is_named_and_what_waits_is_not(
 
 def test_nothing_is_watched_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert watch(asyncio.new_event_loop()) is None
+    loop = asyncio.new_event_loop()
+    assert watch(loop) is None
+    loop.close()

@@ -90,6 +90,7 @@ def test_who_waits_for_a_thread_waits_until_the_deadline(
         call.body = [body + b" " * DECODED_AT_ONCE_AT_MOST if kind == "large" else body]
         held = threading.Event()
         with contextlib.ExitStack() as ends:
+            ends.callback(service.close)
             ends.callback(held.set)
             for pool, count in ((service._codec, 1), (service._inflating, 2)):
                 for _ in range(count):
