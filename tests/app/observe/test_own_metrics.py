@@ -62,7 +62,7 @@ def test_openmetrics_reads_them() -> None:
     ("clash", "why"),
     [
         (told("h", "gauge", 1.0), "another model has a histogram of that name"),
-        (told("h_sum", "counter", 1.0), "there is a histogram h"),
+        (told("h_sum", "counter", 1.0), "there is already a histogram h"),
         (told("h", "histogram", 1.0, 1.0, bounds=(9.0,)), "with other buckets"),
     ],
 )
