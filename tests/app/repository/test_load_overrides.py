@@ -116,7 +116,7 @@ def test_a_config_has_the_last_word_until_the_next_load(served: ServedGateway) -
         ("{", "the config is not JSON"),
         ('{"max_batchsize": 3}', "unknown key 'max_batchsize'"),
         ('{"instance_group": [{"count": "many"}]}', "instance_group"),
-        ('{"backend": "pytorch"}', "'pytorch' is not run here"),
+        ('{"backend": "pytorch"}', "'pytorch' is not supported"),
     ],
 )
 def test_a_config_that_cannot_be_used_changes_nothing(
