@@ -142,8 +142,8 @@ class ModelRoutes:
         self.document = _document(app, [[m.method, m.path] for _, _, m in marks])
 
     def _endpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` for FastAPI, which would run it in another thread if it
-        were no coroutine.
+        """Return `function` as a coroutine, because FastAPI runs other functions in
+        another thread.
         """
         signature = inspect.signature(function, eval_str=True)
         _self, *parameters = signature.parameters.values()

@@ -170,18 +170,16 @@ class GatewayServer(uvicorn.Server):
     checks and management; `sides` answer all their paths. If `connections` is given,
     the connections of other processes count too. Beyond `max_connections_per_address`
     (0: any number) the same happens to clients of that address.
-    With a `certificate` all sockets speak TLS, except Unix sockets of `sides`.
-    `sides` are other applications with sockets of their own, which live as long.
-    Sockets that are `kept` belong to another process: new connections to them go on
-    waiting there.
-    `floods` counts what all of them refuse.
-    While `is_drained` says so, every answer is its connection's last, so that clients
-    come again through a balancer that knows of other servers.
-    `on_listening` is called once, by the event loop, when all sockets are open.
-    `on_drain` is called when the end begins (from a signal handler: it may only set
-    things), `on_reload` when files should be read again, `abort` when the time is up:
-    it must make every request in flight end soon.
-    `exit_code` is what the process should return.
+    With a `certificate` all sockets use TLS, except Unix sockets of `sides`.
+    `sides` are other applications with their own sockets, which live as long.
+    `kept` sockets belong to another process, where new connections keep waiting.
+    `floods` counts the refusals of all applications.
+    While `is_drained` is true, every answer is the last of its connection, so clients
+    reconnect through a load balancer, which knows other servers.
+    The event loop calls `on_listening` once, when all sockets are open. `on_drain` is
+    called when the shutdown begins (from a signal handler, so it may only set values),
+    `on_reload` when files should be reloaded. `abort` is called at the timeout and must
+    end every request in flight soon. `exit_code` is the exit code of the process.
     """
 
     def __init__(

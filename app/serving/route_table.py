@@ -1,8 +1,8 @@
 """Routes of Python models: which model answers at an address of its own.
 
 A model claims its addresses when it is loaded, so two models never have the same one,
-and none has an address of the server. Loading claims in threads; all else belongs to
-the event loop's thread.
+and none has an address of the server. Threads that load models claim addresses;
+everything else belongs to the event loop's thread.
 """
 
 from __future__ import annotations

@@ -36,10 +36,9 @@ def half_of_memory() -> int:
 class TransferMemory:
     """The bytes of all bodies and answers of a server; for the event loop's thread.
 
-    What threads take while they work for a request is in reservations of their own.
-    `held` may pass `limit` by what came at once, and by the answers that were made.
-    Where other processes of the server have some too, `limit` is what they leave, as of
-    the last time that this one looked.
+    Memory that threads use for a request is in separate reservations. `held` may exceed
+    `limit` by the bytes of one read, and by finished answers. If other processes of the
+    server hold bytes too, `limit` is the rest, as of the last reading.
     """
 
     __slots__ = ("_most", "_reserved", "_total", "held", "limit")

@@ -60,7 +60,7 @@ CASES = (
 
 
 def keys_of(case: Case) -> str:
-    """A file of keys whose names are the keys."""
+    """Return a file of keys whose names are the keys."""
     entries = []
     for name, weight in zip("ab", case.weights, strict=True):
         digest = hashlib.sha256(name.encode()).hexdigest()
@@ -111,13 +111,13 @@ class Loops:
 
 
 def times(server: Server) -> dict[str, float]:
-    """The time of the device that each model has had, in microseconds."""
+    """Return the time of the device that each model has had, in microseconds."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         return {n: float(v) for n, v in _TIME.findall(answer.read().decode())}
 
 
 def share(repository: Path, case: Case, workers: int, seconds: float) -> float:
-    """What the first key gets over what the second one gets, over their weights."""
+    """Return the ratio of the shares of two keys, divided by the ratio of their weights."""
     keys = repository.parent / "keys.toml"
     keys.write_text(keys_of(case))
     options = ("--workers", str(workers), "--keys", str(keys))

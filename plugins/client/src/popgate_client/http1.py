@@ -95,7 +95,7 @@ class AnswerReader:
 
     def ended(self) -> Answer:
         """Return the answer that the end of the connection completes. Raises
-        `ConnectionFailed` where it ends in the middle, or before it.
+        `ConnectionFailed` if the answer is incomplete or missing.
         """
         if self._chunked is not None and self._chunked.until_end:
             assert self._answer is not None

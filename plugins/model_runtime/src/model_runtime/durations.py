@@ -1,7 +1,7 @@
-"""Durations, which Python has as `timedelta`.
+"""Durations, given as `timedelta` or as numbers.
 
-Where the original has nanoseconds, a whole number is nanoseconds and a `float` seconds;
-where it has seconds, every number is seconds.
+If the original takes nanoseconds, a whole number means nanoseconds and a `float` means
+seconds. If the original takes seconds, every number means seconds.
 """
 
 from __future__ import annotations

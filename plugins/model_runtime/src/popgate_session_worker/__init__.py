@@ -1,5 +1,5 @@
 """A session's half in the device process.
 
-Imported there for the first session (`engine.worker.device_service`). May import of
-PopGate: `engine` with its modules, but nothing of a client, and `popef_io`.
+`engine.worker.device_service` imports it for the first session. It may import `popef_io`
+and the modules of `engine`, except those of clients.
 """

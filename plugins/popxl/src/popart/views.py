@@ -465,8 +465,8 @@ class IrView(View, shows=popir.Ir):
     def dotCheckpoint(self, ir: Any, check: str, save_dir: Any = None) -> None:
         """Write all graphs to `<check>.dot`, for graphviz, if that check is active.
 
-        Active are those of the option dotChecks and of POPART_DOT_CHECKS: names with
-        ':' between them, or ALL.
+        The option dotChecks and POPART_DOT_CHECKS name the active checks, separated by
+        ':', or ALL.
         """
         options = self._below.options
         given = os.environ.get("POPART_DOT_CHECKS", "").split(":")

@@ -154,7 +154,7 @@ class Builder:
         not visible outside.
         """
         self.collective: Callable[[Collective, Value], Value] | None = None
-        """Ends the block, and has replicas exchange a value before the next."""
+        """Ends the block and exchanges a value between replicas before the next."""
         self._constants: dict[tuple[str, Shape, bytes], Value] = {}
 
     def exchange(self, what: Collective, value: Value) -> Value:

@@ -20,7 +20,7 @@ class Measured:
     seconds: float
     latencies: array[float]
     rows: int = 0
-    """Of each request; 0: requests have no rows."""
+    """Rows of each request; 0 if requests have no rows."""
     calls: int = 0
     """Return the latencies of the user's callbacks, if there are any."""
 
