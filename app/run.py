@@ -110,7 +110,7 @@ def run_gateway(
 
 
 def _check_descriptors() -> None:
-    """Raise `ListenError` where nothing can be served with so few."""
+    """Raise `ListenError` if nothing can be served with so few."""
     # A loaded model and a connection take one each; the usual 1024 is soon used up.
     there = raise_descriptor_limit()
     if there < _FEWEST:

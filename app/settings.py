@@ -375,7 +375,7 @@ class Settings(BaseSettings):
     """
     error_statuses: Literal["http", "triton"] = "http"
     """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
-    inference with an unknown model (404), 503 where a queue is full (429) or a deadline
+    inference with an unknown model (404), 503 if a queue is full (429) or a deadline
     has passed (504), 500 for a shape that is none (400), 400 for codes of models (409,
     499)."""
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"

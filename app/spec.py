@@ -23,7 +23,7 @@ class Datatype:
     """One datatype of the protocol.
 
     `struct_code` is the code of Python's `struct` that packs one element from a
-    number, None where numbers need more than that (BF16) or are none (BOOL, BYTES).
+    number, None if numbers need more than that (BF16) or are none (BOOL, BYTES).
     """
 
     name: str
@@ -91,7 +91,7 @@ def notation(datatype: str, shape: Iterable[int] | None) -> str:
 class TensorSpec:
     """One input or output of a model: what metadata shows and requests must match.
 
-    `shape` has -1 where a dimension is free and is None where the rank is free.
+    `shape` has -1 where a dimension is free and is None if the rank is free.
     `labels` are the names of the classes that an output's values stand for.
     """
 
@@ -214,7 +214,7 @@ class ModelSpec:
         """Return the spec of what `runner` has loaded; `labels` are those of its
         outputs.
 
-        Raises ValueError where a data type cannot be said in the protocol, and for
+        Raises ValueError if a data type cannot be said in the protocol, and for
         labels of an output that is not there.
         """
         outputs = [TensorSpec.from_desc(desc) for desc in runner.request_outputs]

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Of the C compiler's optimisation: a quarter less to compile than for a wheel, which
 #: has 3, and a twentieth more processor time a request (bench/LOG.md).
 LEVEL = "1"
-#: What the compilers said, where they failed.
+#: Messages of the compilers that failed.
 LOG = ROOT / "build" / "compile.log"
 
 
@@ -147,7 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m native.build")
     parser.add_argument(
         "--if-possible", action="store_true",
-        help="exit with 0 where it cannot be compiled: all works as plain Python",
+        help="exit with 0 if it cannot be compiled: all works as plain Python",
     )  # fmt: skip
     parser.add_argument(
         "--beside", type=int, metavar="PID",

@@ -30,7 +30,7 @@ class ModelRunner:
 
         with ModelRunner("model.onnx") as runner:
             runner.execute({"age": [[33.0], [44.0]]})["label"]
-            runner.execute(images)  # where the model has one input
+            runner.execute(images)  # if the model has one input
             runner.execute_async(images).wait()
             await runner.execute_async(images)  # in a coroutine
 
@@ -38,7 +38,7 @@ class ModelRunner:
     one model, or a Python file (`model.py`), whose code runs in a process of its own:
     trust it like your program. `config` and `manager` are the engine's: replicas,
     batching, the pool of devices. Inputs are arrays or lists of numbers or texts;
-    numbers are converted to the model's type where nothing but precision is lost;
+    numbers are converted to the model's type if nothing but precision is lost;
     leading dimensions of 1 may be missing, and a list for a column ``[-1, 1]`` is so
     many rows. Tables (DataFrames, Arrow tables, lists of records) are values by name.
     Thread-safe. Raises `EngineError`: InvalidModel for a file that cannot be run,

@@ -27,7 +27,7 @@ _PAGE = """<!doctype html>
 <link rel="icon" type="image/png" href="docs/favicon.png">
 <link rel="stylesheet" href="docs/swagger-ui.css">
 <style>
-/* Swagger UI has one palette: where the browser asks for a dark one, its lightness is
+/* Swagger UI has one palette: if the browser asks for a dark one, its lightness is
    turned round. Samples are dark already. */
 @media (prefers-color-scheme: dark) {
   :root { color-scheme: dark; background: #14161a; }

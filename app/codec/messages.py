@@ -65,7 +65,7 @@ class InferRequest:
     `classes` are outputs of which only so many of the highest values are wanted.
     `places` are where in shared memory outputs go, `held` the same while the request
     is under way; `region_bytes` were read from the regions `read_from`.
-    `timeout` is in seconds, None where the request states none; `priority` a level, 1
+    `timeout` is in seconds, None if the request states none; `priority` a level, 1
     the highest, 0 for the model's default. `owner` is the name of the key that sent
     the request, empty if it came without a key, None if the server has no keys. `rows`
     is the batch of a batched model and 1 for every other. `null_is_nan` is False if the

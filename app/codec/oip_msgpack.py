@@ -91,7 +91,7 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def parse_msgpack(data: Buffer, limits: Limits) -> Any:
-    """Return the value of a msgpack body. MalformedBody or InvalidRequest where it is
+    """Return the value of a msgpack body. MalformedBody or InvalidRequest if it is
     none.
 
     No extension type, timestamps included, is read, and no object is built but the

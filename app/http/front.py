@@ -347,7 +347,7 @@ class InferFront:
     async def _body_or_refusal(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> Body | None:
-        """Return the chunks of the body; None where that was refused, or never came."""
+        """Return the chunks of the body; None if that was refused, or never came."""
         try:
             return await self._read_body(call.headers, receive, call.share)
         except BodyRefused as refused:

@@ -119,7 +119,7 @@ class ServerContext(ssl.SSLContext):
 
 def offered_protocols(record: bytes) -> list[bytes]:
     """Return the protocols that a client offers with the first record that it sends
-    (ALPN); none where it offers none, or the record is not a whole greeting.
+    (ALPN); none if it offers none, or the record is not a whole greeting.
     """
     if record[:1] != bytes((_IS_HANDSHAKE,)):
         return []

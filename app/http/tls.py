@@ -62,7 +62,7 @@ class Certificate:
 
     def _set_times(self, times: tuple[float, float] | None) -> None:
         self._begins = None if times is None else times[0]
-        #: When it expires, in seconds since 1970; None where that cannot be found out.
+        #: When it expires, in seconds since 1970; None if that cannot be found out.
         self.expires = None if times is None else times[1]
         self._tell_at = math.inf if self.expires is None else self.expires - WARN_BEFORE
 

@@ -45,7 +45,7 @@ _PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(
 
 def trace_context(traceparent: bytes) -> tuple[str, str, int] | None:
     """Return the ids of the trace and of the caller's span, and the flags, that a W3C
-    header ``traceparent`` has; None where it has none.
+    header ``traceparent`` has; None if it has none.
     """
     match = _PARENT.fullmatch(traceparent.lower())
     if match is None or not match[1].strip(b"0") or not match[2].strip(b"0"):

@@ -163,7 +163,7 @@ class EnsembleLoader:
         return [*steps, *(found.config.models or ())]
 
     def _check_circle(self, user: str, member: str) -> None:
-        """Raise `LoadError` where `member` needs `user`, however far down."""
+        """Raise `LoadError` if `member` needs `user`, however far down."""
         if leads_to(member, user, self.needs_of):
             way = "itself" if member == user else f"{member!r}, which runs it"
             raise LoadError(f"{user!r} would run {way}")

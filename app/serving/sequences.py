@@ -443,7 +443,7 @@ def _flag(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 def _identifier(value: object) -> SequenceId:
-    """Return the identifier of a sequence; 0 where the request names none."""
+    """Return the identifier of a sequence; 0 if the request names none."""
     if value is None:
         return 0
     if isinstance(value, str):

@@ -117,7 +117,7 @@ def times(server: Server) -> dict[str, float]:
 
 
 def share(repository: Path, case: Case, workers: int, seconds: float) -> float:
-    """Return the ratio of the shares of two keys, divided by the ratio of their weights."""
+    """Return the ratio of two keys' shares, divided by the ratio of their weights."""
     keys = repository.parent / "keys.toml"
     keys.write_text(keys_of(case))
     options = ("--workers", str(workers), "--keys", str(keys))

@@ -51,7 +51,7 @@ class CallContext(NamedTuple):
         """Return the context with at most this many seconds left; None for no other
         limit.
 
-        Raises DeadlineExceeded where no time is left.
+        Raises DeadlineExceeded if no time is left.
         """
         now, deadline = time.monotonic_ns(), self.deadline_ns
         if timeout is not None:

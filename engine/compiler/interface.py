@@ -25,7 +25,7 @@ class GraphTensor:
     name: str
     data_type: DataType
     shape: tuple[Dimension, ...] | None
-    """None where not even the rank is known."""
+    """None if not even the rank is known."""
 
     @property
     def info(self) -> TensorInfo:

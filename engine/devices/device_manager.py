@@ -114,7 +114,7 @@ def parse_devices(specification: str) -> tuple[str, ...]:
 
 def named_devices(devices: str | None) -> tuple[str, ...] | None:
     """Return the ids that `devices` names, or else `POPGATE_DEVICES` in the
-    environment; None where neither does. InvalidConfig, which names the variable, if
+    environment; None if neither does. InvalidConfig, which names the variable, if
     that is not understood.
     """
     if devices:

@@ -558,7 +558,7 @@ class ReplicaChannel(RequestChannel):
                 service = self.service_time
                 if outcome == DONE and compute_ns != service.seen:
                     waiting = self._rows_of_lines() if self.lines else self._rows
-                    # Where nothing waits no estimate is needed, and one batch in so
+                    # If nothing waits no estimate is needed, and one batch in so
                     # many is measured; any number is a fair die.
                     if waiting > rows or service.is_new or compute_ns % SELDOM == 0:
                         service.observe(rows, queue_ns, compute_ns, waiting)

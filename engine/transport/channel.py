@@ -13,7 +13,7 @@ One anonymous segment per channel, made by the client:
 
 Request descriptor (8 words of 64 bits):
     0 request   number the client gave it        written by the client
-    1 rows      units (engine/model/batch_plan.py), or 0 where requests are not counted
+    1 rows      units (engine/model/batch_plan.py), or 0 if requests are not counted
     2 flags     1 = cancelled (the client may set it until the slot is released)
                 2 = only fills up an incomplete run (engine/runner/flushing.py)
                 4 = is not delayed for the sake of a fuller batch

@@ -98,7 +98,7 @@ def _rules(
             known = list(executable.programs)
             raise InvalidModel(f"there is no program {number}; there are {known}")
     _check_transfers(stream_transfers(executable, main), plan, anchors)
-    # Where requests choose what runs, none may run with another.
+    # If requests choose what runs, none may run with another.
     conditional = is_conditional(executable, main)
     if conditional and plan.ragged is not None:
         what = "what runs depends on each request"

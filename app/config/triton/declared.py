@@ -44,7 +44,7 @@ class DeclaredTensor:
     def narrowed(self, tensor: TensorSpec, kind: str, *, batched: bool) -> TensorSpec:
         """Return the tensor of the model with what is declared of it.
 
-        Raises ValueError where they differ.
+        Raises ValueError if they differ.
         """
         if self.datatype and tensor.datatype != self.datatype:
             msg = (

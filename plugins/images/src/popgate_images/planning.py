@@ -40,7 +40,7 @@ def _rank(tensor: TensorSpec) -> int:
 
 
 def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> Plan:
-    """Return the plan of an input. Raises ValueError where section and shape differ,
+    """Return the plan of an input. Raises ValueError if section and shape differ,
     or leave something open."""
     what = f"input '{tensor.name}' {notation(tensor.datatype, tensor.shape)}"
     if tensor.type.kind not in "fui" or tensor.datatype == "BF16":

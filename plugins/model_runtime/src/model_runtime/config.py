@@ -75,7 +75,7 @@ class ModelRunnerConfig(Options):
     """Options of a `ModelRunner`, which keeps a copy of them.
 
     `help(ModelRunnerConfig)` says what each is for. What is assigned is copied, memory
-    and devices excepted; a value of another type is refused where it is assigned, one
+    and devices excepted; a value of another type is refused on assignment, one
     that cannot be (`InvalidConfig`) at the latest when a runner is made. Durations are
     `timedelta`, a number of seconds as `float` or of nanoseconds as `int`; they read
     back as `timedelta`.

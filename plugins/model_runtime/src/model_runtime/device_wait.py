@@ -30,7 +30,7 @@ class DeviceWaitConfig(Options):
     strategy = Member(
         _strategy,
         DeviceWaitStrategy.NO_WAIT,
-        "What to do where no device is free: NO_WAIT (an error), WAIT_WITH_TIMEOUT or "
+        "What to do if no device is free: NO_WAIT (an error), WAIT_WITH_TIMEOUT or "
         "WAIT_FOREVER. Default: NO_WAIT.",
     )
     timeout = Member[timedelta, Seconds](

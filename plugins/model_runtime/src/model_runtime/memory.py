@@ -70,7 +70,7 @@ class OutputMemoryView(InputMemoryView):
 
 
 def buffer_of(name: str, memory: Any) -> memoryview:
-    """Return the buffer of `memory`; WrongType where it has none."""
+    """Return the buffer of `memory`; WrongType if it has none."""
     try:
         return memoryview(memory)
     except (TypeError, ValueError, BufferError):

@@ -122,7 +122,7 @@ class ModelRunner(NotPickled):
         output_data: Outputs | SupportsIndex | None = None,
         replica_id: SupportsIndex = 0,
     ) -> OutputFutureMemory:
-        """Queue a request, as `execute` runs it; the result waits where it is asked.
+        """Queue a request, as `execute` runs it; the result waits on first access.
 
         The memory of its inputs must stay as it is until the result is there.
         """

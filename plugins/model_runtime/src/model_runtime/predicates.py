@@ -195,7 +195,7 @@ class Factories(Generic[Policy]):
     def andBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
-        """Accept where all of `pred` give the accept policy."""
+        """Accept if all of `pred` give the accept policy."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
         return _face(popgate_sessions.and_bind(*policies, *beneath))
@@ -203,7 +203,7 @@ class Factories(Generic[Policy]):
     def orBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
-        """Accept where any of `pred` gives the accept policy."""
+        """Accept if any of `pred` gives the accept policy."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
         return _face(popgate_sessions.or_bind(*policies, *beneath))

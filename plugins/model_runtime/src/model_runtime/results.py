@@ -41,7 +41,7 @@ class FuturePyArrayView(TensorMemoryView):
 
 
 class OutputFutureMemory(NotPickled, Mapping[str, Array]):
-    """The result of `executeAsync`: name to array, waiting where it is asked.
+    """The result of `executeAsync`: name to array, waiting on first access.
 
     `runner` is held until the result is, as it must not end before.
     """

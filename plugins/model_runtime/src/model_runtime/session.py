@@ -91,7 +91,7 @@ def _predicate(
 class SessionConfig(Options):
     """Options of a session, which takes them as they are when it is made.
 
-    A value of another type is refused where it is assigned.
+    A value of another type is refused on assignment.
     """
 
     __slots__ = ()
@@ -184,7 +184,7 @@ class Session(NotPickled):
     ) -> None:
         """Connect the anchor with this handle, instead of what it was connected to.
 
-        Ours: the name of the tensor will do where only one anchor has it.
+        Ours: the name of the tensor is enough if only one anchor has it.
         """
         handle = text(anchor_handle)
         self._session.set_callback_for_anchor(

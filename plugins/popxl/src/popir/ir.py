@@ -183,7 +183,7 @@ class Graph:
     ) -> Operator:
         """Make an operator and its results, named `names` inside the scopes.
 
-        Raises IrError where its record refuses inputs or attributes.
+        Raises IrError if its record refuses inputs or attributes.
         """
         where = settings or Settings()
         self.ir.check_open()

@@ -129,7 +129,7 @@ class Record:
     lower: Lower | None = None
     """None: the lowering does it itself (calls, streams)."""
     grads: Callable[[Call], Sequence[GradRule] | None] = no_gradient
-    """Its gradient rules; None where it stops there."""
+    """Its gradient rules; None if it stops there."""
     put: Put | None = None
     """For a view: given the values of its inputs and a new value of its result, return
     the new values of its inputs.

@@ -59,7 +59,7 @@ class Session:
     the session, run it and bring weights to the host in the same order.
     cache: where compiled programs are; None: nowhere. around: what else a program
     depends on there. tell: gets lines for the log.
-    Raises IrError where the program is wrong, NotYet for what does not run yet.
+    Raises IrError if the program is wrong, NotYet for what does not run yet.
     Not thread-safe.
     """
 

@@ -89,7 +89,7 @@ class RemoteBuffer:
         self._buffer.entries = entries
 
     def validate_tensor_matches_buffer(self, t: Any, num_shards: int = 1) -> None:
-        """ValueError where `t` is no row of it."""
+        """ValueError if `t` is no row of it."""
         shape = self.tensor_shape if num_shards == 1 else self.meta_shape
         if t.shape != shape or t.dtype is not self._dtype:
             raise ValueError(

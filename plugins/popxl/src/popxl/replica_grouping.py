@@ -38,7 +38,7 @@ class ReplicaGrouping:
 
     @property
     def stride(self) -> int:
-        """The distance of the members; NotImplementedError where it varies."""
+        """The distance of the members; NotImplementedError if it varies."""
         if self._groups.stride is None:
             raise NotImplementedError(
                 "The stride of a ReplicaGrouping without a constant stride"

@@ -202,7 +202,7 @@ def _azure_checksums(fs: Any, file: RemoteFile) -> Checksums:
 
 
 def _md5_of(stated: object) -> Checksums:
-    """Return one in base64, or its bytes; none where it is something else."""
+    """Return one in base64, or its bytes; none if it is something else."""
     if isinstance(stated, str):
         stated = base64.b64decode(stated)
     if isinstance(stated, bytes | bytearray) and len(stated) == 16:

@@ -37,8 +37,8 @@ _CODE = (".py", ".pyc", ".so")
 class RemoteFile:
     """One file. `name` is its path within the model, `place` where its source finds it.
 
-    `size` is in bytes, None where it is not stated. `tag` differs for other content;
-    it is empty where nothing says so. `checksums` are pairs of algorithm (``sha256``,
+    `size` is in bytes, None if it is not stated. `tag` differs for other content;
+    it is empty if nothing says so. `checksums` are pairs of algorithm (``sha256``,
     ``md5``, ``git``: that of a git blob) and hexadecimal digits.
     """
 

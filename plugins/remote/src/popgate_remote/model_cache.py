@@ -73,7 +73,7 @@ class ModelCache:
     def make(self, *parts: str) -> Path:
         """Return a folder of the cache, which only its user may look into.
 
-        Raises `RemoteError` where there can be none.
+        Raises `RemoteError` if there can be none.
         """
         target = self.folder.joinpath(*parts)
         try:

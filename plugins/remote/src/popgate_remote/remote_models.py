@@ -111,7 +111,7 @@ class RemoteModels:
         """Take what is there now; whether that is other than what the cache had.
 
         Blocks; `label` is for the log. Where it fails and the cache has the model, that
-        is a warning, once for each reason. Raises `RemoteError` where it has not, and
+        is a warning, once for each reason. Raises `RemoteError` if it has not, and
         `FetchStopped` after `stop`.
         """
         entry = self._cache.entry(url.key)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from popgate_remote.listing import RemoteFile
 
-#: Where the bytes begin that come (0 where a source cannot begin elsewhere), and they.
+#: Where the bytes begin that come (0 if a source cannot begin elsewhere), and they.
 Reading: TypeAlias = tuple[int, Iterator[bytes]]
 
 

@@ -58,7 +58,7 @@ LOOK = 0.05
 
 
 def adapt(module: ModuleType, config: Mapping[str, Any]) -> type[Any] | None:
-    """Return the model in a module; None where it is none of Triton's. `config` is
+    """Return the model in a module; None if it is none of Triton's. `config` is
     the model configuration, as Triton has it in JSON. Raises InvalidModel.
     """
     theirs = getattr(module, CLASS, None)

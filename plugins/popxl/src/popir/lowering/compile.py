@@ -71,7 +71,7 @@ def compile_ir(
     alike: all replicas have the same weights, which graphs may hold; default: only if
     there is one.
     check_scales: streams of the scales of float8, which the caller's process checks.
-    Raises IrError where the program is wrong, NotYet for what does not run yet.
+    Raises IrError if the program is wrong, NotYet for what does not run yet.
     """
     if not any(graph.operators for graph in ir.reachable()):
         raise IrError("the Ir has no graphs: there is no operator to run")

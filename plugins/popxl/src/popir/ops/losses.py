@@ -55,7 +55,7 @@ def _infer_loss(call: Call) -> list[Spec]:
 
 
 def _labels(b: Builder, call: Call, labels: Value) -> tuple[Value, Value | None]:
-    """Legal labels, and which of them count; None where all do."""
+    """Legal labels, and which of them count; None if all do."""
     ignored = call["ignore_index"]
     at = b.cast(labels, np.int64)
     if ignored is None:

@@ -32,7 +32,7 @@ def check_in_graph(graph: Graph, **tensors: Tensor) -> None:
 
 
 def check_tensor_ipu_and_tile_set(**tensors: Tensor) -> None:
-    """ValueError where devices or tile sets are known and differ."""
+    """ValueError if devices or tile sets are known and differ."""
     known: list[tuple[str, int, str]] = []
     for name, tensor in tensors.items():
         try:

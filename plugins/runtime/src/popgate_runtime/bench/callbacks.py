@@ -31,7 +31,7 @@ class CallbackCase:
 
 
 def rows_of(model: Model) -> int:
-    """Return rows of the compiled batch; 0 where they are free."""
+    """Return rows of the compiled batch; 0 if they are free."""
     sizes = {a.tensor_info.shape[0] for a in model.inputs if a.tensor_info.shape}
     return max(0, sizes.pop()) if len(sizes) == 1 else 0
 

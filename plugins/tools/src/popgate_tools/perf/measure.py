@@ -188,7 +188,7 @@ def measured(
 
 def phases(before: Any, after: Any) -> dict[str, float]:
     """Return milliseconds a request of each phase, and the `count` of requests that the
-    server answered, by difference of a model's statistics; empty where it has none.
+    server answered, by difference of a model's statistics; empty if it has none.
     """
 
     def total(document: Any, name: str, key: str) -> int:

@@ -68,7 +68,7 @@ class OutOfTime(Exception):
     """Raised by a trial when the time is over."""
 
 
-#: What a setting reaches, starting with so many requests in flight; None where the
+#: What a setting reaches, starting with so many requests in flight; None if the
 #: model cannot be served so.
 Trial: TypeAlias = Callable[[Setting, int], Reached | None]
 
