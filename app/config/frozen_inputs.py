@@ -1,8 +1,8 @@
 """``frozen_inputs`` of a model's ``config.toml``: constants for inputs that requests
 omit.
 
-A value is written there, as a number or nested lists of them, or is a file in the
-model's folder::
+A value is a number, nested lists of numbers, or the name of a file in the model's
+folder::
 
     [frozen_inputs]
     threshold = 0.5                # one number fills the tensor

@@ -19,7 +19,7 @@ PATHS = frozenset(
 
 
 class MetricsFront(InferFront):
-    """Hands requests to `PATHS` on to what `whole` does, and runs no models."""
+    """Passes requests for `PATHS` to `whole`, and refuses all others."""
 
     def __init__(self, whole: InferFront) -> None:
         super().__init__(

@@ -99,7 +99,7 @@ def example_feeds(model: Any) -> list[Feed]:
         except Exception:
             continue
         return feeds
-    raise InvalidModel("the model runs with none of the examples made up for it")
+    raise InvalidModel("the model fails on all synthetic examples")
 
 
 def compare_models(before: Any, after: Any, feeds: Sequence[Feed]) -> QuantizeReport:

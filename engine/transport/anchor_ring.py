@@ -132,7 +132,7 @@ class AnchorRing(RingCounters):
         return head if tail - head >= size else -1
 
     def _shrink(self) -> None:
-        """Give back the last bytes, but not more than takes a few milliseconds."""
+        """Return the last bytes to the system, at most for a few milliseconds."""
         at, reached = self.payload_at, self._reached
         self._reached = max(self._usual, reached - GIVEN_BACK_AT_ONCE)
         self._memory.give_back(at + self._reached, at + reached)

@@ -49,7 +49,7 @@ class DeviceShares:
         self._count(channel, 1)
 
     def remove(self, channel: ClientChannel) -> None:
-        """Forget a channel. Its share stays, and cannot have saved anything up."""
+        """Forget a channel; keep its share, which gains nothing while it is idle."""
         self._count(channel, -1)
 
     def _count(self, channel: ClientChannel, more: int) -> None:

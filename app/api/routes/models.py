@@ -169,8 +169,8 @@ async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
 async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelState:
     """Load the present files of the model in the repository.
 
-    A body is not needed; it may bring a configuration and files, as the protocol's
-    load does.
+    The body is optional. It may contain a configuration and files, in the form of the
+    protocol's load request.
 
     New and changed versions are loaded beside the ones that serve and replace them when
     they are ready; if that fails, nothing changes. The call returns when the load has

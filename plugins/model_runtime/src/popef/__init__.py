@@ -5,9 +5,9 @@ A thin face over `popef_io`: spelling and conventions are the original's, the by
 the files are ours (docs/reference/popef-format.md).
 docs/how-to/migrate-from-model-runtime.md says name by name what works and what differs.
 
-Metadata, anchors and their kin are values: a getter is called as the field, its setter
-`set` and the field. Errors are RuntimeErrors, what is of another type is a TypeError as
-well, what the operating system says of a file an OSError as well.
+Metadata, anchors and similar objects are values: a getter has the name of its field, a
+setter the name with `set` before it. All errors are RuntimeErrors. A value of a wrong
+type also raises a TypeError, and an error of the operating system an OSError.
 """
 
 from __future__ import annotations

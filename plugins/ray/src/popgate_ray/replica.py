@@ -160,7 +160,7 @@ class ReplicaFront:
 
 
 class GatewayReplica:
-    """A gateway as a replica of Ray Serve. Made, and asked, by Ray."""
+    """A gateway as a replica of Ray Serve, which makes it and sends it requests."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         """Raise ValueError for settings that cannot be (`replica_settings`)."""

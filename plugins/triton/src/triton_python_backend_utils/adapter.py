@@ -166,7 +166,7 @@ class _Adapted:
         )
 
     def said(self, number: int) -> Mapping[str, Any]:
-        """Return what a request of the present run states."""
+        """Return the id, timeout and parameters of a request of the present run."""
         said = self.context.said()
         return said[number] if number < len(said) else {}
 
