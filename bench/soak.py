@@ -60,9 +60,11 @@ def growth(usages: Sequence[Usage]) -> list[str]:
         return []
     before, after = usages[:half], usages[half:]
     found = []
-    if (old := max(u.descriptors for u in before)) < max(u.descriptors for u in after):
+    # What is opened for a moment is no growth: at no time in the second half are there
+    # as few as there have been.
+    if (old := max(u.descriptors for u in before)) < min(u.descriptors for u in after):
         found.append(f"open descriptors grew from {old}: {usages[-1].descriptors}")
-    if (old := max(u.threads for u in before)) < max(u.threads for u in after):
+    if (old := max(u.threads for u in before)) < min(u.threads for u in after):
         found.append(f"threads grew from {old}: {usages[-1].threads}")
     # Medians: what large bodies in flight take for a moment is no growth.
     old, new = (int(median(u.rss for u in some)) for some in (before, after))
