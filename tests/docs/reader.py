@@ -1,5 +1,5 @@
-"""Reads a page as a newcomer does: every block in order, beginning in a folder with
-nothing but `examples`.
+"""Reads a page as a newcomer does: every block in order, beginning in an empty folder.
+It gets a copy of `examples` when a block names them.
 
 The language of a block says what is done with it:
 
@@ -160,7 +160,6 @@ class Reader:
     _configured: bool = False
 
     def __enter__(self) -> Reader:
-        shutil.copytree(ROOT / "examples", self.folder / "examples")
         self._stack.enter_context(contextlib.chdir(self.folder))
         return self
 
@@ -169,6 +168,7 @@ class Reader:
 
     def follow(self, block: Block) -> None:
         """Does what a block says. Raises AssertionError where that does not work."""
+        self._bring_examples(block.text)
         if place := _PLACE.match(block.text):
             self._write(self.folder / place[1], block)
             return
@@ -178,7 +178,7 @@ class Reader:
             case "python":
                 self._execute(block)
             case "js" if node := shutil.which("node"):
-                script = self._address(block.text)
+                script = self.address(block.text)
                 self.output = self._call([node, "--input-type=module", "-"], script)
             case "console":
                 self._compare(block)
@@ -193,6 +193,11 @@ class Reader:
         if self._configured:
             self._popgate("popgate validate models --allow-python")
 
+    def _bring_examples(self, text: str) -> None:
+        """Copy the examples if `text` names them, and they are not there yet."""
+        if "examples" in text and not (self.folder / "examples").exists():
+            shutil.copytree(ROOT / "examples", self.folder / "examples")
+
     def _write(self, path: Path, block: Block) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text, encoding="utf-8")
@@ -202,6 +207,7 @@ class Reader:
         script, self.output = "", ""
         for command in commands(block.text):
             command = STANDS_FOR.get(command.split("#")[0].strip(), command)
+            self._bring_examples(command)
             if command.startswith(tuple(NOT_RUN)):
                 continue
             if command.startswith("popgate serve"):
@@ -223,7 +229,7 @@ class Reader:
             if lines:
                 self.output = "".join(map(self._popgate, lines))
         else:
-            script = self._address(script)
+            script = self.address(script)
             self.output = self._call(["bash", "-euo", "pipefail", "-c", script])
 
     def _popgate(self, command: str) -> str:
@@ -231,7 +237,7 @@ class Reader:
         to start than most of them take."""
         before = dict(os.environ), sys.argv
         os.environ |= self._variables()
-        sys.argv = shlex.split(self._address(command), comments=True)
+        sys.argv = shlex.split(self.address(command), comments=True)
         said, told = io.StringIO(), io.StringIO()
         code: object = 0
         try:
@@ -270,7 +276,7 @@ class Reader:
 
     def _execute(self, block: Block) -> None:
         # Lines of a traceback are those of the page.
-        text = "\n" * block.line + self._address(block.text)
+        text = "\n" * block.line + self.address(block.text)
         with (
             contextlib.redirect_stdout(io.StringIO()) as printed,
             warnings.catch_warnings(),
@@ -279,7 +285,8 @@ class Reader:
             exec(compile(text, block.page, "exec"), self._names)
         self.output = printed.getvalue()
 
-    def _address(self, text: str) -> str:
+    def address(self, text: str) -> str:
+        """Return `text` with the server's address in the place of localhost:8000."""
         if not _ADDRESS.search(text):
             return text
         assert self.served is not None, "nothing is served yet"
