@@ -74,7 +74,7 @@ def test_more_text_than_an_answer_may_have_is_refused() -> None:
     size = len("0.0,") * AT_ONCE - 1
     assert len(output("FP32", size).json_data(zeros, NanPolicy.NULL)) == size + 2
     for most in (size - 1, AT_ONCE):
-        with pytest.raises(NotRepresentable, match=f"more than {most} bytes of text"):
+        with pytest.raises(NotRepresentable, match=f"more than {most} bytes as JSON"):
             output("FP32", most).json_data(zeros, NanPolicy.NULL)
 
 

@@ -170,7 +170,7 @@ def test_memory_does_end(ends: dict[str, dict[int, int]]) -> None:
 def test_there_is_room_for_little_and_none_for_too_much() -> None:
     ensure_room(0)
     ensure_room(64 * MIB)
-    with pytest.raises(MemoryError, match="no 4611686018427387904 bytes"):
+    with pytest.raises(MemoryError, match="lacks 4611686018427387904 bytes"):
         ensure_room(1 << 62)
 
 

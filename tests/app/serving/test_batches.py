@@ -153,7 +153,7 @@ def test_wrong_parts_of_a_fused_model_are_refused(gateway: ServedGateway) -> Non
     second = {"index": [1], "scale/input": numbers(2, 4)}
     for inputs, document, words in (
         ({"index": [1], "sum/a": numbers(3, 4)}, {}, "'scale/input', which was not"),
-        (second, {"outputs": [{"name": "sum/output"}]}, "'sum/output' was asked for"),
+        (second, {"outputs": [{"name": "sum/output"}]}, "'sum/output' was requested"),
         ({}, {}, "expected 4 inputs but got 0"),
     ):
         response = ask(gateway, "fused", inputs, **document)

@@ -218,7 +218,7 @@ def test_a_step_that_fails_says_which(gateway: ServedGateway) -> None:
         ("round", "'round' would run 'about', which runs it"),
         ("about", "'about' would run 'round', which runs it"),
         ("orphan", "step 1 (nobody): there is no model 'nobody'"),
-        ("misfit", "is BYTES, input 'input' of step 2 (affine) is FP32"),
+        ("misfit", "is BYTES, but input 'input' of step 2 (affine) is FP32"),
     ],
 )
 def test_what_cannot_be_loaded(gateway: ServedGateway, name: str, text: str) -> None:
