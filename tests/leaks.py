@@ -9,10 +9,11 @@ connect as they need it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -69,8 +70,6 @@ class LeakCheck:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None, object, object]:
-        if "gevent" in sys.modules:  # its loop is made once, by the first who needs it
-            sys.modules["gevent"].get_hub()
         self._allowed = look().counts
         self._failed = False
         return (yield)
@@ -106,14 +105,19 @@ class LeakCheck:
             pytest.fail(f"the test leaves behind: {_listed(left)}", pytrace=False)
         return result
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(
+        self, session: pytest.Session
+    ) -> Generator[None, object, object]:
         """Look in the process that ran the tests; a worker tells its controller."""
+        # What a run that stops early has set up is torn down here.
+        result = yield
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["left"] = _wait_for(lambda: sorted(_processes()))
         elif session.config.getoption("numprocesses", None) is None:
             self._left += _wait_for(lambda: sorted(_processes()))
+        return result
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -131,8 +135,11 @@ class LeakCheck:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # libuv opens a pipe with the first loop of a process and keeps it.
+    # libuv opens a pipe with the first loop of a process and keeps it. gevent, which
+    # Triton's client runs on, keeps its first loop.
     uvloop.new_event_loop().close()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("gevent").get_hub()
     config.pluginmanager.register(LeakCheck(), "leaks")
 
 

@@ -268,12 +268,17 @@ class _Forker:
         self._owned: dict[int, set[int]] = {}  # numbers by their owner's
         self._pidfds: dict[int, int] = {}  # to the number of an owner, or an orphan's
         self._poller.register(listener, select.POLLIN)
+        # A run that is killed ends nothing: this process sees to its own end.
+        self._run_fd = os.pidfd_open(int(os.environ[_RUN]))
+        self._poller.register(self._run_fd, select.POLLIN)
 
     def run(self) -> tuple[dict[str, Any], list[int]]:
         """A job and its descriptors, in a process forked for it."""
         while True:
             for fd, _ in self._poller.poll():
-                if fd in self._pidfds:
+                if fd == self._run_fd:
+                    _leave()
+                elif fd in self._pidfds:
                     self._ended(fd)
                 elif connection := self._connections.pop(fd, None):
                     self._poller.unregister(fd)
@@ -325,6 +330,7 @@ class _Forker:
 
     def _close(self) -> None:
         self._listener.close()
+        os.close(self._run_fd)
         for connection in self._connections.values():
             connection.close()
         for fd in self._pidfds:
