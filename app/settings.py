@@ -306,7 +306,7 @@ class Settings(BaseSettings):
     model_control_mode: ControlModeName = "managed"
     """Which models are loaded. managed: all at the start, then by load and unload
     requests. none: all at the start, and no such requests. poll: the server follows
-    changes of the folder. explicit: the models of --load-model, then by request.
+    changes of the folder. explicit: the named models (--load-model), then by request.
     """
     load_model: Annotated[Names, Shown("NAME")] = ()
     """Load this model at the start, with --model-control-mode explicit.

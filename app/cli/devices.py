@@ -20,7 +20,7 @@ def devices(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the devices of this machine and the processes that have attached them.
+    """Show the devices of this machine, and their processes.
 
     A device runs models in its own process. Only one of your processes at a time can
     attach it.

@@ -97,5 +97,5 @@ def test_too_few_descriptors_are_told(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "16 file descriptors" in line
+    assert "may open 16 files" in line
     assert done.stdout == ""

@@ -26,7 +26,7 @@ from tests.engine import models
 # request that the schema allows may be refused, as long as that is documented.
 BEYOND_SCHEMAS = re.compile(
     r"(/(infer|generate|generate_stream|register|load|embeddings|rerank|embed)"
-    r"|/(embed_sparse|predict|similarity|tokenize|decode|info)|:predict|/invocations)$"
+    r"|/(embed_all|embed_sparse|predict|similarity|tokenize|decode|info)|:predict|/invocations)$"
 )
 OPERATIONS = [
     (path, method)

@@ -81,7 +81,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[An
     with ServedGateway(root, *options) as gateway:
         yield gateway.wait_ready()
         assert gateway.stop() == 0
-    assert list((cache / "uploads").iterdir()) == []
+    assert list((cache / "uploads").glob("*")) == []
 
 
 def uploads(cache: Path) -> list[str]:

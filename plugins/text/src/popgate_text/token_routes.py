@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from app.about import VERSION
 from app.api.dependencies import GatewayOf, ModelName, find_model, read_object
+from app.api.routes.infer import ERROR_RESPONSES
 from app.errors import ErrorResponse, InvalidRequest, RequestError
 from app.gateway import Gateway
 from popgate_text import tei
@@ -56,6 +57,7 @@ def token_routes(router: APIRouter, named: str) -> None:
 def _responses() -> dict[int | str, dict[str, Any]]:
     content = {"application/json": {"schema": tei.TeiForm.error_schema}}
     texts = {
+        **{status: known["description"] for status, known in ERROR_RESPONSES.items()},
         400: "The input is empty.",
         413: "The body is too large.",
         422: "The request is malformed, or above a limit of the model.",
