@@ -9,14 +9,15 @@ from app.propagators import import_propagators
 if TYPE_CHECKING:
     from app.main import create_app
 
-# Before anything imports FastAPI.
+# This must run before anything imports FastAPI.
 import_propagators()
 
 __all__ = ["create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily, because `popgate --help` imports this package too and needs none of it.
+    # The import is lazy: `popgate --help` imports this package too, but needs no
+    # gateway.
     if name == "create_app":
         from app.main import create_app
 

@@ -6,5 +6,5 @@ from importlib import metadata
 
 try:
     VERSION = metadata.version("popgate")
-except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+except metadata.PackageNotFoundError:  # the source tree is not installed
     VERSION = "0+source"

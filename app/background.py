@@ -1,7 +1,7 @@
 """A few daemon threads for work that blocks: attaching devices, loading models.
 
-Not `asyncio.to_thread`: its threads are joined at exit, so that a wait for a device, or
-a long compilation, would keep a process that is told to end.
+`asyncio.to_thread` does not fit. Python joins its threads at exit, so a wait for a
+device or a long compilation would delay the shutdown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DaemonPool:
                 try:
                     thread.start()
                     self._threads.append(thread)
-                except RuntimeError:  # the others do it, if there are any
+                except RuntimeError:  # other threads of the pool, if any, run the job
                     if not self._threads:
                         raise
         self._work.put(_Job(job, call))
@@ -83,9 +83,10 @@ class _Job:
 
     def run(self) -> None:
         future, call = self._future, self._call
-        # This frame is part of the error's traceback. With the future in reach of it
-        # the two would keep each other, and all that the call worked on (a model that
-        # was replaced), until the garbage collector comes by.
+        # The traceback of an error contains this frame. If the frame could reach the
+        # future, the error and the future would refer to each other. Only the garbage
+        # collector would then free them and the objects of the call, such as a replaced
+        # model.
         del self._future, self._call
         if not future.set_running_or_notify_cancel():
             return

@@ -1,7 +1,7 @@
 """`Gateway`: everything that lives as long as the server does, started and ended once.
 
-It knows no routes; routes and the infer path ask it. Starting goes on while HTTP is up:
-devices are attached, models loaded, and readiness says what is still missing.
+It knows no routes. Routes and the infer path call it. The gateway starts while HTTP is
+up: it attaches devices and loads models. Readiness says what is still missing.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 MakeOthers = Callable[[ModelTable, MetricsRegistry], OtherProcesses]
 
-# Never the bound, and started as needed: to attach the devices, and for each of them a
-# ping and bringing it back, none of which must wait for another one that hangs.
+# The most threads for devices; they start as needed. They attach devices, ping each
+# device and bring it back. No such job may wait for a device that hangs.
 DEVICE_THREADS = 2048
-# Seconds between looks at the file of keys.
+# Seconds between checks of the key file.
 KEYS_LOOK = 1.0
-# What a gateway does before it serves.
+# Phases of a gateway before it serves.
 _STARTING = {"starting", "waiting for a device", "loading models"}
 
 
@@ -77,9 +77,12 @@ class Readiness:
 
 
 class _Pools:
-    """The threads of a gateway, for what would hold up others in the same ones: listing
-    a folder must not wait behind models that load, loading not behind those that take
-    long to compile or minutes to come, and what leaves behind none of them."""
+    """The threads of a gateway, in pools, so that slow work delays no other kind of
+    work.
+
+    Listing a folder does not wait for models that load. Loading does not wait for long
+    compilations or downloads. Unloading waits for none of these.
+    """
 
     def __init__(self, load_threads: int) -> None:
         self.device = DaemonPool(DEVICE_THREADS, "popgate-devices")
@@ -96,10 +99,10 @@ class _Pools:
 class Gateway:
     """The devices, the models, the numbers, and the state of one server.
 
-    Belongs to one event loop; every method is for its thread unless it says otherwise.
-    `on_started` is called when everything is attached and loaded, `on_failed` with the
-    reason when it cannot be. `others` makes what stands for the other processes of the
-    server.
+    It belongs to one event loop, and every method is for the loop's thread unless it
+    says otherwise. `on_started` is called when everything is attached and loaded,
+    `on_failed` with the reason if that fails. `others` makes the object that represents
+    the server's other processes.
     """
 
     def __init__(
@@ -110,8 +113,9 @@ class Gateway:
         on_failed: Callable[[Exception], None] = lambda error: None,
         others: MakeOthers = lambda table, metrics: OtherProcesses(),
     ) -> None:
-        """Raise `engine.InvalidConfig` for a device specification or a file of keys
-        that it cannot read, and for models that are named and not there."""
+        """Raise `engine.InvalidConfig` for a device specification or key file that
+        cannot be read, and for named models that do not exist.
+        """
         self.settings = settings
         self.metrics = MetricsRegistry(
             self._counted,
@@ -164,26 +168,29 @@ class Gateway:
         self._keeping: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._drained = False
-        #: How many other requests of any kind are not answered; a server knows more.
+        #: Returns the number of other unanswered requests of any kind. The server
+        #: replaces it.
         self.count_unfinished: Callable[[], int] = lambda: sum(
             model.pending for model in self.metrics.models()
         )
-        #: The connections of this process, and how many the server may have.
+        #: Returns the number of connections of this process, and the server's limit.
         self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        #: When the server's certificate expires, in seconds since 1970, if it has one.
+        #: Returns the time when the server's certificate expires, in seconds since
+        #: 1970; None without one.
         self.certificate_expires: Callable[[], float | None] = lambda: None
-        #: Whether everything was attached and loaded once: a startup probe's question.
+        #: Whether everything was attached and loaded once. Startup probes ask for this.
         self.has_started = False
 
-    # -- what else runs its models: other processes, and models that call others
+    # -- other processes that run its models, and models that call others
 
     def _counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         self.calls.count()
         return self.others.counted(name, version)
 
     def own(self) -> OwnNumbers:
-        """Return what all processes of the server that take connections tell of
-        themselves."""
+        """Return the numbers that all connection-taking processes of the server report
+        about themselves.
+        """
         spans = 0 if self._spans is None else self._spans.dropped
         mine = OwnNumbers(self.connections()[0], lines_dropped(), spans)
         numbers = zip(*(mine, *self.others.own()), strict=True)
@@ -282,11 +289,11 @@ class Gateway:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a thread still works that exit should not wait for."""
+        """Return whether a thread is still busy. Exit should not wait for it."""
         return any(pool.is_busy for pool in self._pools.all)
 
     def start(self) -> None:
-        """Begin to attach and load, beside what the event loop does."""
+        """Start attaching and loading in the background."""
         self._read_log_config()
         self._warn_of_modes()
         loop = asyncio.get_running_loop()
@@ -321,8 +328,7 @@ class Gateway:
         return await self._pools.load.run(call)
 
     def reload(self, when_done: Callable[[], None] = lambda: None) -> None:
-        """Look now whether the keys have changed, not only in a second, and read the
-        file of log settings."""
+        """Check now whether keys have changed, and read the file of log settings."""
         self._read_log_config()
         if self._watch is None:
             when_done()
@@ -354,8 +360,9 @@ class Gateway:
         return self._drained
 
     def drain(self) -> None:
-        """Stop being ready but answer requests: clients should go elsewhere, and the
-        process be ended later.
+        """Stop being ready but still answer requests.
+
+        Clients should go elsewhere. The process is ended later.
         """
         if not self._drained:
             logger.info(
@@ -367,7 +374,8 @@ class Gateway:
     def begin_drain(self) -> None:
         """Stop being ready. May be called from a signal handler."""
         self._phase = "shutting down"
-        # What loads now is of no use, and its requests would be waited for.
+        # Models that are loading now are no longer useful, and shutdown would wait for
+        # their requests.
         self.control.begin_end()
         self._cache.close()
         if self.repository.places.remote is not None:
@@ -375,7 +383,7 @@ class Gateway:
 
     async def abort(self) -> None:
         """Fail every request in flight: the device processes end now."""
-        # In this thread, which is the one that requests are resolved in.
+        # Requests are resolved in this thread, so the devices are closed here.
         self.devices.close()
 
     async def stop(self) -> None:
@@ -436,7 +444,7 @@ class Gateway:
             return Readiness(not reasons, reasons, [], {})
         return Readiness(not reasons, reasons, loading, failed)
 
-    # -- of models that are not in the table
+    # -- models that are not in the table
 
     def explain(self, name: str, version: str | None) -> str | None:
         """Return why a model or version is not served; None if it does not exist."""
@@ -445,7 +453,7 @@ class Gateway:
         return self.repository.explain(name, version)
 
     def is_to_come(self, name: str) -> bool:
-        """Return whether the server starts and may still load the model."""
+        """Return whether the server is starting and may still load the model."""
         if self._phase not in _STARTING:
             return False
         record = self.repository.get(name)
@@ -454,7 +462,7 @@ class Gateway:
         return record.state is State.LOADING
 
     def offers(self, name: str, version: str | None) -> bool:
-        """Return whether a request to it would have it loaded."""
+        """Return whether a request to the model would load it."""
         return self.on_demand.offers(name, version)
 
     async def ensure(
@@ -469,7 +477,7 @@ class Gateway:
                 await asyncio.wait_for(self._reload.wait(), KEYS_LOOK)
             self._reload.clear()
             done, self._when_reloaded = self._when_reloaded, []
-            # Not in a thread that loads models: it may have to wait for that.
+            # Not in a thread that loads models, because the read could wait for loads.
             config = await asyncio.to_thread(self.keys.read_again)
             if config is not None:
                 self.keys.take_over(config)
@@ -517,7 +525,7 @@ def places_of(settings: Settings) -> ModelPlaces:
 
 
 def _regions(settings: Settings) -> RegionTable | None:
-    """Return the table of shared memory, where that is allowed."""
+    """Return the table of shared memory, if that is allowed."""
     if not settings.allow_shared_memory:
         return None
     return RegionTable(

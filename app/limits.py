@@ -11,9 +11,9 @@ MIB = 1 << 20
 class Limits:
     """Bounds of one inference request. All sizes are in bytes.
 
-    They bound what one request may cost, not what a model accepts: the model's own
-    shapes are checked as well. Exceeding `max_body_bytes` or `max_json_bytes` is
-    answered with 413, everything else with 400.
+    They limit the cost of one request. The shapes of its model are checked as well.
+    Exceeding `max_body_bytes` or `max_json_bytes` is answered with 413, everything else
+    with 400.
     """
 
     max_body_bytes: int = 256 * MIB

@@ -58,9 +58,9 @@ ROUTERS = [
 
 
 def added_routes(settings: Settings) -> list[PluginRoutes]:
-    """Return the routes that depend on settings: MLflow's and those of plugins.
+    """Return the routes that depend on settings: MLflow's and the plugins'.
 
-    A plugin's come last, so that one at the same path answers.
+    Routes of plugins come last. A plugin with MLflow's path replaces MLflow's.
     """
     return [invocations.routes(settings), *plugin_routes(settings)]
 
@@ -71,8 +71,8 @@ def create_app(
     """Return the whole gateway as one ASGI application.
 
     Its lifespan attaches the devices and loads the models of
-    `settings.model_repository` (in the background), and ends them. Without arguments
-    the settings come from the environment. Raises `engine.InvalidConfig` for a device
+    `settings.model_repository` in the background, and ends them. Without arguments, the
+    settings come from the environment. Raises `engine.InvalidConfig` for a device
     specification that cannot be read.
     """
     gateway = gateway or Gateway(settings or Settings())
@@ -148,16 +148,18 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 
     @functools.cache
     def base_of_all() -> dict[str, Any]:
-        # Made when it is first read: it takes a seventh of the start.
+        # The document is made when it is first read, because that takes a seventh of
+        # the start.
         return base_document(api, gateway.settings.restrictions.groups)
 
     made: tuple[object, bytes] = None, b""
 
     def document_of(key: object, served: list[LoadedModel]) -> bytes:
-        """Return the document of these models, made again where `key` is another."""
+        """Return the document of these models; make it again if `key` has changed."""
         nonlocal made
         if made[0] != key:
-            # Relative to this document, so that the page works below a proxy's prefix.
+            # The URL is relative to this document, so the page works below a proxy's
+            # prefix.
             servers = {"servers": [{"url": "./"}]}
             document = document_with_models(base_of_all(), served, added)
             made = key, orjson.dumps(document | servers)

@@ -1,5 +1,4 @@
-"""`OtherProcesses`: what a gateway knows of the processes beside its own, and tells
-them."""
+"""`OtherProcesses`: the gateway's link to the server's other processes."""
 
 from __future__ import annotations
 
@@ -26,9 +25,12 @@ class WorkerState:
 
 
 class OtherProcesses:
-    """None: this process takes the connections itself (else `app.workers`)."""
+    """No other processes: this process takes the connections itself.
 
-    #: Of bodies and answers in transit, where others have some too.
+    `app.workers` has the subclass for workers.
+    """
+
+    #: The bytes of bodies and answers in transit, if other processes hold some too.
     bytes_held: Total | None = None
 
     def states(self) -> list[WorkerState]:
@@ -39,11 +41,13 @@ class OtherProcesses:
         return ()
 
     def own(self) -> Iterable[OwnNumbers]:
-        """Return what each tells of itself, and what those told that have ended."""
+        """Return the numbers that each process reports about itself, and those of ended
+        processes.
+        """
         return ()
 
     def answered(self) -> Iterable[Answers]:
-        """Return what they have answered."""
+        """Return the answers that those processes have counted."""
         return ()
 
     def in_flight_on(self, device: Device) -> int:
@@ -55,8 +59,10 @@ class OtherProcesses:
         return []
 
     async def settled(self, leaving: Sequence[object]) -> None:
-        """Return when they have taken over what was published, and have nothing in
-        flight on the runners `leaving`."""
+        """Return when those processes use the published table.
+
+        They then have nothing in flight on the runners `leaving`.
+        """
 
     def model_changed(self, name: str) -> None:
         """Tell those processes that the table has changed for a model."""
@@ -72,9 +78,7 @@ class OtherProcesses:
     async def askers(
         self, numbers: Iterable[int]
     ) -> Mapping[int, tuple[str, str, str]]:
-        """Return for whom requests of those processes are made
-        (`app.serving.requester`).
-        """
+        """Return the clients of those processes' requests (`app.serving.requester`)."""
         return {}
 
     def add_part(self, number: int, part: Part) -> None:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 #: Commands of `popgate` (a tuple of `app.cli.plugin_commands.PluginCommand`).
 COMMANDS: Final = "popgate.commands"
-#: Kinds of files that `popgate compile` takes beside ONNX: modules with `split_name`
+#: Kinds of files besides ONNX that `popgate compile` accepts: modules with `split_name`
 #: and `compile_program` (docs/how-to/write-a-plugin.md).
 EXECUTABLES: Final = "popgate.executables"
 #: Kinds of URLs that models are downloaded from
@@ -28,7 +28,7 @@ EXECUTABLES: Final = "popgate.executables"
 MODEL_SOURCES: Final = "popgate.model_sources"
 #: Kinds of model folders (`app.repository.formats.ModelFormat`).
 MODEL_FORMATS: Final = "popgate.model_formats"
-#: What stands before a model of any kind (`app.repository.formats.InputDecoder`).
+#: Decoders before a model of any kind (`app.repository.formats.InputDecoder`).
 INPUT_DECODERS: Final = "popgate.input_decoders"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).
 ROUTES: Final = "popgate.routes"
@@ -39,8 +39,8 @@ def plugins(group: str) -> Mapping[str, Any]:
     """Return the objects of an entry point group by name, in the order of the names.
 
     A plugin that cannot be imported is logged and left out, and the server goes on
-    without its capability. The result is kept: what is installed later is not seen. For
-    all threads.
+    without its capability. The result is kept, so plugins installed later are not
+    found. For all threads.
     """
     found: dict[str, Any] = {}
     for point in sorted(entry_points(group=group), key=lambda point: point.name):

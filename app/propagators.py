@@ -2,7 +2,7 @@
 
 FastAPI imports ``opentelemetry.propagate``, which raises `ValueError` for a name in
 ``OTEL_PROPAGATORS`` that no installed package has. The variable is often set for all
-programs of a cluster, so that it must not keep the server from starting. PopGate itself
+programs of a cluster, so it must not keep the server from starting. PopGate itself
 reads the W3C headers (``tracecontext``) and no others.
 """
 
@@ -30,14 +30,14 @@ def import_propagators() -> None:
         return
     known = {entry.name for entry in metadata.entry_points(group=_GROUP)}
     names = [name.strip() for name in named.split(",") if name.strip()]
-    # Names that are left are imported; none at all if one of them cannot be.
+    # Import the known names, or none of them if one fails.
     for usable in ([n for n in names if n in known or n.lower() == "none"], ["none"]):
         try:
             os.environ[VARIABLE] = ",".join(usable) or "none"
             import_module(_MODULE)
         except ModuleNotFoundError as e:
             if e.name is not None and _MODULE.startswith(e.name):
-                return  # there is no OpenTelemetry at all, and nothing that needs it
+                return  # OpenTelemetry is not installed
         except Exception:
             continue
         else:

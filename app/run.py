@@ -1,4 +1,4 @@
-"""Runs a gateway in this process until it is told to end."""
+"""Run a gateway in this process until a signal ends it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 EXIT_NO_DEVICE = 3
-#: Descriptors: what a server with one model and one device has, and some connections.
+#: The descriptors of a server with one model, one device and some connections.
 _FEWEST = 64
 
 
@@ -51,12 +51,12 @@ def run_gateway(
     on_started: Callable[[str, Gateway], None],
     on_failed: Callable[[Exception], None],
 ) -> int:
-    """Serve until a signal ends it; the exit code of the process.
+    """Serve until a signal ends the process; return its exit code.
 
-    `on_listening` gets the URL, and that of a port for metrics if there is one, as soon
-    as HTTP is up; `on_started` when devices are
-    attached and models loaded; `on_failed` when that is impossible. Raises
-    `app.http.server.ListenError` and `engine.InvalidConfig` before anything is started.
+    `on_listening` receives the URL, and that of the metrics port if there is one, once
+    HTTP is up. `on_started` is called when devices are attached and models loaded,
+    `on_failed` if that is impossible. Raises `app.http.server.ListenError` and
+    `engine.InvalidConfig` before anything is started.
     """
     _check_descriptors()
     certificate = _certificate(settings)
@@ -84,8 +84,8 @@ def run_gateway(
         prepare_process(settings)
         app = create_app(gateway=gateway)
         server = _server(settings, gateway, app, listeners, certificate, manager)
-        in_models = gateway.count_unfinished  # those of workers too
-        # Less the one that asks.
+        in_models = gateway.count_unfinished  # including those of workers
+        # The request that asks for the number is subtracted.
         gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
         gateway.connections = server.count_connections
         if certificate is not None:
@@ -94,15 +94,16 @@ def run_gateway(
         gc.enable()
         on_listening(url, listeners.metrics_url)
         _warn_of_strangers(settings, app.access, listeners.main)
-        # Those of several workers are theirs.
+        # Several workers have sockets of their own.
         server.run(sockets=[] if settings.workers > 1 else [listeners.main])
         gateway.journal.write_gathered()
     finally:
         listeners.close()
         manager.close()
     if not is_written() or server.force_exit or gateway.is_busy:
-        # A thread still writes, compiles or waits for a device: it is not waited for.
-        if sys.stdout is not None:  # it was closed before the process began
+        # A thread may still be writing, compiling or waiting for a device. Exit does
+        # not wait for it.
+        if sys.stdout is not None:  # None if it was closed before the start
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
         os._exit(server.exit_code)
@@ -110,8 +111,9 @@ def run_gateway(
 
 
 def _check_descriptors() -> None:
-    """Raise `ListenError` if nothing can be served with so few."""
-    # A loaded model and a connection take one each; the usual 1024 is soon used up.
+    """Raise `ListenError` if the descriptor limit is too low for a server."""
+    # A loaded model and a connection take one descriptor each, so the usual 1024 are
+    # soon used up.
     there = raise_descriptor_limit()
     if there < _FEWEST:
         msg = (
@@ -129,7 +131,7 @@ def _others(
 ) -> OtherProcesses:
     if settings.workers == 1:
         return OtherProcesses()
-    # One process needs none of it.
+    # A single process does not need the import.
     from app.workers.supervisor import Workers
 
     return Workers(

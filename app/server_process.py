@@ -11,24 +11,25 @@ from app.observe.log import set_up_logging
 from app.settings import Settings
 from engine import keep_large_blocks, raise_descriptor_limit
 
-GC_THRESHOLD = 20_000  # containers made and not freed again between two looks
+GC_THRESHOLD = 20_000  # surviving containers between two collections
 
 
 def prepare_process(settings: Settings) -> None:
-    """Make the whole process a server: its log, its memory, its descriptors."""
+    """Set up the whole process as a server: its log, its memory, its descriptors."""
     set_up_logging(settings.log_level, settings.log_format)
     use_statuses(settings.error_statuses)
-    # The interpreter's lock lets one thread at a time allocate anyway.
+    # The interpreter's lock lets only one thread at a time allocate anyway.
     keep_large_blocks(arenas=1)
-    # A loaded model and a connection take one each; the usual 1024 is soon used up.
+    # A loaded model and a connection take one descriptor each, so the usual 1024 are
+    # soon used up.
     raise_descriptor_limit()
 
 
 def spare_the_collector() -> None:
-    """Freeze present objects, so that the garbage collector does not walk through them
+    """Freeze present objects, so that the garbage collector does not traverse them
     again.
 
-    Requests make no cycles, so that looking for them less often costs no memory.
+    Requests make no cycles, so rarer collections cost no memory.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""`ServiceManager`: tells systemd, or another service manager, how the server is.
+"""`ServiceManager`: reports the server's state to systemd or another service manager.
 
 The protocol is sd_notify's: datagrams of lines to the Unix socket that NOTIFY_SOCKET
-names. Without that variable nothing here does anything.
+names. Without that variable this module does nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from app.gateway import Gateway
 
-#: Seconds between looks at the server's state.
+#: Seconds between checks of the server's state.
 LOOK = 1.0
-#: Bytes of a status, which the manager shows in one line.
+#: The most bytes of a status, which the manager shows in one line.
 _LONGEST = 500
 
 
@@ -30,15 +30,15 @@ class ServiceState(NamedTuple):
 
 
 class ServiceManager:
-    """The process that started this one and waits to hear of it, if there is one.
+    """The process that started this one and waits for its messages, if there is one.
 
-    All methods but the first are for the event loop's thread; `stopping` may be called
-    from a signal handler. The messages are sent by the event loop, so that the manager
+    All methods but the first are for the event loop's thread. `stopping` may also be
+    called from a signal handler. The event loop sends the messages, so the manager
     restarts a server whose event loop hangs.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Take the variables out of `environ`: they are not for child processes."""
+        """Remove the variables from `environ`: child processes must not see them."""
         name = environ.pop("NOTIFY_SOCKET", "")
         interval = environ.pop("WATCHDOG_USEC", "")
         watched = environ.pop("WATCHDOG_PID", "") or str(os.getpid())
@@ -57,14 +57,16 @@ class ServiceManager:
         self._is_stopping = False
 
     def begin(self, look: Callable[[], ServiceState]) -> None:
-        """Send READY once `look` says so, the status whenever it changes, and WATCHDOG
-        twice in the interval that the manager asks for."""
+        """Send READY once `look` reports it, and the status whenever it changes.
+
+        Send WATCHDOG twice in the interval that the manager requests.
+        """
         if self._socket is not None:
             self._look = look
             self._tick()
 
     def look(self) -> None:
-        """Send what has changed."""
+        """Send the changes."""
         if self._socket is None:
             return
         state = self._look()
@@ -93,7 +95,7 @@ class ServiceManager:
     def reloaded(self) -> None:
         """Send that the server has read its files again."""
         if self._is_ready and not self._is_stopping:
-            self._is_ready = False  # said again until the manager has it
+            self._is_ready = False  # sent again until the manager has it
             self.look()
 
     def close(self) -> None:
@@ -103,7 +105,7 @@ class ServiceManager:
             self._socket = None
 
     def _tick(self) -> None:
-        # An error in what follows is logged, and does not end the messages.
+        # An error below is logged and does not stop the messages.
         pause = min(LOOK, self._watchdog / 2) if self._watchdog else LOOK
         asyncio.get_running_loop().call_later(pause, self._tick)
         if self._watchdog:
@@ -111,8 +113,10 @@ class ServiceManager:
         self.look()
 
     def _send(self, *lines: str) -> bool:
-        """Return whether the manager has it. A manager that is busy or gone is no
-        reason to wait, or to fail."""
+        """Return whether the manager has received the lines.
+
+        A manager that is busy or gone must not block the server or fail it.
+        """
         if self._socket is None:
             return False
         try:
@@ -126,7 +130,7 @@ class ServiceManager:
 
 
 def state_of(gateway: Gateway) -> ServiceState:
-    """Return what readiness says, and how many models are loaded."""
+    """Return the readiness, and the number of loaded models."""
     readiness = gateway.readiness()
     models = gateway.repository.models()
     loaded = sum(record.default is not None for record in models)

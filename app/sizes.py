@@ -13,8 +13,8 @@ def parse_size(value: object) -> int:
     """Return bytes of ``67108864``, ``64MiB``, ``64MB`` or ``1.5g`` (with i: powers of
     1024).
 
-    A letter without ``i`` or ``b`` (``64m``) counts as a power of 1024, as most tools
-    have it. Raises ValueError on anything else.
+    A letter without ``i`` or ``b`` (``64m``) counts as a power of 1024, as in most
+    tools. Raises ValueError on anything else.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value

@@ -22,8 +22,9 @@ from popef_io import DataType
 class Datatype:
     """One datatype of the protocol.
 
-    `struct_code` is the code of Python's `struct` that packs one element from a
-    number, None if numbers need more than that (BF16) or are none (BOOL, BYTES).
+    `struct_code` is the code of Python's `struct` that packs one element from a number.
+    It is None if packing needs more (BF16) or the elements are no numbers (BOOL,
+    BYTES).
     """
 
     name: str
@@ -89,10 +90,10 @@ def notation(datatype: str, shape: Iterable[int] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One input or output of a model: what metadata shows and requests must match.
+    """One input or output of a model: metadata shows it, and requests must match it.
 
-    `shape` has -1 where a dimension is free and is None if the rank is free.
-    `labels` are the names of the classes that an output's values stand for.
+    `shape` is None if the rank is free, and -1 stands for a free dimension. `labels`
+    are the names of an output's classes.
     """
 
     name: str
@@ -127,7 +128,7 @@ class TensorSpec:
 
 
 class DescribesTensors(Protocol):
-    """The part of `engine.ModelRunner` that a spec is made of."""
+    """The part of `engine.ModelRunner` from which a spec is made."""
 
     @property
     def request_inputs(self) -> tuple[DataDesc, ...]: ...
@@ -143,16 +144,16 @@ class DescribesTensors(Protocol):
 class ModelSpec:
     """A version of a model as requests see it. Compared by identity.
 
-    `max_batch_size` is 0 for a model whose rows are not mixed with those of other
-    requests; otherwise the first dimension of every input and output is the batch,
-    and the inputs of a request must agree on it. The engine splits a request with
-    more rows than that; `max_rows`, if not 0, refuses one with more rows than
-    `max_rows` instead. With `optional_inputs` a request may leave inputs out. Those
-    that have `defaults` may be left out of any, and are these then, one for each row.
-    `aliases` are other names of inputs that requests may use, which keep them.
-    `encoded` are inputs of numbers that also come as files, pictures for example: the
-    BYTES input of the same name that a request may fill instead. `shown_classes` are
-    outputs of which a request that is a file gets so many of the highest values.
+    `max_batch_size` is 0 if rows of different requests are not mixed. Otherwise the
+    first dimension of every input and output is the batch, and all inputs of a request
+    must agree on it. The engine splits a request with more rows. `max_rows`, if not 0,
+    refuses a request with more rows. With `optional_inputs` a request may omit inputs.
+    Inputs with `defaults` may be omitted in any model, and then have the default in
+    each row. `aliases` are other names of inputs that requests may use, and both names
+    remain valid. `encoded` describes numeric inputs that also accept files, for example
+    pictures: a request may fill the BYTES input of the same name instead.
+    `shown_classes` are outputs of which a request that is a file receives only so many
+    of the highest values.
     """
 
     name: str
@@ -185,7 +186,7 @@ class ModelSpec:
         return self.max_batch_size > 0
 
     def default(self, name: str, rows: int) -> Tensor:
-        """Return the value of an input that a request of so many rows has left out."""
+        """Return the value of an omitted input for a request of this many rows."""
         one = self.defaults[name]
         if not self.is_batched or rows == 1:
             return one
@@ -211,11 +212,10 @@ class ModelSpec:
         optional_inputs: bool = False,
         labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> ModelSpec:
-        """Return the spec of what `runner` has loaded; `labels` are those of its
-        outputs.
+        """Return the spec of the model in `runner`; `labels` are those of its outputs.
 
-        Raises ValueError if a data type cannot be said in the protocol, and for
-        labels of an output that is not there.
+        Raises ValueError for a data type that the protocol does not have, and for
+        labels of a missing output.
         """
         outputs = [TensorSpec.from_desc(desc) for desc in runner.request_outputs]
         unknown = set(labels).difference(output.name for output in outputs)
@@ -230,7 +230,7 @@ class ModelSpec:
             version,
             tuple(TensorSpec.from_desc(desc) for desc in runner.request_inputs),
             tuple(replace(o, labels=labels.get(o.name, ())) for o in outputs),
-            # Elsewhere than in the first dimension rows are the engine's business.
+            # If rows are not the first dimension, only the engine handles them.
             0 if runner.batching_dim else runner.max_batch_size,
             max_rows,
             optional_inputs,

@@ -14,9 +14,9 @@
     with Client("http://127.0.0.1:8000") as client:
         print(client.infer("digits", image=pixels)["digit"])
 
-`popgate` on the command line, and ``python -m popgate``, serve them over HTTP.
-What is more special (devices, sessions, queues) is in `engine`, the files in
-`popef_io`. Importing this is cheap; the engine comes with the first name that needs it.
+`popgate` on the command line, and ``python -m popgate``, serve them over HTTP. Special
+features (devices, sessions, queues) are in `engine`, the file format in `popef_io`.
+Importing this package is cheap: the first name that needs the engine imports it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 try:
     __version__ = metadata.version("popgate")
-except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+except metadata.PackageNotFoundError:  # the source tree is not installed
     __version__ = "0+source"
 
 _PLACES = {
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module 'popgate' has no attribute {name!r}")
-    if place != "popgate.client":  # which needs none of them
+    if place != "popgate.client":  # the client needs none of them
         check_packages()
     value = globals()[name] = getattr(import_module(place), name)
     return value

@@ -1,4 +1,5 @@
-"""The client by the name that programs import. `popgate_client` has it, a plugin.
+"""The client under the name that programs import. The plugin `popgate_client` contains
+it.
 
 This is the only module of the core that names a plugin. An entry point would add 75 ms
 to each program that imports the client, and type checkers would not know the names.

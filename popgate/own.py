@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What a program needs that imports this package, and what the command needs beside it.
+#: The packages that a program needs, and those that the command needs besides.
 LIBRARY = ("engine", "popef_io")
 COMMAND = (*LIBRARY, "app")
 
@@ -36,17 +36,16 @@ def check_packages() -> None:
 
 
 def prefer_own() -> None:
-    """Import our packages from beside this one from now on, whatever the current folder
-    or PYTHONPATH contain.
+    """Import our packages from beside this one from now on.
 
-    For the process of a command.
+    The current folder and PYTHONPATH have no effect then. For the process of a command.
     """
     if not any(isinstance(finder, OwnFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, OwnFinder())
 
 
 class OwnFinder(MetaPathFinder):
-    """Finds our packages where they are."""
+    """Finds our packages beside this one."""
 
     def find_spec(
         self,

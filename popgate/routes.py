@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: An address: parts of letters, digits and signs, or parameters in braces.
+#: An address. Its parts are letters, digits and signs, or parameters in braces.
 _ADDRESS = re.compile(r"(?:/(?:\{\w+(?::\w+)?\}|[\w.~!$&'()*+,;=:@-])+)+", re.ASCII)
 _LONGEST = 300
 #: Headers that the server writes itself.
@@ -65,7 +65,7 @@ class Mark:
 
 
 class Route:
-    """The decorators of functions that answer at an address of their own.
+    """Decorators of functions that answer at an address of their own.
 
     Options are those of FastAPI's decorators: `status_code`, `response_model`,
     `summary`, `tags` and so on.
@@ -136,14 +136,14 @@ class ModelRoutes:
                     methods=[mark.method],
                     **mark.options,
                 )
-            except Exception as error:  # FastAPI's own, and those of annotations
+            except Exception as error:  # raised by FastAPI or by annotations
                 words = f"{type(error).__name__}: {error}"
                 raise InvalidModel(f"the route of {label}: {words:.1000}") from None
         self.document = _document(app, [[m.method, m.path] for _, _, m in marks])
 
     def _endpoint(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` as a coroutine, because FastAPI runs other functions in
-        another thread.
+        """Return `function` as a coroutine, because FastAPI runs other functions in a
+        thread.
         """
         signature = inspect.signature(function, eval_str=True)
         _self, *parameters = signature.parameters.values()
@@ -170,7 +170,7 @@ class ModelRoutes:
         async def receive() -> MutableMapping[str, Any]:
             for message in messages:
                 return message
-            await asyncio.Future()  # the server ends the run if the client leaves
+            await asyncio.Future()  # the server ends the run if the client disconnects
             raise AssertionError
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -204,7 +204,7 @@ def _application() -> FastAPI:
         raise InvalidModel(
             f"routes of a model need fastapi, which {sys.executable} has not: {error}"
         ) from None
-    # Its own pages are the server's.
+    # The server has pages of its own.
     return FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
 
@@ -213,7 +213,7 @@ def _document(app: FastAPI, routes: list[list[str]]) -> str:
 
     try:
         made = get_openapi(title="", version="", routes=app.routes)
-    except Exception as error:  # of a type that has no schema
+    except Exception as error:  # the type has no schema
         words = f"{type(error).__name__}: {error}"
         raise InvalidModel(f"the routes cannot be described: {words:.1000}") from None
     kept = {key: made[key] for key in ("paths", "components") if key in made}

@@ -34,15 +34,15 @@ class ModelRunner:
             runner.execute_async(images).wait()
             await runner.execute_async(images)  # in a coroutine
 
-    `model` is an ONNX file, which is compiled first, a PopEF file, several files of
-    one model, or a Python file (`model.py`), whose code runs in a process of its own:
-    trust it like your program. `config` and `manager` are the engine's: replicas,
-    batching, the pool of devices. Inputs are arrays or lists of numbers or texts;
-    numbers are converted to the model's type if nothing but precision is lost;
-    leading dimensions of 1 may be missing, and a list for a column ``[-1, 1]`` is so
-    many rows. Tables (DataFrames, Arrow tables, lists of records) are values by name.
-    Thread-safe. Raises `EngineError`: InvalidModel for a file that cannot be run,
-    NoDeviceAvailable.
+    `model` is a PopEF file, several files of one model, or an ONNX file, which is
+    compiled first. It may also be a Python file (`model.py`), whose code runs in its
+    own process: trust it like your program. `config` and `manager` are the engine's:
+    replicas, batching, the pool of devices. Inputs are arrays, or lists of numbers or
+    strings. Numbers are converted to the model's type if only precision is lost.
+    Leading dimensions of 1 may be missing, and each element of a list for a column
+    ``[-1, 1]`` is a row. Tables (DataFrames, Arrow tables, lists of records) are values
+    by name. Thread-safe. Raises `EngineError`: InvalidModel for a file that cannot be
+    run, NoDeviceAvailable.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ModelRunner:
                 self.engine = _python_runner(Path(files[0]), config, manager)
                 return
             paths = [_popef_of(Path(file), Path(folder)) for file in files]
-            # Open files stay what they are when the folder is gone.
+            # Open files stay readable after the folder is removed.
             self.engine = engine.ModelRunner(paths, config, manager=manager)
 
     @property
@@ -81,7 +81,7 @@ class ModelRunner:
     def execute(
         self, inputs: Mapping[str, Any] | Any, *, timeout: float | None = None
     ) -> dict[str, Array]:
-        """Return the outputs of one request, by name, new arrays.
+        """Return the outputs of one request as new arrays, by name.
 
         `inputs` are values by name, or the value of the only input; `timeout` is
         seconds. Raises `EngineError`: InvalidInput and UnknownAnchor for inputs that do
@@ -174,9 +174,7 @@ class Result(Mapping[str, Array]):
         return self._result.wait(timeout)
 
     def arrays(self) -> dict[str, Array]:
-        """Return all of them, in a new dictionary. Waits; raises how the request
-        failed.
-        """
+        """Return all outputs in a new dictionary. Waits; raises the request's error."""
         return self._result.arrays()
 
     def __await__(self) -> Generator[Any, None, dict[str, Array]]:
@@ -229,7 +227,7 @@ def _popef_of(path: Path, folder: Path) -> Path:
 
 
 def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
-    """Return the value as the engine takes it. Raises InvalidInput."""
+    """Return the value in the engine's form. Raises InvalidInput."""
     wanted = desc.data_type.numpy_dtype
     if isinstance(value, np.ndarray) and value.dtype == wanted:
         return with_rank(value, desc.shape)
@@ -247,5 +245,5 @@ def _array(desc: DataDesc, value: Any) -> npt.NDArray[Any]:
         array = with_gaps(array)
     fits = np.can_cast(array.dtype, wanted, "same_kind") or not array.size
     if desc.data_type is DataType.BF16 or not fits:
-        return array  # the engine says what was expected
+        return array  # the engine reports what it expected
     return array.astype(wanted)

@@ -13,7 +13,8 @@ _NUMPY = {
     "BOOL": "bool", "FP16": "np.float16", "FP32": "np.float32", "FP64": "np.float64",
     "BF16": "np.float32", "BYTES": "object",
 }  # fmt: skip
-#: Values that are written out; more are a file's.
+#: The program contains the values of an input up to this number of elements. It reads
+#: larger inputs from files.
 _WRITTEN = 2_000
 
 _PROGRAM = '''\
@@ -65,10 +66,10 @@ def client_code(
 ) -> str:
     """Return the program, which sends the values that the model ran with at its load.
 
-    `url` is the server's URL as the reader reached it. `asks_key`: the server has keys.
-    `sequence`: the id of a sequence, if requests belong to one. `streams`: a request
-    may have any number of responses. `example` and `fill` are the same as for the other
-    examples (`app/api/examples.py`).
+    `url` is the server's URL as the reader reached it. `asks_key` is true if the server
+    has keys. `sequence` is the id of a sequence, if requests belong to one. `streams`
+    is true if a request may have any number of responses. `example` and `fill` are the
+    same as for the other examples (`app/api/examples.py`).
     """
     given = example or {}
     shapes = example_shapes(spec, fill)
@@ -111,8 +112,8 @@ def _shown(tensor: TensorSpec) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape any text for a docstring: names of models and tensors may
-    hold anything.
+    """Escape any string for a docstring: names of models and tensors may contain
+    anything.
     """
     safe = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return safe.replace("\\", "\\\\").replace('"', "'")

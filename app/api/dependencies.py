@@ -25,9 +25,11 @@ from app.repository.loader import LoadedModel
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.serving.keys import Key
 
-# Bodies of management calls are a few options; this bounds what a stray one can cost.
+# The body of a management call holds a few options. The limit bounds the cost of any
+# other body.
 MAX_MANAGEMENT_BODY = 1 << 20
-PARSED_AT_ONCE = 1 << 16  # bytes; more than that goes to a thread
+# Larger bodies (bytes) are parsed in a thread.
+PARSED_AT_ONCE = 1 << 16
 
 
 def get_gateway(request: Request) -> Gateway:
@@ -36,7 +38,7 @@ def get_gateway(request: Request) -> Gateway:
 
 
 class Viewer:
-    """The client of a request, as far as its key limits what it may read.
+    """The client of a request, and the limits of its key for reading.
 
     `owner` is the name of the key: empty without a key, None if the server has no keys.
     """
@@ -53,16 +55,17 @@ class Viewer:
         return self._key is None or self._key.allows_model(model)
 
     def reason(self, gateway: Gateway, reason: str) -> str:
-        """Return why a model is not served, without its source if this is a client of
-        a server with keys that may not manage."""
+        """Return why a model is not served. Clients of a server with keys see the
+        source only if they may manage the server.
+        """
         is_manager = self._key is not None and self._key.allows("manage")
         if is_manager or self.owner is None:
             return reason
         return gateway.repository.places.public(reason)
 
     def reads(self, owner: str) -> bool:
-        """Return whether the client may read the error texts of a request with the key
-        `owner`.
+        """Return whether the client may read the error messages of requests sent with
+        the key `owner`.
 
         A key that manages the server may read them all.
         """
@@ -89,7 +92,7 @@ GatewayOf = Annotated[Gateway, Depends(get_gateway)]
 ViewerOf = Annotated[Viewer, Depends(get_viewer)]
 ModelName = Annotated[str, Path(description="Name of a model of the repository.")]
 Version = Annotated[str, Path(description="One of the model's versions, a number.")]
-#: For the document alone: who may is decided in front (app/http/access.py).
+#: Only for the OpenAPI document: the access control decides (app/http/access.py).
 MANAGEMENT = [Security(_KEY)]
 
 
@@ -100,11 +103,11 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
     """
     record = gateway.repository.get(name)
     if record is None:
-        if name.endswith(":predict"):  # no name of a model: another method's path
+        if name.endswith(":predict"):  # the path of a POST operation, no model's name
             raise HTTPException(405)
-        if why := gateway.repository.explain(name):  # a file that came later
+        if why := gateway.repository.explain(name):  # the file may be new
             raise UnknownModel(name, why=why)
-        if gateway.keys.path is not None:  # no key need see the other models
+        if gateway.keys.path is not None:  # a key need not see all models
             raise UnknownModel(name)
         raise UnknownModel(name, known=(r.name for r in gateway.repository.models()))
     return record

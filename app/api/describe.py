@@ -30,14 +30,15 @@ from engine import DeviceState, DeviceWaitTimeout, ModelRunner, NoDeviceAvailabl
 LOST = "its device was lost and is being restarted"
 NOT_BACK = "its device was restarted and has not loaded the model yet"
 
-# What runs a platform.
+# The backend that runs each platform.
 _BACKENDS = {
     "ensemble": "",
     "onnxruntime_onnx": "onnxruntime",
     "popgate_popef": "popgate",
     "popgate_python": "python",
 }
-# Of what a file says of itself: so much is shown, and these have a place of their own.
+# Limits of the properties shown from a model file: characters of a value, and number.
+# The properties named here have fields of their own.
 _LONGEST_PROPERTY, _MOST_PROPERTIES = 500, 50
 _NO_PROPERTIES = (
     "batching", "batch_size", "batching_reason", "popgate.example", "ragged", "routes",
@@ -47,7 +48,7 @@ _NO_PROPERTIES = (
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
 
 
-#: A reason as a client may read it.
+#: Returns a reason as this client may read it.
 Told: TypeAlias = Callable[[str], str]
 
 
@@ -135,7 +136,7 @@ def _batching_reason(loaded: LoadedModel) -> str:
 
 
 def _properties(loaded: LoadedModel) -> dict[str, str]:
-    """Return the file's properties, except those with a field of their own."""
+    """Return the file's properties, except properties with fields of their own."""
     if not isinstance(loaded.runner, ModelRunner):
         return {}
     options = loaded.runner.model.metadata.engine_options
@@ -237,7 +238,7 @@ def _queue_policy(max_queue_size: int, timeout: float | None) -> dict[str, Any]:
 def index_entries(
     records: list[ModelRecord], *, ready: bool, told: Told = str
 ) -> list[IndexEntry]:
-    """Return the repository index; with `ready`, only what answers."""
+    """Return the repository index; with `ready`, only versions that answer."""
     entries = []
     for record in records:
         for _, version in sorted(record.versions.items()):
@@ -300,7 +301,7 @@ def _config_input(loaded: LoadedModel, tensor: TensorSpec) -> dict[str, Any]:
     declared = _declared(loaded.source.declared.inputs, tensor)
     return {
         **_config_tensor(loaded, tensor),
-        # Clients for images look here for the place of the channels.
+        # Image clients read the position of the channels here.
         "format": (declared.format if declared else "") or "FORMAT_NONE",
         **_reshape(declared),
         "is_shape_tensor": False,

@@ -1,10 +1,10 @@
 """Requests that a model answers, made from the description of its inputs.
 
 They fill the documentation page. They are the values of the warm-up
-(app/repository/warmup.py): ones, with free dimensions that the model accepts. A model
-that needs other values sets them in its config.toml (`[example]`) or in its file (the
-metadata property `popgate.example`, JSON of values by input), and these are used
-unchanged.
+(app/repository/warmup.py): ones, with free dimensions that the model accepts. If a
+model needs other values, its config.toml (`[example]`) or its file sets them. In the
+file they are the metadata property `popgate.example`, JSON of values by input. Such
+values are used unchanged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from app.repository.loader import LoadedModel
 from app.spec import ModelSpec, TensorSpec
 from popef_io import DataType
 
-# A page with more numbers than this in one example is no help to a reader.
+# An example with more numbers than this does not help a reader.
 MAX_EXAMPLE_ELEMENTS = 2_000
 
 _VALUES: Mapping[str, Any] = {"f": 1.0, "i": 1, "u": 1, "b": True, "s": "1"}
 
 
-#: A request that is a sequence of its own: it starts one and ends it.
+#: The parameters of a request that starts a sequence and ends it.
 SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 _NAMED_SEQUENCE = SEQUENCE | {"sequence_id": "example"}
 
@@ -45,11 +45,11 @@ def example_request(
     fill: int = 1,
     parameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """Return a body in the short form (`inputs` as a mapping); None if it gets too
+    """Return a body in the short form (`inputs` as a mapping); None if it becomes too
     long.
 
-    `given` are values by input; `fill` is the size of free dimensions; `parameters`
-    are those of `example_parameters`.
+    `given` are values by input; `fill` is the size of free dimensions; `parameters` are
+    those of `example_parameters`.
     """
     given = given or {}
     shapes = example_shapes(spec, fill)

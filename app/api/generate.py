@@ -31,7 +31,7 @@ from engine import Tensor
 class GenerateForm:
     """One request of this extension (`app.serving.forms.Form`)."""
 
-    #: `generate` has room for one response. The words are the protocol's.
+    #: `generate` allows one response only. The words are the protocol's.
     not_one = (
         "generate expects model to produce exactly 1 response, use generate stream for "
         "model that generates various number of responses"
@@ -96,7 +96,8 @@ def encode_generate(
     fields["model_version"] = orjson.dumps(spec.version)
     for name, output in codec.outputs.items():
         if name not in outputs:
-            continue  # of a fused model's others
+            # The file holds fused models, and this output belongs to another one.
+            continue
         fields[name] = _value(output, outputs[name], request.nan)
     pieces: list[bytes] = []
     for name, text in fields.items():
@@ -158,7 +159,7 @@ def _cannot_fill(tensor: TensorSpec, count: int) -> InvalidTensor:
 
 
 def _check_kinds(tensor: TensorSpec, data: list[Any]) -> None:
-    """Say in the protocol's words what is no string and no boolean."""
+    """Refuse, in the protocol's words, a value that is no string or boolean."""
     wanted, word = {"s": (str, "string"), "b": (bool, "boolean")}.get(
         tensor.type.kind, (object, "")
     )

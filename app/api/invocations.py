@@ -33,7 +33,7 @@ _HELP: Final = (
     f"{', '.join(FORMS)}, as in "
     '{"dataframe_records": [{"age": 33, "city": "Bonn"}]}'
 )
-#: The cells of CSV that are gaps in columns of numbers, as pandas has them.
+#: CSV cells that mean a missing number, as in pandas.
 _GAPS: Final = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
      "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
@@ -47,7 +47,8 @@ Values = tuple[Mapping[str, Any], int | None]
 class InvocationsForm:
     """One request of this protocol (`app.serving.forms.NamingForm`).
 
-    `model` answers requests whose path names no model; empty: the only model.
+    `model` answers requests whose path names no model. If it is empty, the only model
+    answers.
     """
 
     not_one = "the model must return exactly 1 response"
@@ -171,8 +172,8 @@ def _from_csv(spec: ModelSpec, text: bytes) -> Values:
 
 
 Reads = Callable[[TensorSpec, Any, int, str], Any]
-"""Convert a cell of a table to an element of an input; the row and column are for the
-message of an `InvalidTensor`.
+"""Convert a cell of a table to an element of an input. An `InvalidTensor` names the row
+and the column.
 """
 
 

@@ -1,6 +1,6 @@
 """KServe's first protocol, which is TensorFlow Serving's: instances to predictions.
 
-In rows: ``{"instances": [a, b]}`` gives ``{"predictions": [x, y]}``; each instance is a
+In rows: ``{"instances": [a, b]}`` gives ``{"predictions": [x, y]}``. Each instance is a
 value, or an object of values by name if the model has several inputs. In columns:
 ``{"inputs": …}`` gives ``{"outputs": …}``, whole batches by name. Bytes that are not
 UTF-8 are ``{"b64": "…"}`` in both directions.
@@ -32,7 +32,7 @@ from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
 _KEYS = ("instances", "inputs", "signature_name", "parameters")
-#: The only signature that there is: a model has one set of inputs and outputs.
+#: The only signature, because a model has one set of inputs and outputs.
 _SIGNATURE = "serving_default"
 
 
@@ -106,8 +106,8 @@ def request_of(
     """Return the request of values by input. Raises `RequestError`.
 
     `rows` is the number of rows that each value must have, None if any number is
-    allowed. `extra_columns` says what to do with values that the model has no input
-    for, if `parameters` do not.
+    allowed. `extra_columns` decides about values without an input of the model, if
+    `parameters` do not.
     """
     spec = codec.spec
     ignores_extra = _ignores_extra(parameters, extra_columns)
@@ -123,7 +123,7 @@ def request_of(
             raise InvalidTensor(msg + "'ignore' drops the others.")
         files = spec.encoded.get(name)
         if files is not None and isinstance(value, list) and any(map(_is_bytes, value)):
-            tensor = files  # pictures in place of numbers
+            tensor = files  # the client sent pictures instead of numbers
         tensors.append(_input(tensor, value, rows, codec.limits))
     return codec.read({"inputs": tensors, "parameters": parameters})
 
@@ -141,7 +141,7 @@ def encode_predict(
     `of_columns` is the key of an answer in columns. Raises `NotRepresentable` for
     outputs that cannot be split into instances.
     """
-    # A fused model gives the outputs of the model that the request chose.
+    # For fused models, `outputs` holds only those of the requested model.
     written = {name: o for name, o in codec.outputs.items() if name in outputs}
     if instances is None:
         columns = {n: _nested(o, outputs[n], nan) for n, o in written.items()}

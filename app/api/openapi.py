@@ -1,8 +1,8 @@
 """The OpenAPI document: of the application alone, and with the models that are loaded.
 
 The first is the file `openapi.yaml` of the repository. The second is the document of a
-running gateway: every loaded model has its own operation in it, with the real schema of
-its tensors and a working example.
+running gateway. Every loaded model has an operation in it, with the schema of its
+tensors and a working example.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
     know.
     """
     responses = operation["responses"]
-    # Our path parameters are texts, which no validation refuses.
+    # Our path parameters are strings, which validation never refuses.
     if "HTTPValidationError" in orjson.dumps(responses.get("422", {})).decode():
         del responses["422"]
     errors = {}
@@ -155,7 +155,8 @@ def _finish_operation(path: str, operation: dict[str, Any]) -> None:
         responses.setdefault(status, error_response(text))
     operation["responses"] = dict(sorted(responses.items()))
     for response in responses.values():
-        # The page asks for the first one, and JSON is what a person can read.
+        # The documentation page shows the first media type. JSON is readable for
+        # people.
         content = response.get("content", {})
         if "application/json" in content:
             first = {"application/json": content.pop("application/json")}
@@ -193,9 +194,9 @@ def document_with_models(
 
 
 def _add_example(paths: dict[str, Any], path: str, name: str, body: Any) -> None:
-    """Add the request body that model `name` answers to the operation of `path`.
+    """Add a request body that model `name` accepts to the operation of `path`.
 
-    The operation is copied first: that of the base document has no models.
+    The operation is copied first, because the base document must stay without models.
     """
     item = paths[path] = copy.deepcopy(paths[path])
     operation = item["post"]
@@ -207,11 +208,11 @@ def _add_example(paths: dict[str, Any], path: str, name: str, body: Any) -> None
 
 
 def _add_routes(document: dict[str, Any], loaded: LoadedModel) -> None:
-    """Add the addresses of a model's own, as its process describes them."""
+    """Add the model's own routes, as its process describes them."""
     name, described = loaded.spec.name, loaded.routes.document
     if not described:
         return
-    # Two models may have a schema of the same name.
+    # Two models may name a schema alike.
     start = REFERENCE.format(model="").encode()
     text = orjson.dumps(described).replace(start, start + f"{name}.".encode())
     renamed = orjson.loads(text)
@@ -244,7 +245,8 @@ def _model_operation(template: Mapping[str, Any], loaded: LoadedModel) -> Any:
     }
     answers = operation["responses"]["200"]["content"]
     answers["application/json"]["example"] = _example_response(spec)
-    # The page takes the first one: a file where text would be too long for a browser.
+    # The page shows the first media type. A file comes first if text would be too long
+    # for a browser.
     if len(spec.inputs) == 1 and is_large(spec, spec.inputs) and not loaded.example:
         operation["requestBody"]["content"] = _npy_first(content)
     if len(spec.outputs) == 1 and is_large(spec, spec.outputs):

@@ -24,7 +24,7 @@ def _no_examples(spec: ModelSpec) -> Mapping[str, Any]:
 class PluginRoutes:
     """Routes of one plugin.
 
-    `router` declares all operations for the documentation and answers those that are no
+    `router` declares all operations for the documentation and answers all except
     inference. `operations` and `naming` are inference in a form of the plugin's own.
     """
 

@@ -1,7 +1,7 @@
 """Bodies of management calls, for documentation: the routes read them themselves.
 
 Stock clients send these without a content type, or with a wrong one, so no route takes
-them as a typed parameter; see `app/api/dependencies.py`.
+them as a typed parameter (`app/api/dependencies.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, Required, TypeAlias
 from pydantic import ConfigDict, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-MOST = (1 << 53) - 1  # of a number in settings: what every reader of JSON keeps
+# The largest number in a setting: every JSON parser keeps integers up to here exactly.
+MOST = (1 << 53) - 1
 
 _REF = "#/components/schemas/{model}"
 
@@ -58,7 +59,7 @@ class LogRequest(TypedDict, total=False):
     log_format: Literal["default", "ISO8601"]
 
 
-# A number, or the same as a string, as stock clients send it.
+# Stock clients send a number as a string.
 _Digits = Annotated[str, Field(pattern="^[1-9][0-9]{0,14}$")]
 _Rate: TypeAlias = Annotated[int, Field(ge=1, le=MOST)] | _Digits
 _Frequency: TypeAlias = Annotated[int, Field(ge=0, le=MOST)] | _Digits | Literal["0"]
@@ -89,8 +90,8 @@ REQUEST_BODIES: tuple[type, ...] = (
 
 
 def whole_number(value: object) -> int | None:
-    """Return the integer of a JSON number, for which 3.0 counts as one too; None for
-    others.
+    """Return the integer of a JSON number, or None for any other value. 3.0 counts as
+    an integer.
     """
     if type(value) is float and value.is_integer():
         return int(value)

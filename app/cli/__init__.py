@@ -89,29 +89,30 @@ def _open_standard_streams() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # the lowest free number is this one
+        except OSError:  # `os.open` takes the lowest free number: this one
             os.open(os.devnull, os.O_RDWR)
 
 
 def _run(command: typer.Typer, name: str) -> None:
     _open_standard_streams()
-    # What the caller blocked, SIGTERM say, would do nothing for ever.
+    # The caller may have blocked signals such as SIGTERM, which would then have no
+    # effect.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files may be any bytes
+        if isinstance(stream, io.TextIOWrapper):  # file names may contain any bytes
             stream.reconfigure(errors="backslashreplace")
     try:
         code = command(prog_name=name, standalone_mode=False)
     except CommandError as e:
         typer.echo(f"{name}: error: {e}", err=True)
         sys.exit(e.exit_code)
-    except OSError as e:  # a full disk under standard output, say
+    except OSError as e:  # for example a full disk below standard output
         typer.echo(f"{name}: error: {e}", err=True)
         sys.exit(EXIT_FAILED)
     except typer.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except Exception as e:
-        # Which class says that a command was used wrongly depends on typer's version.
+        # The exception class for wrong usage depends on typer's version.
         if not hasattr(e, "format_message"):
             raise
         _explain(e, name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-#: What Typer says of the kind of a value that has no `metavar`.
+#: The type that Typer shows for a value without `metavar`.
 _KIND = re.compile(r" <([a-z]+)[^>]*>")
 #: Typer's braces around an argument that is required.
 _REQUIRED = re.compile(r"\{(.+?)\}(?=$|\.\.\.)")
@@ -37,7 +37,7 @@ class Command(TyperCommand):
                     value = "N" if is_count else param.name.upper().replace("_", "-")
                     name = name.replace(kind[0], f" {value}")
                 sections.setdefault(heading, []).append((name, text))
-        # What everybody has, last.
+        # The options that every command has come last.
         for heading in sorted(sections, key="Options".__eq__):
             if records := sections[heading]:
                 with formatter.section(heading):

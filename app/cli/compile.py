@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         TensorReport,
     )
 
-# Told the name of a stage and how much is done, 0 to 1.
+# Receives the name of a stage and the completed fraction, 0 to 1.
 Progress: TypeAlias = Callable[[str, float], None]
 Compiler: TypeAlias = "Callable[[Path, Path, CompileOptions, Progress], CompileReport]"
 
@@ -200,7 +200,7 @@ def compile_models(
         for job in jobs:
             with _progress(job.source.name) as stage:
                 outcome = _compile(job, options, stage)
-            # The line of the progress is gone: nothing may be written while it stands.
+            # The progress line is gone now. Nothing may be printed while it is shown.
             outcomes.append(outcome)
             _tell(outcome, quantized.get(job.source))
     if len(outcomes) > 1:
@@ -246,7 +246,9 @@ def _quantize_folder(
 def _quantizer(
     compilations: Compilations, quantized: dict[Path, QuantizeReport]
 ) -> Compiler:
-    """Return what compiles quantised models, and puts its reports into `quantized`."""
+    """Return a compiler that quantises models first and puts its reports into
+    `quantized`.
+    """
 
     def compile_it(
         source: Path, target: Path, options: CompileOptions, progress: Progress
@@ -428,7 +430,7 @@ def _check_kept(models: list[Path], target: Path) -> None:
 
 
 def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
-    """Run a compiler and catches what it may raise."""
+    """Run a compiler and catch its errors."""
     from engine import EngineError
     from popef_io import PopefError
 
@@ -439,7 +441,7 @@ def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
     except (EngineError, PopefError, CommandError) as e:
         reason = str(e)
     except OSError as e:
-        # What fails without saying where is the writing.
+        # An error without a file name comes from writing the target.
         reason = e.strerror or str(e)
         if (where := e.filename or job.target) != str(job.source):
             reason = f"{where}: {reason}"
@@ -450,7 +452,7 @@ def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Progress]:
-    """Show what is being done if standard error is a terminal."""
+    """Show the current stage if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done: None
         return

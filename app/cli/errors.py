@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EXIT_FAILED = 1  # the thing was tried and failed
-EXIT_USAGE = 2  # it was asked for wrongly: options, paths, addresses
+EXIT_USAGE = 2  # wrong use: options, paths, addresses
 EXIT_NO_DEVICE = 3  # no device came free in the time allowed
 
 EXIT_INTERRUPTED = 130  # by Control-C, as a shell says it

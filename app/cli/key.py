@@ -52,6 +52,6 @@ def key(
         raise CommandError(str(e), EXIT_USAGE) from None
     typer.echo("\n[[key]]")
     for item, value in entry.items():
-        # What JSON writes of texts and lists is TOML as well.
+        # JSON's strings and lists are valid TOML as well.
         typer.echo(f"{item} = {json.dumps(value)}")
     typer.echo(f"the key of {name}, which is shown only once: {secret}", err=True)

@@ -30,8 +30,9 @@ def quantize(
 def quantize_in(
     folder: Path, output: Path | None, compilations: Compilations, progress: Progress
 ) -> tuple[Path, Path, QuantizeReport]:
-    """Write the quantised file of a text model's folder; returns the file that it was
-    made of, it, and the report."""
+    """Write the quantised file of a text model's folder. Return the source file, the
+    new file, and the report.
+    """
     from engine.compiler import QuantizeReport
 
     kind, files = recognise(folder, {})

@@ -24,7 +24,7 @@ from app.cli.startup_report import (
     print_warnings,
 )
 
-#: What others read than the server's settings (docs/explanation/architecture.md).
+#: Variables that are not settings of the server (docs/explanation/architecture.md).
 OTHER_VARIABLES = frozenset(
     {"POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_INJECT_FAILURES", "POPGATE_PURE"}
     | {"POPGATE_LOOP_WATCH", "POPGATE_COMPILE", "POPGATE_URL", "POPGATE_KEY"}
@@ -40,8 +40,8 @@ class ServeCommand(Command):
     """Command whose options are made from the settings when they are needed."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        # Modules make no garbage while they are imported: looking for some would take
-        # a tenth of the start. `run_gateway` lets the collector work again.
+        # Importing modules makes no garbage, and a collection would take a tenth of the
+        # start. `run_gateway` enables the collector again.
         gc.disable()
         with _ended_by_interrupts():
             from app.cli.settings_options import settings_options
@@ -50,7 +50,7 @@ class ServeCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
-        # For `serve`, which names none of the options.
+        # `serve` receives the options as `ctx.obj`, because it names none of them.
         paths = ctx.params.pop("paths", None)
         ctx.obj, ctx.params = ctx.params, {"paths": paths}
         return rest
@@ -74,7 +74,7 @@ def serve(
     POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C shuts the server down after requests in
     flight are answered. A second Ctrl-C exits immediately.
     """
-    # Of what may be given several times, Click has an empty list where none is.
+    # For a repeatable option that is missing, Click gives an empty list.
     given = {k: v for k, v in ctx.obj.items() if v not in (None, (), [])}
     with _ended_by_interrupts():
         code = _serve(_with_paths(given, paths or []))
@@ -85,10 +85,10 @@ def serve(
 def _ended_by_interrupts() -> Iterator[None]:
     """Let Control-C end the process until the server handles it, as SIGTERM does.
 
-    Python's exception is lost where it comes up in a callback of an import.
+    Python loses KeyboardInterrupt if it is raised in a callback of an import.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, for one: so be it
+    if before is not signal.default_int_handler:  # for example ignored: keep that
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -169,7 +169,7 @@ def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
     """Yield the variables that look like settings but are unknown."""
     known = {f"POPGATE_{name.upper()}" for name in settings} | OTHER_VARIABLES
     for name in sorted(set(os.environ) - known):
-        # Kubernetes describes a service that is called popgate in such variables.
+        # Kubernetes sets such variables for a service called popgate.
         if name.startswith("POPGATE_") and not _OF_A_SERVICE.match(name):
             close = difflib.get_close_matches(name, known, 1, cutoff=0.8)
             meant = f"; did you mean {close[0]}?" if close else ""
@@ -177,10 +177,7 @@ def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
 
 
 def _with_profile_models(settings: Settings) -> Settings:
-    """Return the settings.
-
-    A profile's own models are served if no other folder is named.
-    """
+    """Return the settings, with the profile's models if no other folder is named."""
     from app.config.profiles import PROFILES
 
     if settings.profile is None or "model_repository" in settings.model_fields_set:
@@ -194,8 +191,8 @@ def _with_profile_models(settings: Settings) -> Settings:
 
 
 def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
-    """Return the option, or the variable, of a value, and a colon; empty if several are
-    concerned.
+    """Return the option or variable of a value, followed by a colon; empty if the error
+    concerns several.
     """
     if not location:
         return ""

@@ -19,7 +19,7 @@ from app import settings
 from app.settings import Settings, Shown
 from app.sizes import size_text
 
-#: Under which heading the help shows what; the first ones are looked for most.
+#: The settings below each heading of the help. The most wanted come first.
 HEADINGS = {
     "Models": "model_repository model profile model_control_mode load_model lazy "
     "repository_poll_secs model_memory strict_readiness allow_python reload cache_dir "
@@ -79,8 +79,8 @@ def declared_options() -> Iterator[SettingsOption]:
 def _texts() -> dict[str, str]:
     """Return for each field the text below it.
 
-    Pydantic would read them too (`use_attribute_docstrings`), at a tenth of the time
-    that a gateway takes to start: it looks for the file of each module there is.
+    Pydantic could read them too (`use_attribute_docstrings`), but that takes a tenth of
+    a gateway's start. It searches for the file of every module.
     """
     for node in ast.parse(Path(settings.__file__).read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == Settings.__name__:

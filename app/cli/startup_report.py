@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("app.start")
 
 MAX_MODELS_LISTED = 20
-MAX_REASON = 60  # letters of why a model is not there
+MAX_REASON = 60  # characters of the reason why a model is not ready
 #: The library that the compiled modules share (docs/how-to/tune.md).
 COMPILED = "popgate__mypyc"
 
@@ -60,11 +60,11 @@ def print_started(url: str, gateway: Gateway) -> None:
     failed = f", {len(models) - ready} not" if ready < len(models) else ""
     seconds = gateway.load_seconds
     tell(f"  models   {ready} ready{failed}, after {seconds:.1f} s")
-    # What failed first: the rest is as expected.
+    # Failed models first: the others are as expected.
     models.sort(key=lambda m: m.state == "READY")
     width = max((len(m.name) for m in models[:MAX_MODELS_LISTED]), default=0)
     for m in models[:MAX_MODELS_LISTED]:
-        # In full it is a line of the log, above.
+        # The log contains the whole reason.
         why = textwrap.shorten(m.reason, MAX_REASON, placeholder=" …")
         place = f"{url}{m.url}" if m.state == "READY" else why
         tell(f"    {m.name:<{width}}  {m.state.lower():<11}  {place}")
@@ -136,8 +136,8 @@ def print_warnings(lines: Iterable[str], log_format: str) -> None:
 
 
 def say(line: str, log_format: str = "text") -> None:
-    """Write to standard output, or to a log of JSON, where nothing else may stand. A
-    server runs on if it cannot write.
+    """Write to standard output. With a log of JSON, write to the log, because it may
+    contain nothing else. If writing fails, the server continues.
     """
     if log_format == "json":
         logger.info("%s", " ".join(line.split()))

@@ -109,7 +109,7 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def _elsewhere(place: str, remote: RemoteCaches, json: bool) -> None:
-    """Show what would come of a model that is elsewhere."""
+    """Show what the server would do for a model outside this machine."""
     from app.repository.model_sources import RemoteError
     from app.repository.places import ModelPlaces
     from app.sizes import counted, size_text

@@ -11,7 +11,7 @@ REMEMBERED: Final = 128
 
 
 def remember(known: dict[K, V], key: K, value: V) -> V:
-    """Keep `value` for `key` in `known`, after the caller has looked `key` up there.
+    """Keep `value` for `key` in `known`, if the caller has not found `key` there.
 
     A client can send any number of keys. When `REMEMBERED` keys are kept, all are
     dropped. Keys in use return immediately, and a look-up needs no bookkeeping.

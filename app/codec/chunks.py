@@ -12,10 +12,10 @@ from app.codec.memory_check import reserve
 from app.codec.messages import Body, Buffer
 from app.give_way import AT_ONCE, give_way
 
-# What is larger is sent in the parts that it is made of, because joining copies it;
-# what is smaller is joined, which costs less than to send several.
+# Larger bodies are sent in their parts, because joining copies them. Smaller ones are
+# joined, because sending several parts costs more.
 JOIN_BELOW: Final = 64 * 1024
-# Bytes that are copied before other threads run.
+# Bytes that are copied before other threads may run.
 _COPIED: Final = 1 << 20
 
 
@@ -108,8 +108,8 @@ def join(chunks: Body) -> bytes:
 
 
 def gather(chunks: Sequence[Buffer]) -> Buffer:
-    """Return the whole body in one, like `join`. A large one is copied in blocks, so
-    that other threads run in between; then it is a view.
+    """Return the whole body in one, like `join`. A large body is copied in blocks, so
+    that other threads run in between. The result is then a view.
     """
     if len(chunks) == 1:
         return chunks[0]

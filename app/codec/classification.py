@@ -1,8 +1,8 @@
 """Classification: the highest values of an output, as ``value:index:label`` strings.
 
-Values have the fewest digits that read back as the same value, with the highest first.
-Equal ones stay in the order of their indices, and NaN comes last. A label follows if
-the model has one for the index.
+Each value has the fewest digits that read back as the same value. The highest comes
+first. Equal ones stay in the order of their indices, and NaN comes last. A label
+follows if the model has one for the index.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
 MAX_CLASSES = 1 << 20  # strings that one output may become
-# Values of a row from which on the highest are set apart before they are sorted, if
-# they are not more than a part of all.
+# In rows of at least `_LONG` values, the highest values are selected before they are
+# sorted. This is done only if they are at most a `_PART`th of the row.
 _LONG = 4096
 _PART = 8
-# Values of a row among which the highest are looked for at a time.
+# The number of values of a row that are searched at a time.
 _AT_A_TIME = 1 << 18
 
 
@@ -63,9 +63,10 @@ def classify(
 
 
 def _keys(output: Output, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return what is the lower, the higher an element is."""
+    """Return sort keys: the higher the element, the lower its key."""
     values = output.values(elements.reshape(-1)).reshape(elements.shape)
-    # Of integers the complement: -2**31 has no negative, and neither has unsigned 1.
+    # For integers the key is the complement: -2**31 has no negative, nor has an
+    # unsigned 1.
     return -values if values.dtype.kind == "f" else ~values
 
 
@@ -85,8 +86,8 @@ def _highest(
 
 
 def _best_of(output: Output, row: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
-    """Return indices of the highest values of a row, found part by part, so that little
-    memory is needed besides the row.
+    """Return indices of the highest values of a row. The row is searched part by part,
+    which needs little more memory than the row.
     """
     size = max(_AT_A_TIME, _PART * count)
     if row.size <= size:
@@ -94,7 +95,7 @@ def _best_of(output: Output, row: npt.NDArray[Any], count: int) -> npt.NDArray[n
     parts = []
     for start in range(0, row.size, size):
         keys = _keys(output, row[start : start + size])
-        # In the order of their indices, which decides between equal values.
+        # Indices stay in ascending order, which decides between equal values.
         parts.append(start + np.sort(_lowest(keys, min(count, keys.size))))
         give_way()
     candidates = np.concatenate(parts)
@@ -108,7 +109,7 @@ def _lowest(keys: npt.NDArray[Any], count: int) -> npt.NDArray[np.intp]:
     edge = np.partition(keys, count - 1)[count - 1]
     if edge == edge:
         sure, tied = np.flatnonzero(keys < edge), np.flatnonzero(keys == edge)
-    else:  # there are fewer numbers than that
+    else:  # fewer values than `count`
         odd = np.isnan(keys)
         sure, tied = np.flatnonzero(~odd), np.flatnonzero(odd)
     found = np.sort(np.concatenate((sure, tied[: count - sure.size])))

@@ -1,4 +1,5 @@
-"""Compressed bodies: gzip and deflate, inflated within the body limit; and back.
+"""Compressed bodies: inflate gzip and deflate within the body limit, and compress
+responses.
 
 Only inference answers are compressed. Stock clients decompress these, but expect every
 other answer, errors included, uncompressed.
@@ -16,14 +17,14 @@ from app.codec.messages import Body, Buffer, Response, lines_of
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
 
 _STEP = 1 << 20  # bytes inflated at once
-_EITHER = 32 + zlib.MAX_WBITS  # zlib's word for "gzip or zlib, look at the header"
+_EITHER = 32 + zlib.MAX_WBITS  # zlib's value for "gzip or zlib, by the header"
 _PLAIN = (b"", b"identity")
 _INFLATED = (b"gzip", b"x-gzip", b"deflate")
-# As Python writes zlib's Z_MEM_ERROR.
+# The start of Python's message for zlib's Z_MEM_ERROR.
 _NO_MEMORY = "Error -4 "
-# Bytes that deflate can make of one.
+# The most bytes that deflate can produce from one byte.
 _MOST_RATIO = 1032
-# Members of one gzip body: each costs something, even if it is empty.
+# Members of one gzip body. Each has a cost, even if it is empty.
 _MAX_MEMBERS = 1000
 # The fastest level: a fifth of the time of zlib's default for nearly the same size.
 _LEVEL = 1
@@ -40,7 +41,7 @@ class CompressResponses(enum.Enum):
     """Policies for following Accept-Encoding.
 
     HTTP libraries list every supported coding in every request, even if compression
-    does not pay. ASKED ignores such a list; it follows a single coding, or one that
+    does not pay. ASKED ignores such a list, but follows a single coding or one that
     quality values prefer. ALWAYS follows every header, NEVER none.
     """
 
@@ -52,8 +53,8 @@ class CompressResponses(enum.Enum):
 def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
     """Return the chunks of a body without its Content-Encoding.
 
-    Raises UnsupportedMediaType for an encoding that is not read here, MalformedBody
-    for data that is not in it, BodyTooLarge as soon as more than `limit` bytes are out.
+    Raises UnsupportedMediaType for an unknown encoding and MalformedBody for invalid
+    data. Raises BodyTooLarge as soon as the result exceeds `limit` bytes.
     """
     name = encoding.strip().lower()
     if name in _PLAIN:
@@ -66,7 +67,7 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
         raise UnsupportedMediaType(msg)
     if name != _INFLATED[-1]:
         stated = _stated_size(chunks)
-        # More than deflate can make of it is the end of a damaged body.
+        # A stated size beyond deflate's ratio comes from a damaged body.
         if limit < stated <= _MOST_RATIO * sum(map(len, chunks)):
             raise larger_than_allowed(f"{stated} inflated", limit)
     try:

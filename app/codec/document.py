@@ -109,8 +109,8 @@ class DocumentReader:
             if type(identifier) is not str:
                 msg = f"'id' must be a string, got {type(identifier).__name__}"
                 raise InvalidRequest(msg)
-            request.id = identifier or None  # an empty one is none
-        if len(document) > known:  # what the protocol has no word for is not read
+            request.id = identifier or None  # an empty id counts as none
+        if len(document) > known:  # fields unknown to the protocol are ignored
             check_depth(document, self._limits)
         return request
 
@@ -291,8 +291,8 @@ class DocumentReader:
         except (InvalidRequest, InvalidTensor):
             if region.owner is None:
                 raise
-            # The region may belong to another key, which is looked at when it is held.
-            # Until then no message may say what is in it.
+            # The region may belong to another key, which is checked when the region is
+            # held. Until then, no message may reveal its content.
             msg = (
                 f"input '{model_input.name}': the bytes in shared memory region "
                 f"'{place.region}' are not a tensor of this datatype and shape"
@@ -378,7 +378,7 @@ def new_request(reply: Reply) -> InferRequest:
         request.binary = True
     else:
         request = InferRequest({}, encoding)
-        if encoding is Encoding.MSGPACK:  # it holds bytes; numbers only if asked for
+        if encoding is Encoding.MSGPACK:  # msgpack holds bytes, numbers only on request
             request.binary = True
     if reply.nan is not None:
         request.nan = reply.nan

@@ -3,8 +3,8 @@ exactly.
 
 `struct` packs a list of numbers 2.5 times faster than numpy converts it, and is
 stricter. It refuses numbers out of range, fractions for integers, strings and null, and
-never wraps or truncates. It accepts booleans, because Python's are integers; so the
-module searches for them if the text may contain some.
+never wraps or truncates. It accepts booleans, because Python's booleans are integers.
+So the module searches for booleans if the text may contain some.
 
 After a failure a slow path searches for the element that caused it.
 """
@@ -32,7 +32,7 @@ _SPECIAL: dict[str | None, float] = {
     "-Infinity": -math.inf,
 }
 _BOOL = {bool}
-# Strings that only a body has that is decoded in a thread.
+# A body with more strings than this is decoded in a thread.
 _MANY = 1 << 18
 _LENGTH = struct.Struct("<I")
 

@@ -1,6 +1,6 @@
 """FP16 and BF16 as numbers: shortest decimals out, round to nearest even in.
 
-The shortest decimal has the fewest digits that read back as the same value; the JSON
+The shortest decimal has the fewest digits that read back as the same value. The JSON
 writer does the same for FP32 and FP64. Both types have 65536 values, so each decimal is
 computed once, at its first use.
 """
@@ -46,8 +46,8 @@ def _decimal_bf16(bits: int) -> str:
         return "null"
     magnitude = bits & 0x7FFF
     value = _magnitude(magnitude)
-    # What lies between the middles to both neighbours reads back as this value; so do
-    # the middles themselves, where ties go to it because it is even.
+    # Any decimal between the midpoints to both neighbours reads back as this value. The
+    # midpoints do so too if the value is even.
     step_down = value - _magnitude(magnitude - 1) if magnitude else 0.0
     step_up = _magnitude(magnitude + 1) - value
     low = value - step_down / 2
@@ -86,7 +86,7 @@ def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
         too_far = finite & (np.abs(back) > np.abs(values))
         inexact = finite & (back != values)
     bits = (bits - too_far) | inexact
-    # Half of the last place kept, less one where that place is even.
+    # Add half of the last place that is kept, less one if that place is even.
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     halves: npt.NDArray[np.uint16] = (rounded >> np.uint32(16)).astype(np.uint16)
     # Rounding must not carry a NaN's payload over into the sign.

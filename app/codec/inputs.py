@@ -33,9 +33,9 @@ from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
-# Elements that only a body has that is decoded in a thread.
+# A body with more elements than this is decoded in a thread.
 _MANY = 1 << 18
-# Bytes of the objects that a string takes before it is packed, besides its own.
+# Bytes that a string takes as an object before it is packed, besides its own bytes.
 _STRING = 120
 
 
@@ -48,8 +48,8 @@ def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
 class Input:
     """Facts about an input that are known before a request comes.
 
-    Shapes that passed once are remembered with their results, so the usual request
-    needs one look-up for all checks of its shape.
+    Accepted shapes are remembered with their results, so a usual request needs one
+    look-up for all checks of its shape.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Input:
                     packed = pack(*data)
                     return Tensor(self.data_type, shape, (packed,), len(packed))
                 except (struct.error, OverflowError):
-                    pass  # said, or mended, below
+                    pass  # the code below reports or corrects it
             packed = self.elements.pack(
                 data, count, pack, maybe_bool=maybe_bool, null_is_nan=null_is_nan
             )
@@ -180,7 +180,7 @@ class Input:
     ) -> Tensor:
         """Return the tensor of a list that is read, and packed, in blocks."""
         shape, count = accepted[:2]
-        # Brackets beyond those of the shape say nothing, and neither does a flat list.
+        # Brackets beyond those of the shape are ignored. A flat list fits any shape.
         is_flat = data.depth == 1 and data.dims is not None
         fits = is_flat or data.dims == shape or data.depth > max(1, len(shape))
         if data.count != count or not fits:

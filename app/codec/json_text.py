@@ -1,13 +1,15 @@
 """Parse JSON text to Python objects: orjson, and checks that orjson lacks.
 
 - ``NaN`` and ``Infinity`` literals, which stock clients send, go to the standard
-library's parser, because orjson refuses them. - A key that occurs twice in one object
-is refused. A parser would silently keep the last one, and the client would miss an
-input. Counting colons shows at once that most documents have no such key. In other
-documents the keys of the text are compared with the parsed ones, whose number is
-limited. - Half of a surrogate pair is refused, as orjson does: nothing could write it
-again. - Whether a list of numbers may contain booleans is decided from the text,
-because checking every element costs as much as packing them.
+  library's parser, because orjson refuses them.
+- A key that occurs twice in one object is refused. A parser would silently keep the
+  last value, and the client would miss an input. The number of colons shows that most
+  documents have no such key. In other documents the keys of the text are compared with
+  the parsed keys. Their number is limited.
+- Half of a surrogate pair is refused, as orjson does, because no encoder could write it
+  again.
+- The text shows whether a list of numbers may contain booleans. Checking every element
+  would cost as much as packing the list.
 """
 
 from __future__ import annotations
@@ -30,32 +32,33 @@ from app.codec.nesting import (
 from app.errors import InvalidRequest, RepeatedKey, malformed_json
 from app.limits import Limits
 
-# Below this size, asking every element is cheaper than looking into the text.
+# Below this size, checking every element is cheaper than searching the text.
 _SMALL = 1024
-# What orjson's message has about nesting, depending on its release.
+# Words of orjson's message about nesting, which depends on its release.
 _TOO_DEEP = ("depth", "ecursion")
 _NO_MEMORY = "Not enough memory"
 # JSON of up to this size is parsed without counting first: it cannot grow much.
 _LARGE = 1 << 20
-#: Up to this size its memory need not be checked either.
+#: For JSON of up to this size, memory need not be checked either.
 UNBOUNDED = 1 << 14
-# Bytes that parsing takes at most: by byte where nothing is counted; then by byte,
-# twelve of them the parser's own, by value in a list, by list and by object.
+# Upper bounds of the bytes that parsing takes. Without counting: for each byte of text.
+# Otherwise: for each byte (twelve are the parser's own), value in a list, list and
+# object.
 _WEIGHT_UNCOUNTED = 40
 _WEIGHTS = (18, 32, 96, 256)
-# Bytes that writing takes for a byte that was read: numbers get longer ("1e9"), and
-# the writer's memory grows by doubling.
+# Upper bound of the bytes that writing takes for each byte read. Numbers get longer
+# ("1e9"), and the writer's memory grows by doubling.
 _WRITTEN = 12
 _QUOTE, _COLON = ord('"'), ord(":")
-# Bytes that are looked at together: their flags take as many bytes again, four times.
+# Bytes that are examined together. Their flags take four times as many bytes.
 _BLOCK = 1 << 18
-# One object for each, as the parser has them.
+# All occurrences share one object, as in the parser.
 _LITERALS = {
     "NaN": math.nan,
     "Infinity": math.inf,
     "-Infinity": -math.inf,
 }
-# Numbers read by Python's functions before others may work: some milliseconds.
+# Numbers that Python functions read before other threads may run: a few milliseconds.
 _PAUSE_AFTER = 1 << 14
 
 
@@ -63,7 +66,7 @@ def parse_json(text: bytes, limits: Limits) -> Any:
     """Return the value of a JSON text. Raises MalformedBody or InvalidRequest."""
     if len(text) > UNBOUNDED:
         size = check_values(text, limits)
-        if len(text) > _LARGE:  # what is smaller is a part of a document, as a rule
+        if len(text) > _LARGE:  # a smaller text is usually part of a document
             reserve(size)
         ensure_room(size)
     try:
@@ -78,8 +81,8 @@ def parse_json(text: bytes, limits: Limits) -> Any:
         return _parse_with_literals(text, limits)
     if type(value) is dict:
         keys = _count_usual_keys(value)
-        # There are as many colons as keys, and more where strings hold some. Numbers,
-        # which may be megabytes, follow the last string; count() is slow on them.
+        # There are as many colons as keys, or more if strings contain colons. Numbers,
+        # which may be megabytes, follow the last string, and count() is slow on them.
         last_string = text.rfind(b'"')
         colons = text.count(b":", 0, last_string)
         if colons + (text.find(b":", last_string) >= 0) > keys:
@@ -140,9 +143,7 @@ def _parse_with_literals(text: bytes, limits: Limits) -> Any:
 
 
 def _finite(text: str) -> float:
-    """Return a float; 1e999 is refused, as orjson does, and does not
-    become infinity.
-    """
+    """Return a float. Refuse 1e999, as orjson does, instead of returning infinity."""
     value = float(text)
     if math.isinf(value):
         msg = f"number {text[:40]} is infinity when parsed as double"
@@ -151,9 +152,9 @@ def _finite(text: str) -> float:
 
 
 class _Numbers:
-    """Read the numbers of a large text, and let other threads work between them.
+    """Read the numbers of a large text, and let other threads run between them.
 
-    The parser itself is C and does not, for seconds; nor do compiled functions.
+    The C parser itself lets no thread run for seconds, nor do compiled functions.
     """
 
     def __init__(self) -> None:
@@ -193,7 +194,7 @@ def _count_usual_keys(document: dict[str, Any]) -> int:
     keys = len(document)
     inputs = document.get("inputs")
     if type(inputs) is list:
-        for item in inputs:  # `_count_keys_of` without its call
+        for item in inputs:  # `_count_keys_of`, inlined
             if type(item) is dict:
                 keys += len(item)
                 parameters = item.get("parameters")
@@ -258,7 +259,7 @@ def _check_keys(keys: int, limits: Limits) -> None:
 
 def _keys_in(text: bytes) -> int:
     """Return the colons of a valid JSON text that are in no string."""
-    if b"\\" in text:  # then quotation marks may be escaped, and escapes, too
+    if b"\\" in text:  # quotation marks may be escaped
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     keys, within = 0, False
     for start in range(0, len(text), _BLOCK):

@@ -3,11 +3,11 @@
 Content-Type cannot be trusted: the synchronous stock client sends none, the asyncio one
 sends ``application/octet-stream`` for JSON, and curl calls everything a form. Types
 that are often wrong are ignored, and the first bytes decide. No two encodings share
-them: ``{`` or white space is JSON, ``\\x93NUMPY`` an array (as msgpack it would be a
-list), a map's first byte msgpack (it is not valid in JSON).
+them. ``{`` or white space is JSON. ``\\x93NUMPY`` is an array (as msgpack it would be a
+list). The first byte of a map is msgpack, because it is not valid in JSON.
 
-Headers repeat from request to request, so the decisions are remembered by the bytes of
-the headers; the memory is bounded.
+Headers repeat from request to request, so decisions are remembered by the bytes of the
+headers. Their number is limited.
 
 Every other type is the type of a file. A PNG picture begins like a msgpack map, but the
 first key of a request's map is a string or bytes.
@@ -34,7 +34,7 @@ _READ: dict[bytes, Encoding | None] = {
     b"application/x-npy": Encoding.NPY,
     b"application/npy": Encoding.NPY,
     b"application/vnd.numpy.npy": Encoding.NPY,
-    # Sent by stock clients for anything: the first bytes decide.
+    # Stock clients send this type for any body, so the first bytes decide.
     b"application/octet-stream": None,
     b"application/vnd.triton.inference-request": None,
     b"application/x-www-form-urlencoded": None,
@@ -43,7 +43,7 @@ _READ: dict[bytes, Encoding | None] = {
     b"": None,
     b"multipart/form-data": Encoding.FORM,
 }
-#: Types of which the first bytes decide.
+#: Types for which the first bytes decide.
 UNCERTAIN_TYPES = frozenset(name for name, found in _READ.items() if found is None)
 _INCOMING = (None, Encoding.FORM)
 _WRITTEN = {name: found for name, found in _READ.items() if found not in _INCOMING}
@@ -56,7 +56,7 @@ _READABLE = (
 
 _content_types: dict[bytes, Encoding | None] = {}
 _replies: dict[tuple[bytes, Encoding], Reply] = {}
-#: What `way_of` has found by Content-Type and Accept, where that leaves nothing open.
+#: Results of `way_of` by Content-Type and Accept, if these headers alone decide.
 KNOWN_WAYS: dict[tuple[bytes | None, bytes | None], tuple[Encoding, Reply]] = {}
 
 
@@ -103,7 +103,7 @@ def media_type_of(content_type: bytes | None) -> bytes:
 
 def _remember_content_type(content_type: bytes) -> Encoding | None:
     encoding = _READ.get(media_type_of(content_type), Encoding.FILE)
-    if encoding is Encoding.FORM:  # each has a boundary of its own
+    if encoding is Encoding.FORM:  # every form has its own boundary
         return encoding
     return remember(_content_types, content_type, encoding)
 
@@ -118,7 +118,7 @@ def _recognise(first: bytes) -> Encoding:
         key = first[1:2] if head[0] <= 0x8F else b""
         if not key or 0xA0 <= key[0] <= 0xBF or key in b"\xc4\xc5\xc6\xd9\xda\xdb":
             return Encoding.MSGPACK
-    # A list is no request either, which is said where its form is known.
+    # A list is no request either. The decoder of its form reports that.
     if first.lstrip(b" \t\r\n").startswith((b"{", b"[{")):
         return Encoding.JSON
     if not first:
@@ -130,7 +130,7 @@ def _recognise(first: bytes) -> Encoding:
 def unrecognised(first: bytes, how_to_send: str) -> MalformedBody:
     """Return the error for a body that begins like none of the encodings."""
     return MalformedBody(
-        # The words before the colons are those that Triton's scripts look for.
+        # Triton's scripts look for the words before the colons.
         "failed to parse the request JSON buffer: Invalid value. at 0: the body is "
         "not an inference request: expected a JSON object, a msgpack map or an .npy "
         f"array, or one of the content types {_READABLE}; got bytes that begin with "

@@ -1,9 +1,9 @@
 """Check of the memory that a large document needs, before it is taken.
 
-Work in a thread runs within `reserving`, so that the memory for transfers has what it
-is about to take (`app/serving/transfer_memory.py`).
+Work in a thread runs within `reserving`, which reports the memory that the work is
+about to take to the transfer memory (`app/serving/transfer_memory.py`).
 
-orjson is not made for a process with limited memory (RLIMIT_AS, no overcommit): if
+orjson is not made for a process with limited memory (RLIMIT_AS, no overcommit). If
 memory is short, it reports a valid document as wrong, or ends the process. So this
 module first reserves as much memory without touching it, which takes two system calls.
 """
@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterator
 
 #: Bytes up to which no room is reserved.
 _SMALL = 1 << 20
-# Without MAP_NORESERVE the kernel compares with the memory of the machine, not with
-# what this process may have; Python has no name for it before 3.13.
+# Without MAP_NORESERVE the kernel compares with the memory of the machine instead of
+# this process's limit. Python has no name for the flag before 3.13.
 _local = threading.local()
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 @contextlib.contextmanager
 def reserving(take: Callable[[int], None]) -> Iterator[None]:
-    """Have `take` told of the bytes that this thread is about to take in the block.
+    """Call `take` with the bytes that this thread is about to allocate within the
+    block.
 
-    `take` raises what is to be raised instead.
+    `take` may raise an exception to refuse the allocation.
     """
     _local.take = take
     try:
@@ -37,14 +38,14 @@ def reserving(take: Callable[[int], None]) -> Iterator[None]:
 
 
 def reserve(size: int) -> None:
-    """Tell of `size` bytes that this thread is about to take for its present work."""
+    """Report `size` bytes that this thread is about to allocate for its work."""
     take = getattr(_local, "take", None)
     if take is not None:
         take(size)
 
 
 def ensure_room(size: int) -> None:
-    """Raise MemoryError if the process may not have `size` bytes more."""
+    """Raise MemoryError if the process cannot allocate `size` bytes more."""
     if size <= _SMALL:
         return
     try:

@@ -32,7 +32,7 @@ class Encoding(enum.Enum):
     FORM = b"multipart/form-data"
     """A form with one part for each input, incoming only."""
 
-    # Every request looks something up by this; that of `Enum` is a call of Python.
+    # Every request uses an encoding as a key. The hash of `Enum` is a call in Python.
     __hash__ = object.__hash__
 
 
@@ -54,22 +54,22 @@ class Reply(NamedTuple):
     encoding: Encoding
     nan: NanPolicy | None = None
     explicit: bool = False
-    """Whether Accept named the encoding (and did not just allow anything)."""
+    """Whether Accept named the encoding instead of allowing any."""
 
 
 class InferRequest:
     """A validated inference request.
 
-    `outputs` are the names asked for, None for all. `binary` says whether outputs are
-    binary in a JSON response, `binary_by_name` where single outputs say otherwise.
-    `classes` are outputs of which only so many of the highest values are wanted.
-    `places` are where in shared memory outputs go, `held` the same while the request
-    is under way; `region_bytes` were read from the regions `read_from`.
-    `timeout` is in seconds, None if the request states none; `priority` a level, 1
-    the highest, 0 for the model's default. `owner` is the name of the key that sent
-    the request, empty if it came without a key, None if the server has no keys. `rows`
-    is the batch of a batched model and 1 for every other. `null_is_nan` is False if the
-    request refuses null in inputs of floats.
+    `outputs` are the requested names, None for all. `binary` says whether outputs are
+    binary in a JSON response. `binary_by_name` overrides it for single outputs.
+    `classes` maps outputs to the number of highest values to return instead of all.
+    `places` are the places in shared memory for outputs, and `held` keeps them while
+    the request is in flight. `region_bytes` were read from the regions `read_from`.
+    `timeout` is in seconds, None if the request states none. `priority` is a level: 1
+    is the highest, 0 the model's default. `owner` is the name of the key that sent the
+    request: empty without a key, None if the server has no keys. `rows` is the batch
+    size of a batched model and 1 for every other. `null_is_nan` is False if the request
+    refuses null in float inputs.
     """
 
     __slots__ = (
@@ -142,8 +142,8 @@ class InferRequest:
 class Response:
     """A response in parts, which are sent one after the other.
 
-    The sender joins the parts of a small one. `nbytes` is the sum of all parts, `lines`
-    the headers as they are sent, each with its line end.
+    The sender joins the parts of a small response. `nbytes` is the sum of all parts.
+    `lines` are the headers as they are sent, each with its line end.
     """
 
     __slots__ = ("lines", "nbytes", "parts", "status")

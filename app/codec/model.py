@@ -23,8 +23,8 @@ from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec
 from engine import Tensor
 
-# Bytes of a body that are decoded at once in any case: in less than 0.2 s, whatever
-# they are; and of JSON and strings, which take less time a byte at their worst.
+# Bodies of up to this size are always decoded on the event loop: any takes less than
+# 0.2 s. The second limit is for JSON and strings, which take less time per byte.
 DECODED_AT_ONCE = 256 * 1024
 DECODED_AT_ONCE_AT_MOST = 1 << 19
 _PEEKED = 4096
@@ -33,9 +33,10 @@ _PEEKED = 4096
 class ModelCodec:
     """Decodes the requests and encodes the responses of one version of a model.
 
-    Made once when a model is loaded; computes in advance what it can. `regions` is the
-    shared memory that requests may name, None if they may not. Belongs to the event
-    loop, but one other thread may also call `decode`: its memory is only a hint.
+    It is made once when a model is loaded, and computes as much as possible in advance.
+    `regions` is the shared memory that requests may name, None if they may not. The
+    codec belongs to the event loop. One other thread may also call `decode`, because
+    the codec's caches are only hints.
     """
 
     __slots__ = (
@@ -62,7 +63,7 @@ class ModelCodec:
         self.limits = limits
         self._inputs = {item.name: Input(spec, item, limits) for item in spec.inputs}
         self._outputs = {item.name: Output(item, limits) for item in spec.outputs}
-        # Each element of these is looked at, also where they come as bytes.
+        # Each element of these inputs is checked, even if it arrives as bytes.
         self._is_looked_at = any(item.type.kind in "sb" for item in spec.inputs)
         also = {alias: self._inputs[name] for alias, name in spec.aliases.items()}
         named = {**self._inputs, **also}
@@ -97,7 +98,7 @@ class ModelCodec:
         """Return the validated request of a body, given as its chunks in order.
 
         `header_length` is the value of Inference-Header-Content-Length. Binary tensors
-        are views of the chunks. Raises `app.errors.RequestError` and nothing else.
+        are views of the chunks. Raises only `app.errors.RequestError`.
         """
         if header_length is not None:
             return self._decode_framed(content_type, header_length, accept, body)
@@ -223,7 +224,7 @@ class ModelCodec:
         return wanted
 
     def encode(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Response:
-        """Return the response to `request`; `outputs` is what the model gave.
+        """Return the response to `request`; `outputs` are the model's.
 
         Raises InvalidRequest if the outputs differ from the requested ones, and
         NotRepresentable if the requested encoding cannot hold the result.
@@ -260,7 +261,7 @@ class ModelCodec:
             tensors[name] = classify(
                 output, outputs[name], count, labels, batched=batched
             )
-        request.classes = None  # done; but the request may have more responses
+        request.classes = None  # applied; the request may have more responses
         try:
             return codec.encode(request, tensors)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.errors import BodyTooLarge, NestedTooDeep
 from app.limits import Limits
 
-# Values that a list, which takes memory even if it is empty, counts as.
+# A list counts as this many values, because even an empty list takes memory.
 LIST_WEIGHT = 8
 
 

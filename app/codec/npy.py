@@ -1,8 +1,8 @@
 """A single numpy array as a body (``.npy``), read without numpy's own loader.
 
-That loader can unpickle and evaluates the header as Python; here the header is matched
-against the grammar that writers use, and bounded first. Formats 1.0, 2.0 and 3.0 are
-read. Big-endian and Fortran-ordered arrays are converted, which copies; every other
+That loader can unpickle, and evaluates the header as Python. This module limits the
+header and matches it against the grammar that writers use. Formats 1.0, 2.0 and 3.0 are
+read. Big-endian and Fortran-ordered arrays are converted, which copies. Every other
 array stays a view of the body.
 """
 
@@ -41,9 +41,10 @@ from engine import Tensor
 from popef_io import DataType
 
 _ALIGNMENT = 64
-# Bytes of the object that an element of an array of strings becomes, and its own.
+# Bytes that an element of an array of strings takes as an object, besides its own
+# bytes.
 _STRING = 100
-_MAX_DIGITS = 18  # of one dimension: enough for any shape within the limits
+_MAX_DIGITS = 18  # of a dimension: enough for any allowed shape
 _ITEM = re.compile(
     rb"\s*['\"](descr|fortran_order|shape)['\"]\s*:\s*"
     rb"(?:['\"]([<>|=]?[A-Za-z?][0-9]{0,9})['\"]|(True|False)|\(([0-9,\s]*)\))\s*(,|\Z)"
@@ -190,8 +191,8 @@ def _tensor(
     if not is_text and not header.is_fortran and dtype.isnative:
         return model_input.from_bytes(chunks.take(left), left, accepted)
     array = chunks.take_array(left).view(dtype)
-    # Of an array in Fortran order a copy, of the other byte order another; of strings
-    # the objects.
+    # Fortran order needs one copy, the other byte order another. Strings need their
+    # objects.
     reserve(left * (header.is_fortran + (not is_text and not dtype.isnative)))
     reserve(_STRING * count if is_text else 0)
     if header.is_fortran:

@@ -5,12 +5,13 @@ into the bytes of its tensor. The body is parsed with an empty list in place of 
 list after ``"data":``. The lists are read once the shape and datatype of their inputs
 are known and checked.
 
-Anything unusual is left to plain Python, from the start of the body (`Unusual`);
-answers and errors are the same. A body is usual if
+Anything unusual is left to plain Python, from the start of the body (`Unusual`).
+Answers and errors are the same. A body is usual if
 
-- there is no backslash outside the lists, so every quotation mark counts, - ``"data"``
-occurs only before the lists, - exactly the inputs have empty lists in the places that
-were cut out, - the lists hold as many numbers, nested or not, as the shape says.
+- there is no backslash outside the lists, so every quotation mark counts,
+- ``"data"`` occurs only before the lists,
+- exactly the inputs have empty lists in the places that were cut out,
+- the lists hold as many numbers, nested or not, as the shape says.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ except ImportError:  # plain Python
 
 #: Below this size, objects are as fast.
 SMALL = 512
-#: Inputs of a request that are looked for.
+#: Up to this number of inputs, the lists of a request are searched for.
 MOST_LISTS = 64
 
 _KEY = b'"data":'
 
 
-#: Bytes of a document from which on its long lists are read in blocks.
+#: In documents of at least this many bytes, long lists are read in blocks.
 LARGE = 1 << 19
-# Bytes of text of a list that is read so, and of a block.
+# Bytes of text: of a list from which on it counts as long, and of a block.
 _LONG = 1 << 16
-# Bytes that a bracket or a comma of such a list takes while its shape is found.
+# Bytes that each bracket or comma of a long list takes while its shape is found.
 _STRUCTURE = 4
 _STEP = 1 << 15
 _QUOTE, _COLON, _OPEN, _CLOSE, _COMMA = b'":[],'
@@ -57,7 +58,7 @@ _BRACES = np.zeros(256, np.bool_)
 _BRACES[list(b":{}")] = True
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _BLANKED = bytes.maketrans(b"[]", b"  ")
-#: A bracket that does not stand where one may.
+#: A bracket in an invalid position.
 _MISPLACED = re.compile(rb"[^\[,]\[|\][^\],]")
 
 
@@ -78,7 +79,7 @@ class NumberList:
     def pack(self, shape: Shape, code: str | None) -> bytes:
         """Return the little-endian bytes of the tensor; `code` is that of `struct`.
 
-        Raises Unusual if the list holds anything else.
+        Raises Unusual if the list contains anything else.
         """
         if code is None:
             raise Unusual
@@ -202,7 +203,7 @@ class LongList:
                 characters[(structure == _OPEN) | (structure == _CLOSE)] = _SPACE[0]
                 flat = characters.tobytes()
             values = parse_json(b"[" + flat + b"]", self._limits)
-            if len(values) != expected:  # there is nothing between two commas
+            if len(values) != expected:  # nothing stands between two commas
                 raise _misplaced()
             yield values
             give_way()
@@ -229,7 +230,7 @@ class LongList:
             piece = text[at:end]
             skeleton = piece if b'"' not in piece else _skeleton(piece)
             cut = len(piece) if end == stop else skeleton.rfind(b",")
-            if cut < 0:  # within an element that is longer
+            if cut < 0:  # inside an element longer than a block
                 step *= 2
                 continue
             yield piece[:cut], skeleton[:cut]

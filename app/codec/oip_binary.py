@@ -1,11 +1,12 @@
 """The binary tensor extension of the Open Inference Protocol, incoming.
 
-The header Inference-Header-Content-Length says how many bytes of the body are JSON; the
-tensors follow it, back to back, in the order of the inputs that state a size. The value
-0 makes the whole body the data of the model's only input. Tensors are not copied.
+The header Inference-Header-Content-Length gives the number of bytes of JSON in the
+body. The tensors follow the JSON, back to back, in the order of the inputs that state a
+size. The value 0 makes the whole body the data of the model's only input. Tensors are
+not copied.
 
-Clients that send one request after the other send the same JSON every time. The result
-is remembered by its bytes, so each header is read once.
+A client that repeats its requests sends the same JSON every time. The result is
+remembered by the bytes of the JSON, so each header is parsed once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from app.limits import Limits
 from app.spec import ModelSpec
 
 _LARGEST_HEADER = 2**31 - 1
-_REMEMBERED_BYTES = 4096  # of a JSON header that is remembered for a model
+# JSON headers up to this size are remembered for a model.
+_REMEMBERED_BYTES = 4096
 
 
 def parse_header_length(value: bytes, total: int) -> int:
@@ -59,7 +61,7 @@ class _Known:
             )
             for name, tensor in request.inputs.items()
         ]
-        #: The only input, if it has any bytes.
+        #: The only input, if it has bytes; else None.
         self.only = self.inputs[0] if len(self.inputs) == 1 and self.total else None
 
 
@@ -79,7 +81,7 @@ class BinaryReader:
         self._limits = limits
         self._reader = reader
         self._known: dict[bytes, _Known] = {}
-        # Of the headers that are known, by what the HTTP header says.
+        # The JSON sizes of known headers, by the value of the HTTP header.
         self._lengths: dict[bytes, int] = {}
         self.inputs = inputs
 
@@ -113,7 +115,7 @@ class BinaryReader:
         if known is not None and known.reply is reply and known.total == chunks.left:
             return self._decode_known(known, chunks)
         request = self._reader.read(parse_json(header, self._limits), reply, chunks)
-        # An id makes a header that does not come again.
+        # A header with an id will not occur again.
         if (
             total > length
             and length <= _REMEMBERED_BYTES
@@ -140,11 +142,12 @@ class BinaryReader:
     ) -> None:
         for name, tensor in request.inputs.items():
             if tensor.data_type is not self.inputs[name].data_type:
-                return  # a file, in place of numbers
+                return  # a file instead of numbers
         known = _Known(request, reply, self)
         if known.total != tensor_bytes:  # some of the inputs are in the JSON
             return
-        # Without its inputs, or the first body of its kind would live for ever.
+        # The inputs are dropped. Otherwise the first body of its kind would stay in
+        # memory forever.
         known.request = request.over({})
         remember(self._known, header, known)
         remember(self._lengths, header_length, len(header))
@@ -163,7 +166,8 @@ class BinaryReader:
         (model_input,) = self.inputs.values()
         size = chunks.left
         request = new_request(reply)
-        # There is no document to ask in: binary, unless Accept names JSON.
+        # A body without a document cannot choose: the answer is binary unless Accept
+        # names JSON.
         request.binary = not reply.explicit or reply.encoding is not Encoding.JSON
         request.inputs[model_input.name] = model_input.from_raw(chunks.take(size), size)
         if self._spec.is_batched:

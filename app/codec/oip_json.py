@@ -1,6 +1,6 @@
 """The Open Inference Protocol in JSON: requests, and responses to all of its requests.
 
-A response has tensors behind the JSON if the request asks for binary outputs;
+A response has tensors behind the JSON if the request asks for binary outputs.
 `oip_binary` reads requests of that form.
 """
 
@@ -98,8 +98,8 @@ def _decode_usual(
 class JsonWriter:
     """Writes the JSON responses of one model.
 
-    Everything that is the same in every response is encoded once, here; a response
-    joins these pieces around the numbers.
+    The constant parts of all responses are encoded once, here. A response joins these
+    pieces around the numbers.
     """
 
     __slots__ = ("_all", "_known", "_model", "_outputs", "_sized")
@@ -107,7 +107,7 @@ class JsonWriter:
     def __init__(self, spec: ModelSpec, outputs: dict[str, Output]) -> None:
         self._outputs = outputs
         self._all = tuple(outputs)
-        # Whether shapes say how many bytes there are, which those of strings do not.
+        # Whether the shapes give the number of bytes, which is not so for strings.
         self._sized = all(output.kind != "s" for output in outputs.values())
         self._known: dict[object, _Known] = {}
         self._model = b'"model_name":%b,"model_version":%b,"outputs":[' % (
@@ -118,8 +118,8 @@ class JsonWriter:
     def encode(self, request: InferRequest, tensors: Outputs) -> Response:
         """Return the response; outputs that the request wants binary follow the JSON.
 
-        Outputs that go to shared memory are written there. Raises NotRepresentable
-        where the policy for NaN refuses a number.
+        Outputs that go to shared memory are written there. Raises NotRepresentable if
+        the NaN policy refuses a number.
         """
         if (
             request.binary

@@ -1,9 +1,9 @@
 """The Open Inference Protocol's document in msgpack, with tensors as bytes.
 
-Requests are the JSON document written in msgpack; `data` is the tensor's bytes (little
-endian, row-major; BYTES elements each behind a 4-byte length) or a list as in JSON.
-Responses hold bytes, a list of byte strings for BYTES, and lists of numbers only for
-outputs that the request wants without `binary_data`.
+Requests are the JSON document written in msgpack. `data` is a list as in JSON, or the
+tensor's bytes. Bytes are little endian and row-major, and each BYTES element follows
+its 4-byte length. Responses hold bytes, a list of byte strings for BYTES, and lists of
+numbers only for outputs that the request wants without `binary_data`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor
 
-# A list is allocated by the length it claims, before its elements are read. Up to this
-# length that is harmless at any nesting; longer ones are first walked without building,
-# and so are maps.
+# The parser allocates a list by its claimed length before it reads the elements. Up to
+# this length that is harmless at any nesting. Documents with longer lists or maps are
+# first walked without building.
 _TRUSTED = {"max_array_len": 4096, "max_map_len": 4096}
-# Up to this size what a document is made of is not counted: it cannot become much.
+# In documents of up to this size, values are not counted: their memory stays small.
 _LARGE = 1 << 18
-# Bytes that an unpacker gets at once, of a long string at most, and of a long string
-# before other threads run.
+# Bytes of one block for an unpacker, of the largest block (for a long string), and of a
+# long string that are copied before other threads run.
 _FED, _FED_AT_MOST, _COPIED = 16 * 1024, AT_ONCE, 8 * AT_ONCE
 # Bytes of a number or of a short string in a list.
 _OBJECT = 32
@@ -52,8 +52,9 @@ _pack: Callable[[Any], bytes] = msgpack.packb
 
 
 def _steps() -> tuple[bytes, bytes]:
-    """Return how many bytes each first byte of a value introduces (without the elements
-    of a list or map), and how many of them state a length, if any.
+    """Return two tables by the first byte of a value. The first has the value's size in
+    bytes, without the elements of a list or map. The second has the bytes of its
+    length, if any.
     """
     steps, widths = bytearray([1] * 256), bytearray(256)
     for length in range(32):
@@ -94,8 +95,8 @@ def parse_msgpack(data: Buffer, limits: Limits) -> Any:
     """Return the value of a msgpack body. MalformedBody or InvalidRequest if it is
     none.
 
-    No extension type, timestamps included, is read, and no object is built but the
-    plain ones; keys are strings.
+    Extension types, including timestamps, are refused, and only plain objects are
+    built. Keys are strings.
     """
     try:
         if len(data) <= _LARGE:
@@ -121,10 +122,10 @@ def _parse_long(data: Buffer, limits: Limits) -> Any:
     """Parse a document with long lists like `parse_msgpack`, block by block.
 
     The first walk builds nothing, so a list that claims more elements than there are
-    bytes fails before any allocation. The second walk counts what it builds. A list
-    that alone could have too many strings is checked before it is built.
+    bytes fails before any allocation. The second walk counts the objects that it
+    builds. A list that alone could have too many strings is checked before it is built.
     """
-    reserve(len(data))  # that unpackers have of it, one after the other
+    reserve(len(data))  # for the copy that each unpacker makes in turn
     walker = msgpack.Unpacker(max_buffer_size=len(data), read_size=len(data))
     _feed(walker, walker.skip, data)
     del walker  # and its copy of the document
@@ -143,7 +144,7 @@ def _build(data: Buffer, limits: Limits, longest: int) -> Any:
     """Return the value of a document without lists of more than `longest` elements."""
     left = limits.max_document_values
     strings = limits.max_strings + limits.max_document_keys
-    # Room for the list that is under way, and for the bytes that it holds.
+    # Room for the list that is being read, and for the bytes that it holds.
     room = _OBJECT * min(len(data), longest) + len(data)
     reserve(room)
 
@@ -191,10 +192,10 @@ def _build(data: Buffer, limits: Limits, longest: int) -> Any:
 
 
 def _feed(unpacker: Any, read: Callable[[], Any], data: Buffer) -> Any:
-    """Return what `read` gives for a document that the unpacker gets in blocks.
+    """Return the result of `read` for a document that the unpacker receives in blocks.
 
-    A block in which no element ends belongs to a long string, so the next block is
-    larger. Raises msgpack.OutOfData if the document ends too early.
+    If no element ends in a block, the block belongs to a long string, and the next
+    block is larger. Raises msgpack.OutOfData if the document ends too early.
     """
     view, size = memoryview(data), len(data)
     step, start, reached, since = _FED, 0, 0, 0

@@ -24,16 +24,16 @@ from app.spec import TensorSpec
 from engine import Tensor
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
-# Bytes that writing takes at most for a number, and for a byte of a string: the
-# writer's memory grows by doubling.
+# Upper bounds of the bytes that writing takes: for a number, and for each byte of a
+# string. The writer's memory grows by doubling.
 _NUMBER = 80
 _CHARACTER = 18
-# Bytes of the objects that a string becomes before it is written.
+# Bytes that a string takes as an object before it is written.
 _STRING = 120
 _LENGTH = struct.Struct("<I")
-# Strings that only an output above `AT_ONCE` has.
+# An output with more strings than this is always larger than `AT_ONCE`.
 _MANY = AT_ONCE // _LENGTH.size
-# For so many numbers there is room in any case.
+# Memory for this many numbers need not be checked.
 _FEW = 4096
 _WORDS = {
     NanPolicy.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
@@ -69,7 +69,7 @@ class Output:
             orjson.dumps(spec.name),
             orjson.dumps(spec.datatype),
         )
-        #: Those that `head` remembers.
+        #: The heads that `head` has cached, by shape.
         self.heads: dict[tuple[int, ...], bytes] = {}
 
     def head(self, shape: tuple[int, ...]) -> bytes:
@@ -104,7 +104,7 @@ class Output:
             text = orjson.dumps(array, option=_NUMPY)
         else:
             text = self._short.join(array.view(np.uint16).tolist())
-        # Only a number that is not finite is written with an "n": as null.
+        # Only a non-finite number is written with an "n": as null.
         if self.kind == "f" and text.find(b"n") >= 0 and nan is not NanPolicy.NULL:
             return self._with_words(text, self.values(array), nan)
         return text
@@ -124,7 +124,7 @@ class Output:
         ensure_room(2 * min(most, _NUMBER * array.size))
         if nan is NanPolicy.REFUSE and self.kind == "f":
             self._with_words(b"", values(array), nan)
-        size = -1  # the first has no comma in front
+        size = -1  # no comma precedes the first number
         for start in range(0, array.size, BLOCK):
             block = array[start : start + BLOCK]
             if self._short is None:
@@ -246,7 +246,7 @@ def write_strings(texts: list[str]) -> bytes:
         pieces = []
         for start in range(0, len(texts), BLOCK):
             piece = write_strings(texts[start : start + BLOCK])[1:-1]
-            reserve(2 * len(piece))  # it is joined with the others
+            reserve(2 * len(piece))  # the pieces are joined at the end
             pieces.append(piece)
             give_way()
         pieces[0] = b"[" + pieces[0]
@@ -254,7 +254,9 @@ def write_strings(texts: list[str]) -> bytes:
         return b",".join(pieces)
     try:
         ensure_room(_CHARACTER * (sum(map(len, texts)) + len(texts)))
-    except MemoryError:  # seldom needed that much, and this says so if it cannot do it
+    # The writer seldom needs so much. This one reports it if the memory is really
+    # missing.
+    except MemoryError:
         return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
     return orjson.dumps(texts)
 
@@ -279,5 +281,5 @@ def _long_strings(tensor: Tensor, count: int) -> list[bytes]:
         if index % BLOCK == BLOCK - 1:
             give_way()
     if at != len(data):
-        strings_of(tensor)  # which says what is wrong with it
+        strings_of(tensor)  # raises the error
     return elements

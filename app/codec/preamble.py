@@ -22,8 +22,8 @@ def read_preamble(
 ) -> InferRequest:
     """Return a request without tensors, with the parameters of the body.
 
-    An unreadable body has none: its error is reported when its model is known. Takes as
-    long as decoding the body; for a thread.
+    An unreadable body has none: its error is reported when its model is known. This
+    takes as long as decoding the body, so call it in a thread.
     """
     request = new_request(Reply(Encoding.JSON))
     try:

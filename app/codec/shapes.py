@@ -21,7 +21,7 @@ Accepted = tuple[Shape, int, int, Pack | None]
 them.
 """
 
-# Elements from here on are more than others can count.
+# Other programs cannot count this many elements.
 _COUNTABLE = 1 << 63
 
 
@@ -72,7 +72,7 @@ def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
                 f"shape {written(tuple(shape))} of input '{name}' causes total element "
                 f"count to exceed maximum size of {largest}"
             )
-            if math.prod(shape) < _COUNTABLE:  # the words of others for fewer
+            if math.prod(shape) < _COUNTABLE:  # the usual words for fewer
                 msg = f"byte size overflow for input '{name}': {msg}"
             raise InvalidTensor(msg)
     return count
@@ -100,7 +100,7 @@ def flatten(name: str, data: list[Any], shape: Shape, limits: Limits) -> list[An
             break
         wrong = any(type(row) is not list or len(row) != dim for row in rows)
         rows = list(chain.from_iterable(rows)) if not wrong else rows
-    # Elements that are lists still are left to the packer, which names the first.
+    # Elements that still are lists are left to the packer, which names the first.
     if wrong or (rows and type(rows[0]) is list):
         if _is_deeper(data, len(shape)):
             return _leaves(data, limits)

@@ -2,10 +2,10 @@
 
 A client makes a POSIX segment and registers a part of it here under a name. Requests
 then name places in it instead of sending data. The gateway trusts none of it. It never
-maps a segment but reads and writes it by system calls, so a segment that its owner
-shortens causes an error and no SIGBUS. Offsets and sizes are checked at registration
-and at every use. Input is copied before it is validated, so it cannot change in
-between.
+maps a segment but reads and writes it by system calls. So if the owner shortens the
+segment, that causes an error and no SIGBUS. Offsets and sizes are checked at
+registration and at every use. Input is copied before it is validated, so it cannot
+change in between.
 
 Everything belongs to the event loop's thread.
 """
@@ -29,10 +29,11 @@ from engine import Tensor
 FOLDER = Path("/dev/shm")
 MAX_REGIONS = 1024  # each is an open file
 MAX_NAME = 255  # characters of a region's name, bytes of a key
-_LARGEST = (1 << 63) - 1  # what the kernel takes as an offset
-# Segments of others: Triton's own, and POSIX semaphores, which lie in the same folder.
+_LARGEST = (1 << 63) - 1  # the largest offset of the kernel
+# Segments of other programs: Triton's own, and POSIX semaphores, which are in the same
+# folder.
 _RESERVED = ("triton_python_backend_shm_region_", "sem.")
-_ONCE = 1 << 30  # bytes of one system call, which takes no more than 2 GiB
+_ONCE = 1 << 30  # bytes of one system call (limit: 2 GiB)
 
 
 class Extent(NamedTuple):
@@ -56,7 +57,7 @@ class RegionStatus:
 class Region:
     """One registered part of a segment.
 
-    It stays until it is unregistered and the last request that uses it has ended; then
+    It stays until it is unregistered and the last request that uses it has ended. Then
     `on_end` is called. `owner` is the key that registered it: empty without a key, None
     on a server without keys. Other keys cannot use it.
     """
@@ -123,8 +124,8 @@ class Region:
         self.used_at = time.monotonic()
         start = self.status.offset + offset
         try:
-            # Large documents are read in another thread than the one that closes the
-            # file, whose number could be another file's then.
+            # Another thread reads large documents. Without the lock, the file could be
+            # closed meanwhile and its number could refer to another file.
             with self._open:
                 if size <= _ONCE:
                     data = os.pread(self._file, size, start)
@@ -160,7 +161,7 @@ class Region:
             raise InvalidRequest(msg)
         start = self.status.offset + offset
         try:
-            # Beyond its end, writing would make the segment longer.
+            # Writing beyond the end would extend the segment.
             if os.fstat(self._file).st_size < start + tensor.nbytes:
                 msg = (
                     f"shared memory region '{self.status.name}' was made shorter "
@@ -187,8 +188,10 @@ class Region:
 
 
 class HeldPlaces:
-    """The places of a request's outputs, and all regions that it uses, which are kept
-    until `release`."""
+    """The places of a request's outputs, and all regions that the request uses.
+
+    The regions are kept until `release`.
+    """
 
     __slots__ = ("_places", "_regions")
 
@@ -204,7 +207,7 @@ class HeldPlaces:
         return output in self._places
 
     def put(self, output: str, tensor: Tensor) -> Mapping[str, str | int]:
-        """Write an output to its place; the parameters that say so."""
+        """Write an output to its place; return the parameters that state the place."""
         region, place = self._places[output]
         if tensor.nbytes > place.byte_size:
             msg = (
@@ -234,8 +237,9 @@ class RegionTable:
     """The regions that clients have registered.
 
     A region that no request has used for `lease` seconds (0: never) is unregistered.
-    All together may have `max_bytes`; keys must begin with `prefix`. `later` calls a
-    function after some seconds; without it leases end when the table is next used.
+    `max_bytes` limits all regions together. Keys must begin with `prefix`. `later`
+    calls a function after some seconds. Without `later`, leases end when the table is
+    next used.
     """
 
     def __init__(
@@ -305,7 +309,7 @@ class RegionTable:
         """
         key = self._check_key(status)
         path = self._folder / key
-        # Not to be caught by a link, a device or a pipe that waits for its other end.
+        # The flags protect from links, and from devices or pipes that would block.
         flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         try:
             try:
@@ -365,10 +369,10 @@ class RegionTable:
         return key
 
     def unregister(self, name: str | None = None, owner: str | None = None) -> None:
-        """Forget a region, or all, each as soon as no request uses it any more. With an
-        `owner`, only its own.
+        """Forget a region, or all, each as soon as no request uses it any more.
 
-        Nothing happens if it is not there.
+        With an `owner`, only regions of this key are forgotten. An unknown name is
+        ignored.
         """
         for region in list(self):
             if name in (None, region.status.name) and _may_use(region, owner):
@@ -377,8 +381,8 @@ class RegionTable:
     def status(
         self, name: str | None = None, owner: str | None = None
     ) -> list[RegionStatus]:
-        """Return all regions, or one; with an `owner`, of its own. Raises
-        `UnknownRegion`.
+        """Return all regions, or one. With an `owner`, only regions of this key count.
+        Raises `UnknownRegion`.
         """
         self.sweep()
         if name is None:
@@ -436,7 +440,7 @@ class RegionTable:
                 region.retire()
 
     def _arm(self) -> None:
-        """Check again later, as long as there are regions whose lease can end."""
+        """Check again later, as long as a lease of some region can end."""
         if self._lease and self._later is not None and not self._waiting:
             self._waiting = True
             self._later(self._lease / 2 + 0.1, self._look)

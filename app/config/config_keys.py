@@ -14,10 +14,10 @@ gives its default and its purpose. To add an option, add a field::
     class ModelConfig:
         warmup: Warmup = key(Warmup(), "what runs before it is ready")
 
-If a type is not enough, `checked` takes a function: it receives the value as written,
-returns the value to keep, or raises ValueError with the words that follow "must be". A
-section checks conditions between its keys in its ``__post_init__``, which raises
-ValueError with a whole sentence.
+If a type is not enough, `checked` takes a function: The function receives the value as
+written. It returns the value to keep, or raises ValueError with the words that follow
+"must be". A section checks conditions between its keys in its ``__post_init__``, which
+raises ValueError with a whole sentence.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def key(default: Any, purpose: str, *, hidden: bool = False) -> Any:
 
 
 def default_of(item: Field[Any]) -> Any:
-    """Return the value of a key that is not written."""
+    """Return the value of a key that is missing in the file."""
     if item.default_factory is not MISSING:
         return item.default_factory()
     return item.default
@@ -132,8 +132,9 @@ def read_file(kind: type[T], path: Path, most: int) -> T:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Return the bytes of a regular file, at most `most`; a pipe is not waited for.
-    Raise `KeyProblem`, and OSError."""
+    """Return at most `most` bytes of a regular file, without waiting for a pipe. Raise
+    `KeyProblem`, and OSError.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     with open(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -158,13 +159,13 @@ def _problem(kind: type[Any], error: ErrorDetails) -> str:
     path = ".".join(_shown_part(part) for part in error["loc"])
     if error["type"] == "unexpected_keyword_argument":
         inner: type[Any] = kind
-        for part in around:  # numbers and names of entries keep the section
+        for part in around:  # list indices and entry names stay in the section
             if part in {item.name for item in fields(inner)}:
                 inner = section_of(inner, str(part)) or inner
         prefix = ".".join(map(_shown_part, around)) + ": " if around else ""
         return prefix + _unknown(str(last), [item.name for item in fields(inner)])
     context = error.get("ctx", {})
-    if error["type"] == "value_error":  # of a __post_init__: a sentence of its own
+    if error["type"] == "value_error":  # from a __post_init__: a whole sentence
         return f"{path}: {context['error']}" if path else str(context["error"])
     wanted = _WANTED.get(error["type"])
     bounds = {k: f"{v:g}" if isinstance(v, float) else v for k, v in context.items()}
@@ -203,12 +204,12 @@ def _shown_part(part: str | int) -> str:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # the number has more digits than Python writes
         return f"a {type(value).__name__} that is too large"
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-# -- what types alone do not say
+# -- conditions that types alone do not express
 
 
 def checked(check: Callable[[Any], Any], *, hidden: bool = False) -> PlainValidator:
@@ -233,8 +234,8 @@ def must_be(wanted: str, *, hidden: bool = False) -> PydanticCustomError:
 
 
 def between(low: float, high: float) -> Any:
-    """Return a number between two, both included; whole if the key is an `int`, never
-    NaN.
+    """Return a number between two, both included and never NaN. It is whole if the key
+    is an `int`.
     """
     return pydantic.Field(strict=True, ge=low, le=high)
 
@@ -255,7 +256,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-#: A list in which nothing is there twice.
+#: A list without repeated entries.
 DISTINCT = AfterValidator(_distinct)
 
 

@@ -11,8 +11,10 @@ _WRITE = ((stat.S_IWGRP, "its group"), (stat.S_IWOTH, "all users"))
 
 
 def exposure_of(path: Path) -> str:
-    """Return which other users can read or write a file, as in ``its group can read it
-    (mode 0640)``; empty if none can, or if the file does not exist.
+    """Return which other users can read or write a file.
+
+    An example is ``its group can read it (mode 0640)``. The result is empty if no other
+    user can, or if the file does not exist.
     """
     try:
         mode = path.stat().st_mode

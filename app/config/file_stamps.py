@@ -13,7 +13,7 @@ Stamp: TypeAlias = tuple[object, ...]
 def stamp_of(paths: Iterable[Path]) -> Stamp:
     """Return a value that differs after a file was changed, replaced or removed.
 
-    Of folders only that they are there counts. Raises nothing.
+    For a folder, only its existence counts. Raises nothing.
     """
     stamps: list[tuple[object, ...]] = []
     for path in sorted(paths):

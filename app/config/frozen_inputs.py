@@ -24,7 +24,8 @@ from engine import Array
 from popef_io import Anchor, DataType, Model, TensorType
 
 SUFFIX = ".npy"
-# What travels as integers that hold its bits; numbers as people write them are not.
+# Datatypes that are transferred as integers holding their bits. Users write plain
+# numbers.
 _BITS = (DataType.BF16, DataType.F8)
 
 

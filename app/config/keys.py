@@ -42,18 +42,19 @@ from app.config.config_keys import (
 )
 from engine import MAX_WEIGHT
 
-#: What a key may allow: running models; asking what there is; loading and unloading
-#: and other settings of the server; ``/metrics``; the pages for people.
+#: The groups that a key may allow. `infer` runs models, and `metadata` reads
+#: descriptions. `manage` loads and unloads models and changes settings. `metrics` is
+#: ``/metrics``, and `pages` are the pages for people.
 Group: TypeAlias = Literal["infer", "metadata", "manage", "metrics", "pages"]
 KEY_GROUPS: tuple[Group, ...] = get_args(Group)
 
 MOST_KEYS = 1000
-#: Each is a line of its own at every model.
+#: Every weight is a separate queue at every model.
 MOST_WEIGHTS = 8
 _LARGEST_FILE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-#: What `sha256sum` gives for a variable that is not set, by `printf` and by `echo`.
+#: The output of `sha256sum` for an empty variable, by `printf` and by `echo`.
 _OF_NOTHING = frozenset(hashlib.sha256(text).digest() for text in (b"", b"\n"))
 
 
@@ -153,7 +154,7 @@ def read_keys(path: Path) -> KeysConfig:
     """Return the keys of a file. Raises `KeyProblem` for bad content, and OSError."""
     data = read_bounded(path, _LARGEST_FILE)
     if not data.strip():
-        # As it is while something rewrites it: no client may be locked out by that.
+        # An empty file may just be being rewritten. That must not lock clients out.
         msg = "the file is empty; to configure no keys, write anonymous = []"
         raise KeyProblem(msg)
     return read_document(KeysConfig, data)

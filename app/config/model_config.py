@@ -1,8 +1,8 @@
 """``config.toml`` of a model: how to run it. Every key is optional.
 
-An unknown key, a wrong type or a value out of range is an error that names the key, so
-that a typing mistake never passes for a setting. `docs/reference/configuration.md`
-lists them. How keys are declared is in `app/config/config_keys.py`.
+An unknown key, a wrong type or a value out of range is an error that names the key. So
+a misspelt key is never ignored. `docs/reference/configuration.md` lists them. How keys
+are declared is in `app/config/config_keys.py`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from app.plugins import with_sections
 from app.sizes import counted
 from engine import MAX_PRIORITY_LEVELS, check_requirement
 
-# What can be said of a model that runs nothing itself.
+# The keys that apply to a model that runs nothing itself.
 ENSEMBLE_KEYS = frozenset(
     {"ensemble", "example", "labels", "max_request_rows", "max_timeout", "timeout"}
     | {"versions"}
 )
-# What can be said of a model in Python, and of no other.
+# The keys that apply to models in Python only.
 PYTHON_KEYS = frozenset(
     {"environment", "memory_limit", "models", "parameters", "python", "requirements"}
     | {"start_timeout", "working_folder"}
 )
-MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
-#: Of a dotted key: no table of ours is nested a tenth as deep.
+MAX_CONFIG_BYTES = 1 << 20  # a page of options; limits the cost of a stray file
+#: Limit of a dotted key. No table of PopGate is nested a tenth as deep.
 MAX_KEY_PARTS = 64
 MAX_INSTANCES = 1024
 MAX_DEVICES = 1 << 16
@@ -112,7 +112,7 @@ def _devices(value: Any) -> tuple[int, ...]:
 
 
 def _parameters(value: Any) -> Mapping[str, Any]:
-    """Return the value as JSON has it: a date is a string."""
+    """Return the value in JSON's types: a date becomes a string."""
     try:
         found = orjson.loads(orjson.dumps(value))
     except (orjson.JSONEncodeError, orjson.JSONDecodeError) as e:
@@ -347,8 +347,9 @@ def python_keys_set(config: ModelConfig) -> list[str]:
     return [f.name for f in found if getattr(config, f.name) != default_of(f)]
 
 
-# Reading a key takes time by the square of its parts. This looks at a bounded number of
-# characters from the start of each word, so it takes time by the length alone.
+# Reading a key takes time proportional to the square of its parts. This pattern
+# examines a bounded number of characters from the start of each word, so its time is
+# linear.
 _KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,99}+"|'[^'\n]{0,99}+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}")
 
@@ -366,8 +367,8 @@ def read_document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, ArithmeticError, RecursionError, MemoryError) as e:
-        # A date that no calendar has, a number of thousands of digits, tables in
-        # tables: the grammar allows more than Python can hold.
+        # The grammar allows more than Python can hold: an impossible date, a number of
+        # thousands of digits, deeply nested tables.
         raise ModelConfigError(f"{path.name} cannot be read: {e}") from None
 
 
@@ -376,7 +377,7 @@ def with_files(
 ) -> ModelConfig:
     """Return `config` with the content of the files that it names.
 
-    `name` is for errors; `saves` is the base of a relative `save_outputs`, if it
+    `name` is for errors. `saves` is the base of a relative `save_outputs`, if it
     differs.
 
     Raises `ModelConfigError`.
@@ -419,11 +420,11 @@ def save_folder(name: str, folder: Path) -> str:
     """Return the folder relative to the model's folder. Raises ValueError for the
     folder of a version.
 
-    A scan would take files that come and go there for another version.
+    The scan would mistake changing files there for another version.
     """
     try:
         path = (folder / name).resolve()
-        path.exists()  # it need not, but must be a name that a folder can have
+        path.exists()  # may be missing, but must be a valid folder name
     except (OSError, RuntimeError) as e:
         why = getattr(e, "strerror", None) or "its links form a circle"
         raise ValueError(f"save_outputs {shown(name)}: {why}") from None

@@ -1,8 +1,8 @@
 """Read the small files beside a model: options, labels, values of tensors.
 
 Anyone who can write to a repository can replace these files at any time. So PopGate
-reads regular files only, never waits for a pipe, reads at most a fixed number of bytes,
-and keeps no file mapped: if a mapped file is shortened, reading it ends the process.
+reads only regular files, up to a fixed number of bytes, and never waits for a pipe. It
+keeps no file mapped: if a mapped file is shortened, reading it ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from app.sizes import size_text
 
-#: Where values of states lie that are files (Triton: `initial_state { data_file }`).
+#: The folder of files with initial values of states (Triton: `initial_state { data_file
+#: }`).
 INITIAL_STATE_FOLDER = "initial_state"
 _STEP = 1 << 20  # bytes read at once
 
@@ -41,7 +42,7 @@ def file_inside(folder: Path, name: str) -> Path:
         inside = path.is_relative_to(folder.resolve())
     except OSError as e:
         raise ValueError(f"cannot be read: {e.strerror}") from None
-    except RuntimeError:  # what older Pythons make of links that lead in a circle
+    except RuntimeError:  # older Pythons raise this for circular links
         raise ValueError("cannot be read: its links form a circle") from None
     if not inside:
         raise ValueError("is outside the model's folder")
@@ -96,12 +97,13 @@ def read_array(path: Path, most: int | None = None) -> npt.NDArray[Any]:
                 if not sent:
                     break
                 position += sent
-            # As a map of the copy: what it announces is compared with what is there.
+            # Mapping the copy compares the size that the header announces with the
+            # file's size.
             name = f"/proc/self/fd/{copy}"
             found = np.load(name, mmap_mode="r", allow_pickle=False)
         except OSError as e:
             raise ValueError(f"cannot be read: {e.strerror or e}") from None
-        except Exception as e:  # numpy evaluates what the header says
+        except Exception as e:  # numpy evaluates the header
             text = str(e).replace(name, "it")
             raise ValueError(f"is not a valid .npy file: {text}") from None
         finally:

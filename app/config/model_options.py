@@ -1,7 +1,7 @@
-"""A model's options, from all that says something about them.
+"""Read a model's options from all of their sources.
 
-Triton's ``config.pbtxt``, PopGate's ``config.toml`` and the configuration of a load
-request, each of which overrides the one before; all are optional.
+The sources are Triton's ``config.pbtxt``, PopGate's ``config.toml`` and the
+configuration of a load request. Each overrides the one before, and all are optional.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from app.plugins import with_sections
 
 OVERRIDE = "the config of the load request"
 _KEYS = frozenset(item.name for item in fields(ModelConfig))
-#: What a load request may set: how a model runs, and nothing of what it may do to the
-#: machine. Who may load models may not therefore write files (`save_outputs`), or take
-#: more memory than the operator gives (`memory`).
+#: The keys that a load request may set: they say how a model runs, but do not affect
+#: the machine. A client that may load models may not therefore write files
+#: (`save_outputs`), or take more memory than the operator allows (`memory`).
 REQUESTABLE = frozenset(
     {
         "batching", "batching_dim", "channel_memory", "check_package_hash",
@@ -50,8 +50,9 @@ REQUESTABLE = frozenset(
 class Origin:
     """Origin of a model's files: the operator if `name` is empty.
 
-    `is_trusted`: they may set what the operator's may. `config` is the operator's own
-    ``config.toml``, which has `source` and overrides theirs.
+    If `is_trusted`, the files may set all keys that the operator's files may set.
+    `config` is the operator's own ``config.toml``. It contains `source` and overrides
+    the options in the model's files.
     """
 
     name: str = ""
@@ -118,7 +119,9 @@ def read_options(
     declared = triton.declared.changed_by(changes.declared)
     if "ensemble" in merged:
         if "max_batch_size" in changes.options:
-            del merged["max_batch_size"]  # declared of it; what it runs has its own
+            # It is declared for the ensemble. The models of its steps have their own
+            # sizes.
+            del merged["max_batch_size"]
     elif declared.max_batch_size == 0 and not any(
         "batching" in layer for _, layer in layers[1:]
     ):

@@ -57,8 +57,8 @@ def queue_sizes(levels: Iterable[PriorityLevel]) -> Mapping[int, int]:
 def timeouts(config: ModelRunnerConfig, levels: Iterable[PriorityLevel]) -> Timeouts:
     """Return the timeout of each level of a model.
 
-    0 stands for the default level, None for the model's own timeout; the result is
-    empty if no level has one.
+    Level 0 stands for the default level, and None for the model's own timeout. The
+    result is empty if no level has a timeout.
     """
     own = {item.level: item.timeout for item in levels if item.timeout is not None}
     if not own:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from app.errors import HttpError
 
 _MODEL = r"/v[12]/models/[^/]+(/versions/[^/]+)?"
-# The first that fits is a path's group. Triton's names, and its division.
+# The first matching entry gives a path's group. Names and division are Triton's.
 _GROUPS: tuple[tuple[str, str], ...] = (
     ("health", rf"/v[12]/health/(live|ready|startup)|{_MODEL}/ready"),
     ("inference", rf"{_MODEL}/(infer|generate|generate_stream)"),

@@ -54,6 +54,6 @@ class SequenceConfig:
 
     @property
     def controls(self) -> dict[str, str]:
-        """Return the control inputs that are named, by what they are for."""
+        """Return the named control inputs, by their purpose."""
         roles = ("start", "end", "ready", "correlation_id")
         return {role: getattr(self, role) for role in roles if getattr(self, role)}

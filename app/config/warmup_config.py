@@ -55,8 +55,8 @@ class WarmupSample:
 class WarmupConfig:
     """Runs of every replica before the model is ready.
 
-    Without `samples` one synthetic request of each batch size runs. If the section
-    is missing the same is done, but its failure is only noted, because synthetic
+    Without `samples` one synthetic request of each batch size runs. If the section is
+    missing, such runs are made too. Their failure is only noted, because synthetic
     values need not suit the model.
     """
 

@@ -6,14 +6,14 @@ open to all.
 - With keys (`--keys`), a request needs a key that allows its group and its model. The
   groups that the file calls anonymous need no key.
 - With `--api-key` alone, management needs that key, and all else needs none.
-- With neither, management has to come over the management socket, which only the user
-  of the server can open. A loopback address does not identify the caller, because all
-  requests through a proxy on this machine have one. `--trust-loopback` accepts loopback
-  addresses all the same. It refuses requests that show signs of a proxy, and requests
-  that a browser on this machine sends for a web page of another origin.
+- With neither, management calls must use the management socket, which only the server's
+  own user can open. A loopback address does not identify the caller, because all
+  requests through a proxy on this machine have one. `--trust-loopback` still accepts
+  loopback addresses. It refuses requests that show signs of a proxy, and requests that
+  a browser on this machine sends for a web page of another origin.
 
-Triton's restrictions (app/config/restrictions.py) apply as well. If no key is set and
-a restriction guards management, the header of the restriction is enough.
+Triton's restrictions (app/config/restrictions.py) apply as well. If no key is set and a
+restriction guards management, the header of the restriction is enough.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from app.observe.answers import OTHER
 from app.serving.keys import Key, Keys, KeyTable, given_key
 
 _BEARER: Header = (b"www-authenticate", b"Bearer")
-#: For what people open in a browser, which asks for it: a key is its password.
+#: The challenge for pages that people open in a browser. The browser asks for a
+#: password, which is the key.
 _BASIC: Header = (b"www-authenticate", b'Basic realm="PopGate", charset="UTF-8"')
 _FORWARDING = (
     b"forwarded",
@@ -46,8 +47,8 @@ _FORWARDING = (
     b"cf-connecting-ip",
     b"true-client-ip",
 )
-#: Headers that say who asks, and whom. Of two, one server goes by the first, and the
-#: next by the last.
+#: Headers that identify the client or the server. If such a header is repeated, some
+#: servers use the first one and others the last.
 _ONCE = frozenset((b"authorization", b"host", b"x-api-key"))
 _MODEL = re.compile(r"/v[12]/(?:repository/(?:[^/]+/)?)?models/([^/]+)", re.DOTALL)
 _STATISTICS = re.compile(r"/v2/models/stats")
@@ -68,7 +69,7 @@ _DOES: Mapping[Group, str] = {
     "metrics": "metrics",
     "pages": "the pages",
 }
-#: Triton's groups and ours; those that are not here are metadata.
+#: Our group for each of Triton's groups. Any other group is metadata.
 _OF_TRITON: Mapping[str | None, Group | None] = {
     None: "pages",
     "health": None,
@@ -76,7 +77,7 @@ _OF_TRITON: Mapping[str | None, Group | None] = {
     "model-repository": "manage",
     "shared-memory": "manage",
 }
-#: What GET only shows, and POST changes.
+#: Groups of paths that GET only shows and POST changes.
 _SETTINGS = frozenset({"trace", "logging"})
 
 
@@ -87,7 +88,7 @@ def key_group(path: str, method: str) -> Group | None:
     """
     if path == "/metrics":
         return "metrics"
-    if path == "/v1/log":  # it shows what clients have sent
+    if path == "/v1/log":  # the log shows what clients have sent
         return "manage"
     group = group_of(path)
     if group in _SETTINGS:
@@ -142,14 +143,14 @@ class Access:
     def rules(self) -> KeyTable:
         """Return the current keys.
 
-        A verdict holds as long as this is the same object.
+        A verdict is valid as long as this returns the same object.
         """
         return self.keys.table
 
     def check_once(self, given: Iterable[Header]) -> None:
         """Raise `HttpError` (400) if a header that must be unique is repeated.
 
-        `given` are all headers of a request, some name of which comes more than once.
+        `given` are all headers of a request in which some name is repeated.
         """
         for name, count in Counter(name for name, _ in given).items():
             if count > 1 and name in self._once:
@@ -183,8 +184,8 @@ class Access:
         """Return the key that admits a request, and count the request for it.
 
         An inference is counted when it begins. The result is None if no key is needed.
-        `headers` are in lower case; `client` is the peer's address, None on a Unix
-        socket; `names` are the names in its certificate. Raises `HttpError` (401, 403,
+        `headers` are in lower case. `client` is the peer's address, None on a Unix
+        socket. `names` are the names in its certificate. Raises `HttpError` (401, 403,
         429).
         """
         has_header = self.restrictions.check(path, headers)
@@ -239,7 +240,8 @@ class Access:
         given = given_key(headers)
         key = self._key_of(given, names)
         if key is None:
-            # A wrong key is told, even where none is needed: it was meant to count.
+            # A wrong key is refused even if no key is needed, because the client meant
+            # it to count.
             if given is None and group in table.anonymous:
                 return None
             challenge = (_BASIC,) if group == "pages" else (_BEARER,)
@@ -270,7 +272,7 @@ def _not_local(headers: Mapping[bytes, bytes], client: str | None) -> str:
         return why
     host = headers.get(b"host", b"").decode("latin-1")
     if host and not _is_local_host(host):
-        # A page that has its own name resolve to this machine (DNS rebinding).
+        # DNS rebinding: a web page makes its own name resolve to this machine.
         return f"the request is addressed to host {host!r}"
     origin = headers.get(b"origin")
     if origin is not None:

@@ -16,12 +16,13 @@ from app.http.access import Access, key_group
 from app.http.asgi import CONNECTION, Message, Scope
 from app.observe.answers import GONE, Answers
 
-#: In the message that begins an answer: the route that it counts for, if its path does
-#: not say so.
+#: The key of the route in an answer's first message, if the request's path does not
+#: give it.
 ANSWERED_BY = "popgate.route"
-#: How the one error page for browsers begins (`app.api.routes.pages`).
+#: The beginning of the only error page for browsers (`app.api.routes.pages`).
 _PAGE = b"<!doctype html>"
-#: Paths whose route is remembered, if they have no more letters.
+#: The number of paths whose routes are remembered, and the longest such path in
+#: characters.
 _MOST_PATHS = 1024
 _LONGEST_PATH = 300
 
@@ -89,7 +90,7 @@ class AnswerWatch:
             self._count(self._status, b"")
             return
         connection = self._connection
-        if connection is None or not connection.is_ending:  # else it has its answer
+        if connection is None or not connection.is_ending:  # otherwise it was answered
             self._count(GONE, b"")
 
     def _count(self, status: int, body: bytes) -> None:

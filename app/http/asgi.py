@@ -15,10 +15,10 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Where a scope has its `Connection`, if it came through our own protocol.
+#: The key of a scope for its `Connection`, if it came through our own protocol.
 CONNECTION = "popgate.connection"
-#: Where a scope has the base path that was taken off its path, and whether the request
-#: was for just that, without a slash behind it.
+#: The key of a scope for the base path removed from its path, and whether the request
+#: was for the base path alone, without a slash at the end.
 BASE = "popgate.base"
 BARE = "popgate.bare"
 

@@ -26,7 +26,7 @@ from engine import Tensor
 class AsgiCall(Call):
     """A call whose task waits for it."""
 
-    #: The address of its client, and the path that it asked for.
+    #: The address of its client, and the requested path.
     peer: str = ""
     url_path: str = ""
     scheme: str = "http"
@@ -108,7 +108,8 @@ class AsgiCall(Call):
 class NamingCall(AsgiCall):
     """A call to the model that its body names.
 
-    `check` is called with the path of that model, and raises what refuses the call.
+    `check` is called with the path of that model, and raises an error to refuse the
+    call.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class RouteCall(AsgiCall):
         submitted: Submitted,
         encoding: int,
     ) -> None:
-        self.path = self.url_path  # which the journal shows
+        self.path = self.url_path  # the journal shows it
         super()._succeed(entry, request, submitted, encoding)
 
 
@@ -218,7 +219,7 @@ class EventCall(AsgiCall):
         in_json = {**headers, b"accept": b"application/json"}
         super().__init__(service, path, in_json, receive, form)
         self._ready: deque[Mapping[str, Tensor]] = deque()
-        self._run: Submitted | None = None  # that has ended
+        self._run: Submitted | None = None  # the run has ended
 
     @property
     def refusal(self) -> Response | None:

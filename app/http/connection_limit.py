@@ -17,8 +17,8 @@ class Entry(enum.Enum):
     """Decision about a new connection."""
 
     FREE = enum.auto()
-    #: It may ask for health and management; the second says that its address has too
-    #: many, the first that all have.
+    #: The connection may send health checks and management calls only. It exceeds the
+    #: limit of all connections, or (the second value) the limit of its address.
     EXTRA = enum.auto()
     EXTRA_OF_ADDRESS = enum.auto()
     REFUSED = enum.auto()
@@ -59,8 +59,8 @@ class ConnectionLimit:
         self._total = total
         self._per_address = per_address
         self._is_proxy = is_proxy
-        # In the order in which they came: those that had asked nothing when they were
-        # last seen, and all of an address where that counts.
+        # Connections in the order of their arrival: those without a request at the last
+        # check, and all of an address if addresses are limited.
         self._silent: dict[Guest, None] = {}
         self._of_address: dict[str, dict[Guest, None]] = {}
         self._evicted: set[Guest] = set()

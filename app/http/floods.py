@@ -17,28 +17,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-#: Refusals a second, and how many come through at once before they have to wait.
+#: Refusals per second, and how many pass at once before clients must wait.
 RATE: Final = 500
 BURST: Final = 100
-#: Bytes that are read and dropped for what one refusal costs.
+#: The number of bytes read and dropped that costs as much as one refusal.
 DROPPED: Final = 512 * 1024
-#: Bytes of a body that was read, parsed or inflated, and refused then, for the same.
+#: The number of bytes of a refused body, read, parsed or inflated, that costs as much
+#: as one refusal.
 READ: Final = 64 * 1024
-#: What a connection costs until it has asked something and ended, and a TLS handshake
-#: that nothing follows, in refusals.
+#: The cost, in refusals, of a connection until it has sent a request and ended. Then
+#: the cost of a TLS handshake without a request.
 ENTRY: Final = 0.2
 HANDSHAKE: Final = 4.0
-# Seconds: the longest wait of a client, from the last wait until the flood is over, and
-# between two checks for new connections meanwhile.
+# Seconds: the longest wait of a client, the time from the last wait to the end of the
+# flood, and the time between two checks for new connections in a flood.
 _LONGEST = 1.0
 _LASTS = 1.0
 _APART = 0.002
-# Connections that are taken out of the kernel's queue at each look, and that may wait
-# here: behind those of clients that have gone already, which cost next to nothing.
+# The most connections taken from the kernel's queue at each check, and the most that
+# wait here. Skipping clients that have left costs almost nothing.
 _TAKEN = 16
 WAITING: Final = 256
-# Seconds after which the event loop may drop what is left of a closed connection over
-# TLS: who looks after the connections knows better when nothing is taken any more.
+# Seconds after which the event loop may drop the rest of a closed TLS connection. The
+# server's own checks know better when a client has stopped reading.
 _NEVER = 86400.0
 
 
@@ -180,7 +181,7 @@ class Door:
         for _ in range(min(_TAKEN, self._most_waiting - len(self._waiting))):
             try:
                 self._waiting.append(self._listener.accept()[0])
-            except OSError:  # no caller waits, or there are no descriptors left
+            except OSError:  # no client waits, or no descriptor is left
                 return
 
     def _let_one_in(self) -> None:
@@ -204,7 +205,7 @@ class Door:
                 ssl_handshake_timeout=self._handshake_timeout,
                 ssl_shutdown_timeout=self._shutdown_timeout,
             )
-        except OSError:  # no TLS is spoken, or not in time
+        except OSError:  # the client does not speak TLS, or is too slow
             connection.close()
 
     def __repr__(self) -> str:
@@ -214,5 +215,5 @@ class Door:
 def _has_gone(connection: socket.socket) -> bool:
     """Return whether the client has reset the connection."""
     look = select.poll()
-    look.register(connection, 0)  # errors are told in any case
+    look.register(connection, 0)  # errors are reported in any case
     return bool(look.poll(0))

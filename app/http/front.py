@@ -1,9 +1,9 @@
 """The infer path: one raw ASGI callable that stands in front of everything else.
 
 It takes POST on the paths of the model table, and on those of other forms of inference,
-and hands all other requests on. A request goes: body (chunks, never joined here), then
-its `Call` (app/serving/call.py) does the rest, then the answer is sent. There is no
-thread hop in it, and one await that waits: for the call to be answered.
+and hands all other requests on. The front reads the body in chunks, which are never
+joined here. A `Call` (app/serving/call.py) does the rest, and then the front sends the
+answer. The path has no thread hop and only one await that waits: for the call's answer.
 """
 
 from __future__ import annotations
@@ -60,18 +60,21 @@ from app.serving.service import Service
 from app.serving.table import ModelEntry, infer_path, infer_path_of
 from app.serving.transfer_memory import Share
 
-# How long, and of how many bytes, the rest of a refused body is read and dropped: a
-# client that is still sending when the connection is closed never sees the answer.
+# Limits in seconds and bytes for reading and dropping the rest of a refused body. If
+# the connection closes while the client is still sending, the client never sees the
+# answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
-#: Where a scope has the names of its client's certificate (`app.http.tls.names_of`).
+#: The key of a scope for the names in its client's certificate
+#: (`app.http.tls.names_of`).
 NAMES = "popgate.certificate"
 #: A mark in a scope: another process of the server writes the answer.
 RELAYED = "popgate.relayed"
-#: Where a scope has the `Key` that let its request in.
+#: The key of a scope for the `Key` that admitted its request.
 HOLDER = "popgate.key"
-# Responses up to this size are compressed at once (under a millisecond), larger ones,
-# and all bodies that come compressed (which may become large), in a thread.
+# Responses up to this size are compressed immediately (under a millisecond). Larger
+# ones are compressed in a thread. Compressed request bodies are always inflated in a
+# thread, because they may become large.
 _COMPRESS_AT_ONCE = 64 * 1024
 
 
@@ -85,8 +88,11 @@ class Connection(Protocol):
 @dataclass(frozen=True, slots=True)
 class Operation:
     """Another form of inference: POST on a model's path with `suffix` behind it, below
-    `prefix`. `form` is called for each request; `in_events` gives every response as an
-    event."""
+    `prefix`.
+
+    `form` is called for each request. If `in_events` is true, every response is an
+    event.
+    """
 
     prefix: str
     suffix: str
@@ -103,7 +109,10 @@ class NamingOperation:
 
 
 class BodyRefused(Exception):
-    """The body is too long; `size` bytes have come, `is_read` if that is all of it."""
+    """The body is too long.
+
+    `size` bytes have arrived. `is_read` is true if that is the whole body.
+    """
 
     def __init__(
         self, why: RequestError, *, size: int = 0, is_read: bool = False
@@ -115,9 +124,9 @@ class BodyRefused(Exception):
 
 
 class InferFront:
-    """Serves inference; everything else goes to `fallback`.
+    """Serves inference, and passes all other requests to `fallback`.
 
-    `access` is asked for all requests, also those that go on to `fallback`.
+    `access` checks all requests, including those for `fallback`.
     """
 
     def __init__(
@@ -143,11 +152,11 @@ class InferFront:
         self.methods_of = methods_of
         self.proxies = proxies or TrustedProxies()
         self.origins = frozenset(origin.encode() for origin in origins)
-        #: The paths of inference that can be answered the short way, without ASGI.
+        #: The paths of inference that can be answered without ASGI.
         self.short: dict[str, ModelEntry] = service.models.paths
         self.compress_responses = compress_responses
         self._any_method = AnyMethod(self._serve, methods_of)
-        #: Answers requests of pages, which browsers send with an Origin.
+        #: Answers requests of web pages, which browsers send with an Origin.
         self.for_pages = for_origins(self._any_method, origins) if origins else None
         self._codings = ResponseCodings(compress_responses)
 
@@ -173,7 +182,7 @@ class InferFront:
         if scope["type"] != "http":
             await self.fallback(scope, receive, send)
             return
-        # What another process relays is counted there, where it is written.
+        # Another process counts a relayed answer when it writes the answer.
         watch = None
         if RELAYED not in scope:
             names = scope.get(NAMES, ())
@@ -214,7 +223,7 @@ class InferFront:
         except HttpError as error:
             _slow_down(scope)
             scope[KEY].key = self.access.name_of(headers, scope.get(NAMES, ()))
-            # A body stays unread.
+            # A body remains unread.
             refusal = ErrorResponse.of(error, close=is_post)
             asked = self.naming.get(path) or operation
             form = None if asked is None else asked.form()
@@ -260,7 +269,7 @@ class InferFront:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run a request to an address of a model's own."""
+        """Run a request to a model's own route."""
         method: str = scope["method"]
         if method not in routes.methods:
             allowed = with_free_methods(set(routes.methods))
@@ -284,7 +293,7 @@ class InferFront:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run inference with a body that names the model. `key` has let it in."""
+        """Run inference with a body that names the model. `key` admitted it."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         check = partial(self._check_model, scope, headers)
         call = NamingCall(self.service, headers, receive, form, check)
@@ -292,8 +301,10 @@ class InferFront:
         await self._run(call, scope, receive, send)
 
     def _operation(self, path: str) -> tuple[Operation | None, str]:
-        """Return the operation at `path` and the infer path of the model that it is
-        on; None and `path` if there is none."""
+        """Return the operation at `path`, and the infer path of its model.
+
+        The result is None and `path` if there is no operation.
+        """
         for operation in self.operations:
             target = infer_path_of(path, operation.prefix, operation.suffix)
             if target:
@@ -309,7 +320,7 @@ class InferFront:
     async def _run(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Read the body of a call, and sends its answer."""
+        """Read the body of a call, and send its answer."""
         log: RequestLog = scope[KEY]
         try:
             call.arrived = time.monotonic_ns()
@@ -328,7 +339,7 @@ class InferFront:
                 response = await call.answer()
                 if response is None:
                     return
-                if response.status == 413:  # it was inflated up to there
+                if response.status == 413:  # the body was inflated up to the limit
                     _slow_down(scope, self.service.limits.max_body_bytes / READ)
                 await send_response(send, await self._compressed(call, response))
             call.sent()
@@ -336,7 +347,7 @@ class InferFront:
             call.share.give_back()
 
     async def _compressed(self, call: AsgiCall, response: Response) -> Response:
-        """Return the answer of an inference as its client would rather have it."""
+        """Return the answer of an inference in the coding that its client prefers."""
         coding = self.coding_for(call.headers)
         if coding is None or call.form is not None or response.status != 200:
             return response
@@ -347,7 +358,7 @@ class InferFront:
     async def _body_or_refusal(
         self, call: AsgiCall, scope: Scope, receive: Receive, send: Send
     ) -> Body | None:
-        """Return the chunks of the body; None if that was refused, or never came."""
+        """Return the chunks of the body; None if it was refused or never arrived."""
         try:
             return await self._read_body(call.headers, receive, call.share)
         except BodyRefused as refused:
@@ -367,8 +378,8 @@ class InferFront:
     async def _read_body(
         self, headers: Mapping[bytes, bytes], receive: Receive, share: Share
     ) -> Body:
-        """Return the chunks of the body, refused before the first byte if it is too
-        long.
+        """Return the chunks of the body. A body with a length that is too large is
+        refused before its first byte.
 
         Raises BodyRefused, InvalidRequest, TransferMemoryFull or ClientGone.
         """
@@ -436,7 +447,7 @@ async def _refuse_body(
     refused: BodyRefused,
     form: object,
 ) -> None:
-    """Answer at once, then reads on for a moment before the connection is closed."""
+    """Answer immediately, then read on for a moment before the connection is closed."""
     error = _in_form(ErrorResponse.of(refused.why, close=True), form)
     await send(
         {

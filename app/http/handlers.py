@@ -28,14 +28,14 @@ _TEXTS = {
 }
 
 
-#: Returns the page for an address without a route, None for clients that want none.
+#: Returns the page for an address without a route; None for clients that want no page.
 NothingHere = Callable[[Request], Response | None]
 
 
 def install_error_handlers(
     app: FastAPI, nothing_here: NothingHere | None = None
 ) -> None:
-    """Have `app` answer every exception in our form.
+    """Make `app` answer every exception in our form.
 
     `nothing_here` may answer requests to addresses without a route in its own form.
     """
@@ -55,10 +55,10 @@ def install_error_handlers(
 
 
 class ErrorGuard:
-    """Answers what no handler knows with a 500 that says nothing of our inside.
+    """Answers unhandled errors with a 500 that reveals no internals.
 
-    Starlette's own handler for this answers and then raises on, so that the server
-    logs everything twice and closes the connection.
+    Starlette's own handler would answer and raise the error again. The server would
+    then log everything twice and close the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -78,7 +78,7 @@ class ErrorGuard:
         try:
             await self._app(scope, receive, watched_send)
         except ClientDisconnect:
-            pass  # while its body was read: the client is gone
+            pass  # the client left while its body was read
         except Exception as e:
             if started:
                 raise
@@ -119,8 +119,8 @@ class AllowedMethods:
     """
 
     def __init__(self, paths: Mapping[str, Iterable[str]]) -> None:
-        # The one with the most letters of its own first: it is the one that is meant
-        # where several fit.
+        # The path with the most characters of its own comes first. It is the right one
+        # if several fit.
         specific = sorted(paths, key=lambda p: len(_PARAMETER.sub("", p)), reverse=True)
         self._paths = [
             (compile_path(path)[0], {method.upper() for method in paths[path]})
@@ -141,12 +141,12 @@ def _route_path(scope: Scope) -> str:
 
 
 def _allowed(request: Request, known: str) -> Header:
-    """Return the header that names the methods; `known` are those that one
-    route has named.
+    """Return the header that names the methods; `known` are the methods that one route
+    has named.
     """
     allowed: AllowedMethods | None = getattr(request.app.state, "allowed", None)
     methods = set() if allowed is None else allowed.of(_route_path(request.scope))
-    # Else no part of the documented interface.
+    # Otherwise the path is not part of the documented interface.
     methods = methods or set(filter(None, known.replace(" ", "").split(",")))
     return (b"allow", with_free_methods(methods).encode())
 

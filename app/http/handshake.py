@@ -1,9 +1,9 @@
 """TLS handshakes that tell the client why they fail.
 
-The event loop drops a connection whose handshake fails, and with it the alert that says
-why. So a handshake that fails waits for the client as if it needed more of it, and the
-loop sends what there is. A client that is told so closes; one that does not is closed
-when the time for a handshake is over.
+If a handshake fails, the event loop drops the connection, and with it the alert that
+gives the reason. So a failed handshake pretends to need more bytes from the client, and
+the loop sends the alert. The client then closes the connection. If it does not, the
+handshake timeout does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from app.errors import error_body
 
 PROTOCOL: Final = "http/1.1"
-#: A record that says: no protocol of those that were offered is spoken here (RFC 7301).
+#: A TLS record: the server speaks none of the offered protocols (RFC 7301).
 _NO_PROTOCOL: Final = bytes((21, 3, 3, 0, 2, 2, 120))
 _BODY: Final = error_body(
     "this port accepts HTTPS only: use https:// in the URL", "bad_http"
@@ -23,13 +23,13 @@ _PLAIN: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
 )
-# Of a record: its type, a version and its length; of the message in it: its type and
-# its length.
+# Sizes of two heads. A record's head is its type, version and length. A message's head
+# is its type and length.
 _RECORD: Final = 5
 _MESSAGE: Final = 4
 _IS_HANDSHAKE, _IS_HELLO, _IS_ALPN = 22, 1, 16
-#: Bytes that are read of a client which was refused: to close with some unread would
-#: take the reason away from it.
+#: The most bytes read from a refused client. If the connection closed with unread
+#: bytes, the client would not receive the reason.
 _MOST_DROPPED: Final = 1 << 20
 _IS_LETTER: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
@@ -104,7 +104,7 @@ class ServerContext(ssl.SSLContext):
 
     def __init__(self) -> None:
         self.minimum_version = ssl.TLSVersion.TLSv1_2
-        # Of TLS 1.2 those with forward secrecy, none of which pads by blocks.
+        # For TLS 1.2: ciphers with forward secrecy, none of which pads blocks.
         self.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM")
         self.set_alpn_protocols([PROTOCOL])
 
@@ -118,8 +118,9 @@ class ServerContext(ssl.SSLContext):
 
 
 def offered_protocols(record: bytes) -> list[bytes]:
-    """Return the protocols that a client offers with the first record that it sends
-    (ALPN); none if it offers none, or the record is not a whole greeting.
+    """Return the protocols (ALPN) that a client offers in its first record.
+
+    The result is empty if it offers none, or if the record is not a whole greeting.
     """
     if record[:1] != bytes((_IS_HANDSHAKE,)):
         return []
@@ -132,7 +133,7 @@ def offered_protocols(record: bytes) -> list[bytes]:
 def _offered(message: bytes) -> list[bytes]:
     if message[0] != _IS_HELLO:
         return []
-    at = _MESSAGE + 2 + 32  # its version and what is random
+    at = _MESSAGE + 2 + 32  # version and random bytes
     at += 1 + message[at]  # the session
     at += 2 + _two(message, at)  # ciphers
     at += 1 + message[at]  # compression

@@ -1,8 +1,8 @@
 """`Listeners`: the sockets of a server.
 
-A service manager may have made them and hand them over (LISTEN_FDS). systemd opens them
-before the server starts and keeps them when it ends, so clients that connect in between
-wait for the next process.
+A service manager may have opened the sockets and hand them over (LISTEN_FDS). systemd
+opens them before the server starts and keeps them when it ends. So clients that connect
+in between wait for the next process.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from app.http.metrics_port import MetricsFront
 from app.http.server import UNSENT, ListenError, listen_tcp, listen_unix
 from app.settings import Settings
 
-#: The first descriptor that is handed over; the others follow it.
+#: The first descriptor that is handed over. The others have the numbers after it.
 _FIRST = 3
-#: Names of sockets that are for something else than requests (FileDescriptorName=).
+#: Names of sockets for purposes other than requests (FileDescriptorName=).
 METRICS, MANAGEMENT = "metrics", "management"
-#: The name of the main socket among those that are handed over.
+#: The name of the main socket among the sockets that are handed over.
 MAIN = ""
 
 
 class Listeners:
-    """The sockets that are listened on, which are closed, and whose files are removed,
-    together.
+    """The listening sockets. They are closed, and their files removed, together.
 
-    Sockets that were `inherited` take the place of those that the settings name. Their
-    owner keeps them open, so that connections to them wait for the next process.
+    `inherited` sockets replace those that the settings name. Their owner keeps them
+    open, so that connections to them wait for the next process.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Listeners:
                     self._share_out(settings.host, workers)
             is_tcp = self.main.family != socket.AF_UNIX
             if port and is_tcp and port == self.main.getsockname()[1]:
-                port = None  # all of it is there already
+                port = None  # the main port answers these paths already
             if METRICS in self.inherited:
                 self.metrics = self.inherited[METRICS]
             elif port is not None:
@@ -77,10 +76,14 @@ class Listeners:
             raise
 
     def _share_out(self, host: str, workers: int) -> None:
-        """A socket for each worker, among which the kernel spreads connections. All are
-        kept open here: what waits in one goes to the next process of its worker."""
+        """Open a socket for each worker; the kernel spreads connections among them.
+
+        All remain open here, so connections that wait in one go to the next process of
+        its worker.
+        """
         port = self.main.getsockname()[1]
-        # While it was there, no other server was: those that share would not notice.
+        # The main socket was exclusive, so no other server has the port. Shared sockets
+        # would not notice one.
         self._open.remove(self.main)
         self.main.close()
         self.of_workers = []
@@ -142,10 +145,10 @@ class Listeners:
 def inherited_sockets(
     environ: MutableMapping[str, str] = os.environ,
 ) -> dict[str, socket.socket]:
-    """Return the sockets that were handed over to this process, by their use: `MAIN`,
-    `METRICS` and `MANAGEMENT`.
+    """Return the sockets handed over to this process, by their use: `MAIN`, `METRICS`
+    and `MANAGEMENT`.
 
-    Take the variables out of `environ`: they are not for child processes. Raise
+    Remove the variables from `environ`: child processes must not see them. Raise
     `ListenError` for sockets that cannot be served.
     """
     process = environ.pop("LISTEN_PID", "")

@@ -1,4 +1,4 @@
-"""Answers of the metrics port: `/metrics` and health, and nothing else.
+"""Answers of the metrics port: only `/metrics` and health.
 
 It may be open to a network that must not run models, as Triton's own metrics port is.
 """
@@ -39,7 +39,7 @@ class MetricsFront(InferFront):
         if scope["path"] not in PATHS:
             msg = "Not Found: this port serves /metrics and the health checks only"
             error = HttpError(404, msg, "not_found")
-            # A body stays unread.
+            # A body remains unread.
             is_post = scope["method"] == "POST"
             await send_error(send, ErrorResponse.of(error, close=is_post))
             return

@@ -1,8 +1,8 @@
 """Pages of other origins (CORS), and methods that every path has.
 
-A browser lets a page read answers of another origin only where they say so, and asks
-with OPTIONS before it sends JSON. HEAD is GET without the body; OPTIONS says which
-methods there are.
+A browser lets a page read answers of another origin only if those answers allow it.
+Before it sends JSON, it asks with OPTIONS. HEAD is GET without the body. OPTIONS lists
+the methods of a path.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from starlette.middleware.cors import CORSMiddleware
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
 
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS")
-#: What is not taken for another spelling: pages whose links are relative to it.
+#: Pages with relative links. Their trailing slash is not removed.
 _OWN_SLASH = frozenset({"/", "/docs/"})
 
 
 class AnyMethod:
-    """In front of `app`: HEAD, OPTIONS and trailing slashes, of every path.
+    """Adds HEAD, OPTIONS and trailing slashes to every path of `app`.
 
-    `methods_of` says which methods a path takes, without these two.
+    `methods_of` returns the methods of a path, without these two.
     """
 
     def __init__(self, app: ASGIApp, methods_of: Callable[[str], set[str]]) -> None:
@@ -45,13 +45,13 @@ class AnyMethod:
 
 
 def with_free_methods(methods: set[str]) -> str:
-    """These, and those that come with them, as the header Allow has them."""
+    """Return the header Allow for these methods, with HEAD and OPTIONS added."""
     more = {"OPTIONS", "HEAD"} if "GET" in methods else {"OPTIONS"}
     return ", ".join(sorted(methods | more))
 
 
 def for_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """`app` for pages of these origins too; ``*`` is all of them."""
+    """Return `app`, open to pages of these origins too; ``*`` means all."""
     middleware: Any = CORSMiddleware(
         app,
         allow_origins=list(origins),

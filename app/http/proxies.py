@@ -1,11 +1,11 @@
-"""Proxies that are believed when they say for whom they ask (``--trusted-proxy``)."""
+"""Proxies that PopGate trusts to name their clients (``--trusted-proxy``)."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
 
-#: Callers over a Unix socket, which have no address.
+#: The name of callers over a Unix socket, which have no address.
 UNIX = "unix"
 _MOST_KNOWN = 4096
 _MOST_HOPS = 32
@@ -14,7 +14,7 @@ _MOST_HOPS = 32
 class TrustedProxies:
     """Addresses and networks, as in ``10.0.0.0/8``, or `UNIX`.
 
-    Raises ValueError, which says what is none.
+    Raises ValueError, which names an invalid entry.
     """
 
     def __init__(self, named: Iterable[str] = ()) -> None:
@@ -30,7 +30,7 @@ class TrustedProxies:
         return self._unix or bool(self._networks)
 
     def is_one(self, address: str) -> bool:
-        """Return whether an address is a proxy's; empty is that of a Unix socket."""
+        """Return whether an address is a proxy's; empty stands for a Unix socket."""
         if not address:
             return self._unix
         if not self._networks:
@@ -51,10 +51,10 @@ class TrustedProxies:
         return any(one in net for one in (ip, mapped) if one for net in self._networks)
 
     def client_of(self, peer: str, headers: Mapping[bytes, bytes]) -> str:
-        """Return the address of the client: `peer`, or whom trusted proxies name, the
-        nearest one first, up to the first that is none of them.
+        """Return the address of the client: `peer`, unless that is a trusted proxy.
 
-        `headers` are in lower case.
+        In that case the result is the nearest address named by proxies that is not
+        itself a trusted proxy. `headers` are in lower case.
         """
         if not self.is_one(peer):
             return peer
@@ -62,7 +62,7 @@ class TrustedProxies:
         hops = _listed(given) if given is not None else _forwarded(headers)
         for address in reversed(hops[-_MOST_HOPS:]):
             if not _is_address(address):
-                break  # "unknown", a name, or what an attacker made up
+                break  # "unknown", a name, or an attacker's invention
             peer = address
             if not self.is_one(peer):
                 break

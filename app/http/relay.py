@@ -1,9 +1,9 @@
 """ASGI over a Unix socket: a request that another process of the server answers.
 
-Each request has a connection of its own: the scope goes over it, then the messages of
-both sides, each a msgpack document behind its length. Who closes it has gone, as a
-client has that disconnects. The address is an abstract one, and only processes of the
-same user are listened to, so what comes is believed, the client's address included.
+Each request has its own connection. The scope is sent first, then the messages of both
+sides. Each is a msgpack document behind its length. If a side closes, it has
+disconnected, like a client. The address is abstract, and only processes of the same
+user are accepted. So the receiver trusts all data, including the client's address.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from engine import peer_uid
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
-#: Of one message; a chunk of a body is far smaller.
+#: The most bytes of one message. A chunk of a body is far smaller.
 _MOST = 1 << 30
 _BACKLOG = 1024
 #: Bytes of one read of data that is dropped.
 _DROPPED = 1 << 16
-#: Seconds between tries where that many wait already.
+#: Seconds between attempts to connect if the queue is full.
 _QUEUE_TICK = 0.005
-#: What of a scope goes over; the rest is the business of one process.
+#: The keys of a scope that are sent. The others concern one process only.
 _SCOPE = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
     "query_string", "root_path", "headers", "client", "server", NAMES,
@@ -64,7 +64,7 @@ async def _write(writer: asyncio.StreamWriter, document: Any) -> None:
         writer.write(_LENGTH.pack(len(raw)))
         writer.write(raw)
         await writer.drain()
-    except (OSError, RuntimeError):  # which is what uvloop raises
+    except (OSError, RuntimeError):  # uvloop raises RuntimeError
         raise Closed from None
 
 
@@ -93,9 +93,9 @@ class Relay:
                     return
         except Closed:
             if upwards.done() and upwards.result():
-                return  # closed because no client waits for it any more
+                return  # closed because the client disconnected
             if started:
-                raise  # half an answer: its connection is closed
+                raise  # half an answer was sent: close the connection
             await send_error(send, _unreachable())
         finally:
             upwards.cancel()
@@ -114,7 +114,7 @@ async def _connect(address: str) -> socket.socket:
             try:
                 sock.connect(f"\0{address}")
                 return sock
-            except BlockingIOError:  # its queue is full
+            except BlockingIOError:  # the queue is full
                 await asyncio.sleep(_QUEUE_TICK)
     except BaseException:
         sock.close()
@@ -152,7 +152,7 @@ class RelayServer:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        #: Where it listens; there is no file of it.
+        #: The abstract address where it listens; no file exists.
         self.address = f"popgate-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{self.address}")
@@ -178,7 +178,7 @@ class RelayServer:
             await self._app(scope, receiver.receive, _Sender(writer).send)
             await receiver.drop_rest()
         except (Closed, OSError):
-            pass  # its client has gone
+            pass  # the client has gone
         except Exception:
             logger.exception("a request that was relayed")
         finally:
@@ -198,8 +198,9 @@ class _Receiver:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
-        # A stream lets only one task read; what watches for a client that leaves may be
-        # cancelled when its application returns, and ends a moment later.
+        # A stream allows only one reading task. The task that waits for the client to
+        # leave may be cancelled when the application returns, and it ends a moment
+        # later.
         self._turn = asyncio.Lock()
 
     async def receive(self) -> Message:

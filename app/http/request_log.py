@@ -21,15 +21,15 @@ from engine import Cancelled
 
 #: Bytes of the body of an error that are kept for the log.
 _MOST_TEXT = 2000
-#: Where a request finds it in its scope.
+#: The key of a scope for its `RequestLog`.
 KEY = "popgate.log"
 
 
 class RequestLog:
     """One request, from its head to its answer.
 
-    Use `scope` and `send` instead of those of the server, then call `end`. `is_done` is
-    true once a call logs the request.
+    Use `scope` and `send` instead of the server's, then call `end`. `is_done` is true
+    once a call logs the request.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RequestLog:
         self.scope: Scope = {**scope, "headers": [*rest, (HEADER, self.request_id)]}
         self.scope[KEY] = self
         self.is_done = False
-        #: The name of the key that it brought, even if that key does not allow it.
+        #: The name of the request's key, even if the key does not allow the request.
         self.key = ""
         peer: Any = self.scope.get("client")
         self.client = str(peer[0]) if peer else ""
@@ -82,7 +82,7 @@ class RequestLog:
         if self._watch is not None:
             self._watch.end()
         scope = self.scope
-        # They know each other, and the garbage collector comes by rarely.
+        # The two refer to each other, and the garbage collector runs rarely.
         scope.pop(KEY, None)
         if self.is_done:
             return
@@ -101,8 +101,8 @@ class RequestLog:
             asked = asked._replace(wire=wire)
         ended = time.monotonic_ns()
         seconds = (ended - self._began) / 1e9
-        # "Not ready" is what a probe asked for: it is no failure, and probes that come
-        # by the hundred must not use up the lines of those that are.
+        # "Not ready" is a valid answer to a probe, not a failure. Hundreds of probes
+        # must not use up the lines for failures.
         is_answer = self._status == 503 and group_of(scope["path"]) == "health"
         if 0 < self._status < 400 or is_answer:
             self._audit(asked, self._status)

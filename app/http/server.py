@@ -1,10 +1,15 @@
 """The HTTP server: uvicorn, with an orderly shutdown.
 
-Shutting down, in this order: readiness says no; every answer carries ``Connection:
-close``; after `drain_grace` seconds no new connection is taken, but those already in
-the kernel's queue are; connections that stay idle are closed; what is in flight is
-answered, if need be (after `shutdown_timeout`) with an error; the process exits with 0.
-A second signal goes at once.
+A shutdown has these steps, in this order:
+
+- Readiness says no, and every answer carries ``Connection: close``.
+- After `drain_grace` seconds the server accepts no new connections, except those
+  already in the kernel's queue.
+- The server closes connections that stay idle.
+- It answers the requests in flight, after `shutdown_timeout` with an error.
+- The process exits with 0.
+
+A second signal ends the process immediately.
 """
 
 from __future__ import annotations
@@ -43,21 +48,22 @@ from app.observe.shared_totals import Total
 
 logger = logging.getLogger(__name__)
 
-# A client that has just read `Connection: close`, or is just sending on an idle
-# connection, gets this long (seconds) before idle connections are closed.
+# Seconds before idle connections are closed. A client may just have read `Connection:
+# close`, or be sending on an idle connection.
 IDLE_LINGER = 0.5
 SIGNAL_APART = 0.3  # seconds: signals closer together are one
-TICK = 0.02  # seconds between looks at what is still in flight
-LAST_ANSWERS = 2.0  # seconds that answers to aborted requests have to leave
+TICK = 0.02  # seconds between checks for requests in flight
+LAST_ANSWERS = 2.0  # seconds allowed for answers to aborted requests to leave
 BACKLOG = 2048
-# Bytes of an answer that the kernel keeps for a client which takes none: what more
-# there is waits here, where it is counted. Left alone it keeps four times as many.
+# Unsent bytes of an answer that the kernel keeps for a client that reads nothing. The
+# rest waits in the server, which counts it. By default the kernel keeps four times as
+# many.
 UNSENT = 1 << 20
-LOOK_AT = 8  # connections, between two turns of the event loop
-LOOK_TICKS = 10  # of 0.1 s, between looks for connections on which nothing happens
+LOOK_AT = 8  # connections checked in one turn of the event loop
+LOOK_TICKS = 10  # of 0.1 s, between checks for inactive connections
 
-# The share of the descriptors that connections have which wait to be let in, and those
-# beyond the limit.
+# The share of the descriptors for waiting connections, and for connections beyond the
+# limit.
 _SHARE = 16
 
 _CLOSE_HEADER = (b"connection", b"close")
@@ -86,7 +92,7 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Those of its connections have the same.
+        # Accepted connections inherit the option.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         listener.bind(address)
         listener.listen(BACKLOG)
@@ -149,8 +155,9 @@ def refuse_new_connections(listener: socket.socket) -> None:
     """Drop further connection attempts, so that the queue of accepted ones can empty.
 
     Closing a listening socket resets the connections that wait in its queue, whose
-    clients have sent their request already. A packet filter that takes nothing (Linux
-    only; without it this does nothing) stops new ones from coming first.
+    clients have sent their request already. A packet filter that accepts nothing first
+    stops new ones from arriving. It exists on Linux only; elsewhere this function does
+    nothing.
     """
     drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0), 8)
     program = struct.pack("HP", 1, ctypes.addressof(drop_all))
@@ -162,24 +169,23 @@ def refuse_new_connections(listener: socket.socket) -> None:
 class GatewayServer(uvicorn.Server):
     """Runs one ASGI application on sockets that already listen.
 
-    Three timeouts in seconds end a request: `header_timeout` if its head is incomplete,
-    `upload_timeout` if no bytes of its body arrive, and `send_timeout` (0: never) if
-    the client takes nothing of the answer.
-    Beyond `max_connections` (0: three quarters of the allowed descriptors) a new
-    connection replaces a silent one. If none is silent, the server answers only health
-    checks and management; `sides` answer all their paths. If `connections` is given,
-    the connections of other processes count too. Beyond `max_connections_per_address`
-    (0: any number) the same happens to clients of that address.
-    With a `certificate` all sockets use TLS, except Unix sockets of `sides`.
-    `sides` are other applications with their own sockets, which live as long.
-    `kept` sockets belong to another process, where new connections keep waiting.
-    `floods` counts the refusals of all applications.
+    Three timeouts in seconds end a request. `header_timeout` ends it if its head is
+    incomplete, `upload_timeout` if no bytes of its body arrive. `send_timeout` (0:
+    never) ends it if the client reads nothing of the answer. Beyond `max_connections`
+    (0: three quarters of the allowed descriptors) a new connection replaces a silent
+    one. If none is silent, the server answers only health checks and management;
+    `sides` answer all their paths. If `connections` is given, the connections of other
+    processes count too. `max_connections_per_address` (0: any number) limits the
+    clients of one address in the same way. With a `certificate` all sockets use TLS,
+    except Unix sockets of `sides`. `sides` are other applications with their own
+    sockets, which live as long. `kept` sockets belong to another process, and new
+    connections keep waiting in them. `floods` counts the refusals of all applications.
     While `is_drained` is true, every answer is the last of its connection, so clients
-    reconnect through a load balancer, which knows other servers.
-    The event loop calls `on_listening` once, when all sockets are open. `on_drain` is
-    called when the shutdown begins (from a signal handler, so it may only set values),
-    `on_reload` when files should be reloaded. `abort` is called at the timeout and must
-    end every request in flight soon. `exit_code` is the exit code of the process.
+    reconnect through a load balancer, which knows other servers. The event loop calls
+    `on_listening` once, when all sockets are open. `on_drain` is called when the
+    shutdown begins (from a signal handler, so it may only set values), `on_reload` when
+    files should be reloaded. `abort` is called at the timeout and must end every
+    request in flight soon. `exit_code` is the exit code of the process.
     """
 
     def __init__(
@@ -250,7 +256,7 @@ class GatewayServer(uvicorn.Server):
         """Handle SIGINT and SIGTERM: the first drains, the second exits immediately."""
         if self.draining:
             if time.monotonic() - self._draining_since < SIGNAL_APART:
-                return  # the same stop, delivered to us and to our group
+                return  # one stop, delivered to the process and its group
             if not self.force_exit:
                 name = signal.Signals(sig).name
                 logger.warning(
@@ -300,7 +306,7 @@ class GatewayServer(uvicorn.Server):
         await super().startup([])
         loop = asyncio.get_running_loop()
         self._watch = watch(loop)
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup does this
         if not ignored and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
         main = [(self._app, listener) for listener in sockets or ()]
@@ -336,7 +342,7 @@ class GatewayServer(uvicorn.Server):
         door = Door(
             listener,
             make,
-            # Who operates the server gets in while it is flooded.
+            # An operator must be able to connect during a flood.
             floods=None if is_side else self.floods,
             tls=tls,
             handshake_timeout=None if tls is None or math.isinf(patience) else patience,
@@ -374,12 +380,12 @@ class GatewayServer(uvicorn.Server):
             await self._abort_requests()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        if self._watch is not None:  # no client waits for what follows
+        if self._watch is not None:  # no client waits for the rest
             self._watch.stop()
         if not self.force_exit:
             await self.lifespan.shutdown()
             return
-        # They are cancelled with the loop, which each would tell with a traceback.
+        # The loop cancels these tasks, and each would log a traceback.
         quiet = logging.Logger("cancelled", logging.CRITICAL + 1)
         if isinstance(self.lifespan, LifespanOn):
             self.lifespan.logger = quiet
@@ -402,7 +408,7 @@ class GatewayServer(uvicorn.Server):
             if listener not in self._kept:
                 refuse_new_connections(listener)
         if not self.force_exit:
-            await asyncio.sleep(2 * TICK)  # the loop takes what the queue still holds
+            await asyncio.sleep(2 * TICK)  # the loop accepts what the queue holds
         for door in self._doors:
             door.close()
         for listener in sockets:

@@ -1,7 +1,7 @@
-"""Several responses to one request, sent as they come: server-sent events.
+"""Several responses to one request, each sent when it is ready: server-sent events.
 
-`send_events` writes the responses of a call as ``text/event-stream``. A reader that has
-gone ends its request.
+`send_events` writes the responses of a call as ``text/event-stream``. If the reader
+disconnects, its request ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _quality(item: bytes) -> float:
 
 
 async def send_events(call: EventCall, send: Send) -> None:
-    """Begin a call whose body is complete, and send its responses as events.
+    """Begin a call with a complete body, and send its responses as events.
 
     If a request fails, its last event holds the error. If that is also the first event,
     it sets the status.

@@ -24,11 +24,11 @@ from app.http.handshake import ServerContext
 logger = logging.getLogger(__name__)
 
 DAY = 86400.0
-#: So long before a certificate expires the log begins to say so.
+#: The log warns this long before a certificate expires.
 WARN_BEFORE = 7 * DAY
 #: OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name.
 _NO_CHECK_TIME = 0x200000
-#: Bytes of a file; a system's bundle of authorities has a fifth of it.
+#: The most bytes of a file. A system's bundle of authorities has a fifth of that.
 _LARGEST_FILE = 1 << 20
 
 
@@ -62,7 +62,7 @@ class Certificate:
 
     def _set_times(self, times: tuple[float, float] | None) -> None:
         self._begins = None if times is None else times[0]
-        #: When it expires, in seconds since 1970; None if that cannot be found out.
+        #: When it expires, in seconds since 1970; None if that is unknown.
         self.expires = None if times is None else times[1]
         self._tell_at = math.inf if self.expires is None else self.expires - WARN_BEFORE
 
@@ -90,7 +90,7 @@ class Certificate:
             )
         try:
             with _file_of(chain) as chain_file, _file_of(key) as key_file:
-                # Without a function, a key with a password would be asked for on the
+                # Without a function, `ssl` would ask for a key's password on the
                 # terminal.
                 context.load_cert_chain(chain_file, key_file, password=_no_password)
         except ssl.SSLError as e:
@@ -128,8 +128,8 @@ class Certificate:
             return False
         try:
             read = self._read()
-            # First into another one: a context that failed half-way has a certificate
-            # and the key of another.
+            # Load into another context first. If loading fails half-way, a context
+            # holds a certificate with the key of another.
             fresh = ServerContext()
             self._load_into(fresh, read)
             times = _times_of(fresh, read[0])
@@ -176,7 +176,7 @@ class Certificate:
         return f"<Certificate {self._certificate}{mutual}>"
 
 
-#: As RFC 4514 has them; other attributes have the names that OpenSSL gives them.
+#: The names of RFC 4514. Other attributes have OpenSSL's names.
 _SHORT = {
     "commonName": "CN",
     "countryName": "C",
@@ -234,7 +234,7 @@ def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | No
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         found = theirs.getpeercert()
-    except ssl.SSLError:  # it is not one that a client takes
+    except ssl.SSLError:  # no client would accept it
         return None
     if not found:
         return None
@@ -244,7 +244,9 @@ def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | No
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[str]:
-    """A file in memory with these bytes: `ssl` takes certificates from files only."""
+    """Yield a file in memory with these bytes, because `ssl` reads certificates from
+    files only.
+    """
     with open(os.memfd_create("certificate"), "wb", buffering=0) as file:
         file.write(data)
         yield f"/proc/self/fd/{file.fileno()}"

@@ -1,7 +1,7 @@
 """Access log: one line for a request with its client, path, outcome and times.
 
-The lines are records of the logger ``app.access`` with their fields as `extra`, so that
-they have the form of all log lines (`--log-format`).
+The lines are records of the logger ``app.access`` with their fields as `extra`, so they
+have the form of all log lines (`--log-format`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any
 
 logger = logging.getLogger("app.access")
 
-#: Lines a second of requests that fail, unless all are asked for: a flood of bad
+#: The most lines a second for failed requests, unless all are logged. A flood of bad
 #: requests must not become a flood of lines.
 MOST_A_SECOND = 200
-#: Of the answered requests, where any are logged.
+#: The smallest share of answered requests that are logged, if any are.
 _LEAST = 1e-12
 
 
 def parse_ratio(text: str) -> float | None:
-    """Return the share of answered requests that are logged: ``off`` is None (failed
-    ones are not logged either), ``errors`` 0, ``all`` 1. Raises `ValueError`.
+    """Return the share of answered requests that are logged: ``errors`` is 0, ``all``
+    is 1.
+
+    ``off`` is None: then failed requests are not logged either. Raises `ValueError`.
     """
     words = {"off": None, "errors": 0.0, "all": 1.0}
     word = text.strip().lower()
@@ -87,7 +89,7 @@ class AccessLog:
         return bool(self.ratio)
 
     def wants_answered(self) -> bool:
-        """Return whether the next answered request is in the sample. Counts it."""
+        """Count the next answered request; return whether it is in the sample."""
         if self.left:
             self.left -= 1
             return False
@@ -103,14 +105,15 @@ class AccessLog:
     ) -> None:
         """Log one request, unless too many others have failed too.
 
-        `ended` is when, in seconds since 1970; now by default.
+        `ended` is the time of its end in seconds since 1970, by default now.
         """
         if status >= 400 and self.ratio != 1.0 and not self._may_write():
             return
         level = logging.INFO if status < 500 else logging.WARNING
         if not logger.isEnabledFor(level):
             return
-        # As `logger.log` does, which would look for the line of code that called it.
+        # This does the work of `logger.log`, which would also search for the calling
+        # line of code.
         record = logger.makeRecord(logger.name, level, "", 0, message, (), None)
         vars(record).update(fields)
         if ended is not None:

@@ -1,15 +1,13 @@
 """`Answers`: how many requests each route, status, error code and key was answered.
 
-Every process counts the answers that it writes to clients, and nothing else: a worker
-also counts the answers of its supervisor that it passes on. So each answer is counted
-once.
+Every process counts only the answers that it writes to clients. These include the
+supervisor's answers that a worker passes on. So each answer is counted once.
 
 A combination of labels has a cell, a word of 64 bits that one process writes. In a
 worker the cells lie in its segment of shared memory (app/observe/shared_counters.py).
 For the event loop's thread.
 
-The map of the bytes
---------------------
+The map of the bytes --------------------
     0        how many cells are in use
     8        the cells, a word each                                 (MOST_CELLS words)
     …        the labels of each cell: UTF-8, joined by zero bytes   (RECORD bytes each)
@@ -20,17 +18,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Final, Protocol, TypeAlias
 
-#: Combinations of labels that are told apart. Beyond them only the route and the status
-#: are, for which the last `_SPARE` cells are kept.
+#: The most combinations of labels with a cell of their own. Beyond them only route and
+#: status are counted, in the last `_SPARE` cells.
 MOST_CELLS: Final = 4096
 _SPARE: Final = 512
-#: Bytes of one combination. The longest name of a key has 100.
+#: Bytes of one combination. The longest key name takes 100.
 RECORD: Final = 192
 _RECORDS_AT: Final = 8 * (1 + MOST_CELLS)
 ANSWERS_SIZE: Final = _RECORDS_AT + RECORD * MOST_CELLS
-#: The label of every key that the key file does not name, and of all that is too much.
+#: The label of every key that is missing in the key file, and of all labels beyond the
+#: limits.
 OTHER: Final = "other"
-#: The status of a request whose client had gone: nothing was written to it.
+#: The status of a request whose client disconnected before anything was written.
 GONE: Final = 499
 
 #: Route, status, error code, key.
@@ -49,12 +48,12 @@ class NamedKey(Hashable, Protocol):
     def config(self) -> _Config: ...
 
 
-#: Keys whose cell is remembered. A file has up to 1000, and may be read again.
+#: Keys whose cell is remembered. A key file has up to 1000 keys and may be reloaded.
 _MOST_KEYS: Final = 4000
 
 
 class Answers:
-    """The answers of this process. `cells` are to be added to, by number.
+    """The answers of this process. The caller adds to `cells` by number.
 
     `keyless` is the key label of a request without a key: `OTHER` if the server has a
     key file, else empty.
@@ -71,7 +70,7 @@ class Answers:
         self.cells: memoryview[int] = words[1:]
         self._records = memory[_RECORDS_AT:ANSWERS_SIZE]
         self._index: dict[Labels, int] = {}
-        #: The cell of inference that succeeded, by key; `of_success` adds to it.
+        #: The cell of successful inference by key, to which `of_success` adds keys.
         self.succeeded: dict[NamedKey | None, int] = {}
         self.keyless = keyless
 
@@ -108,7 +107,8 @@ class Answers:
         at = RECORD * used
         self._records[at : at + len(record)] = record
         self._index[labels] = used
-        # Last: by this a reader in another process finds it.
+        # This is written last, because a reader in another process finds the cell by
+        # it.
         self._used[0] = used + 1
         return used
 

@@ -33,7 +33,7 @@ def log_management(asked: Asked, status: int, code: str, why: str) -> None:
     outcome = "done" if status < 400 else "refused" if status < 500 else "failed"
     words = " ".join(f"{name}={quoted(value)}" for name, value in known.items())
     text = f"management call {outcome}: {words}"
-    # As `logger.info` does, but at any level.
+    # This does the work of `logger.info`, but at any level.
     record = logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None)
     vars(record).update({**known, "outcome": outcome})
     logger.handle(record)

@@ -1,7 +1,7 @@
 """Exemplars: for each bucket of a histogram, the last request that fell into it.
 
-They are looked up among the requests in the journal when a scrape requests them, so the
-request path does no work for them.
+A scrape finds them among the requests in the journal, so the request path does no work
+for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from app.observe.exposition import escape_label
 from app.observe.journal import Answered, Journal
 from app.observe.metrics import ModelMetrics, bucket_of
 
-#: Characters that the labels of one may have together (OpenMetrics).
+#: The most characters of one exemplar's labels together (OpenMetrics).
 MOST = 128
 _Key = tuple[str, str, str]  # a model, its version, a histogram
 _NONE: Mapping[int, str] = {}
@@ -41,7 +41,7 @@ class JournalExemplars:
         ):
             key = (model.name, model.version, name)
             buckets, number = self._found[key], bucket_of(ns)
-            if number in buckets:  # by a later one
+            if number in buckets:  # a later request is kept
                 continue
             labels = labels or self._labels(request)
             ended = (request.ended + self._clock) / 1e9

@@ -1,11 +1,11 @@
 """The text that Prometheus reads, and OpenMetrics.
 
 The names, labels and units of the counters are Triton's (``nv_inference_…``,
-cumulative, microseconds), because existing dashboards scrape them: they end in neither
-``_total`` nor ``_seconds``, which is why the text is written here and not by a client
-library. Latency histograms are our own and follow Prometheus' conventions (seconds).
-OpenMetrics knows no counter without ``_total``: Triton's are of unknown type in it, so
-that every name is the same in both forms.
+cumulative, microseconds), because existing dashboards scrape them. They end in neither
+``_total`` nor ``_seconds``, so this module writes the text, not a client library.
+Latency histograms are our own and follow Prometheus' conventions (seconds). OpenMetrics
+knows no counter without ``_total``. Triton's counters have the type ``unknown`` there,
+so every name is the same in both forms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NS_PER_US = 1_000
 
 #: Upper bounds of batches in their histogram, in rows.
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# As OpenMetrics has numbers: 1.0, never 1.
+# Written as OpenMetrics requires: 1.0, never 1.
 _LE = (*map(repr, LATENCY_BUCKETS), "+Inf")
 
 
@@ -119,7 +119,7 @@ _TOKEN_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], int]], ...] = (
 _TOKENS_LE = (*(f"{bound}.0" for bound in TOKEN_BUCKETS), "+Inf")
 
 
-#: The exemplars of one of `_HISTOGRAMS` of a model, by the number of their bucket.
+#: Returns the exemplars of a model's histogram in `_HISTOGRAMS`, by bucket number.
 Exemplars = Callable[[ModelMetrics, str], Mapping[int, str]]
 
 
@@ -134,7 +134,7 @@ def render_models(
     `awaiting` returns how many requests to a model no execution has taken yet;
     `utilization` is by the `id` of a model. With `exemplars` the format is OpenMetrics.
 
-    Histograms are written only for models that have answered something: hundreds of
+    Histograms are written only for models that have answered a request: hundreds of
     idle models would make every scrape megabytes.
     """
     busy_shares = utilization or {}
@@ -232,7 +232,8 @@ def _failures(models: Iterable[ModelMetrics], is_open: bool) -> str:
         name, "counter", "Failed inference requests, by reason", is_open
     )
     lines += [
-        # In alphabetical order, as all labels are: some readers compare text.
+        # Labels are in alphabetical order everywhere, because some readers compare
+        # text.
         f'{name}{{model="{escape_label(m.name)}",reason="{reason.value}",'
         f'version="{escape_label(m.version)}"}} {count}'
         for m in models
@@ -246,9 +247,10 @@ def _batch_lines(
 ) -> Iterator[str]:
     sizes = sorted(batches.items())
     for bound in (*BATCH_BUCKETS, math.inf):
-        # Not `str`: compiled, they are all of one type, and 4 is 4.0.
+        # Not by `str`: in compiled code all bounds are floats, so 4 would be written as
+        # 4.0.
         le = "+Inf" if bound == math.inf else f"{bound:.1f}"
-        # Whole batches, as OpenMetrics wants it; a sum of shares is never quite whole.
+        # OpenMetrics requires whole batches, and a sum of shares is never quite whole.
         count = int(sum(batch.share for rows, batch in sizes if rows <= bound) + 0.5)
         yield f'{name}_bucket{{{labels},le="{le}"}} {count}'
     rows_run = sum(rows * batch.share for rows, batch in sizes)

@@ -6,8 +6,9 @@ from bisect import bisect_left
 
 NS_PER_SECOND = 1_000_000_000
 
-# Upper bounds in seconds. From below the cost of one request of the smallest model to
-# the slowest answer that a client waits for; about 2.3 times from one to the next.
+# Upper bounds in seconds, each about 2.3 times the one before. The first is below the
+# cost of the smallest model's request. The last is the slowest answer that a client
+# waits for.
 LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -16,7 +17,9 @@ BOUNDS_NS = tuple(round(bound * NS_PER_SECOND) for bound in LATENCY_BUCKETS)
 
 
 class Histogram:
-    """Counts of durations in fixed buckets. Not cumulative until it is written out."""
+    """Counts of durations in fixed buckets. They become cumulative when they are
+    written out.
+    """
 
     __slots__ = ("counts", "sum_ns")
 

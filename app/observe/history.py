@@ -18,7 +18,7 @@ from app.observe.metrics import MetricsRegistry, ModelMetrics
 
 INTERVAL = 10.0
 POINTS = 360
-#: Models of one point; those with fewer requests are left out.
+#: The most models of one point. Models with the fewest requests are left out.
 MOST_MODELS = 100
 _MS = 1e6
 

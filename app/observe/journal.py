@@ -1,8 +1,8 @@
 """Journal of the last requests: slow ones, failed ones, and their log lines.
 
-The request path leaves a tuple of its measurements (`Journal.last`), and compares one
-number. Everything else is computed when it is read, or for requests that fail or are
-slower than most. For the event loop's thread.
+The request path only stores a tuple of its measurements (`Journal.last`) and compares
+one number. Everything else is computed when it is read, or for requests that fail or
+are slower than most. For the event loop's thread.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from app.observe.log_text import MOST_SHOWN, quoted, shortened
 from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
 
-#: The ends of the paths of requests to a model, known or unknown.
+#: The last parts of paths of requests to a model, known or unknown.
 _INFERENCE = ("/infer", "/generate", "/generate_stream", ":predict")
 #: Numbers of requests kept: the last ones, the slowest, and the last that failed.
 LAST, SLOWEST, FAILED = 1000, 50, 200
-#: Seconds after which a slow request makes room for slow ones of today.
+#: Slow requests are dropped after this many seconds.
 SLOW_FOR = 900
-#: Seconds for which lines of answered requests are gathered, and how many: the event
-#: loop answers no request while they are made.
+#: Lines of answered requests are gathered for this many seconds, up to this number. The
+#: event loop answers no request while it formats the lines.
 GATHERED_FOR, MOST_GATHERED = 0.1, 16
-#: The fields in the line of a request that failed, where it came so far.
+#: The fields in the line of a failed request, if it reached that phase.
 _OF_FAILED = (
     "client", "key", "model", "device", "batch_size", "queue_ms", "compute_ms",
     "code", "error", "help",
@@ -43,8 +43,8 @@ class Answered(NamedTuple):
 
     `arrived` is when its head arrived, 0 if that was not measured; `began` is when its
     body was complete. Then it was decoded, waited `queue_ns`, and ran `compute_ns` on
-    `device` (in a batch of `batch_rows`, of which `rows` were its own). `encoding` and
-    `ended` are the times of those steps.
+    `device`. Its batch had `batch_rows` rows, `rows` of them its own. `encoding` is
+    when encoding began, and `ended` is the end.
     """
 
     request_id: bytes
@@ -68,8 +68,8 @@ class Answered(NamedTuple):
     def phases(self) -> dict[str, float]:
         """Return the milliseconds of each phase.
 
-        The device's durations are laid on the gateway's clock, between decoding and
-        encoding; `wake` is what is between: the result's way back.
+        The device's durations are placed on the gateway's clock between decoding and
+        encoding. `wake` is the remaining time between them: the result's way back.
         """
         receive = self.began - self.arrived if self.arrived else 0
         wake = self.encoding - self.decoded - self.queue_ns - self.compute_ns
@@ -84,7 +84,7 @@ class Answered(NamedTuple):
         return {name: round(max(0, ns) / _MS, 4) for name, ns in parts.items()}
 
 
-#: An `Answered` as the request path leaves it: making a plain tuple costs a fifth.
+#: An `Answered` as the request path stores it. A plain tuple costs a fifth as much.
 Stamps: TypeAlias = tuple[
     bytes, ModelMetrics, int, int, int, int, int, int, int, int, int, str, str
 ]
@@ -113,19 +113,20 @@ class Asked(NamedTuple):
     method: str
     path: str
     client: str = ""
-    #: The header of that name: of which trace it is.
+    #: The value of the header `traceparent`, which names the trace.
     traceparent: bytes = b""
-    #: The name of the key that it brought (docs/how-to/secure.md).
+    #: The name of the request's key (docs/how-to/secure.md).
     key: str = ""
-    #: Those of its span, where they were needed before it ended.
+    #: The ids of its span, if they were needed before it ended.
     span: SpanIds | None = None
-    #: Only where spans are made.
+    #: Set only if spans are made.
     wire: Wire | None = None
 
 
 class Part(NamedTuple):
-    """Call to another model for a request: by an ensemble or a Python model. Times as
-    in `Answered`; `code` is empty if it was answered.
+    """Call to another model for a request: by an ensemble or a Python model.
+
+    Times are as in `Answered`. `code` is empty if the call was answered.
     """
 
     label: str
@@ -181,7 +182,7 @@ class Failed(NamedTuple):
 
     def phases(self) -> dict[str, float]:
         """Return how long each reached phase took, in milliseconds, as in `Answered`;
-        `wake` is the time from then to its end.
+        `wake` is the time from the last reached phase to its end.
         """
         found: dict[str, int] = {}
         if self.began:
@@ -206,7 +207,7 @@ class Sample(Protocol):
 class Recorder(Protocol):
     """Maker of spans of requests (app/observe/spans.py).
 
-    `dropped` counts requests whose spans could not be made in time.
+    `dropped` counts requests that lost their spans for want of time.
     """
 
     @property
@@ -229,8 +230,8 @@ class Recorder(Protocol):
 class Journal:
     """The last requests of a gateway, its access log, and the maker of their spans.
 
-    `spans` receives every answered request to a model, and those without a model:
-    refused, or to an unknown model.
+    `spans` receives every request to a model, answered or failed. The model may be
+    unknown, and the request refused.
     """
 
     def __init__(
@@ -240,21 +241,21 @@ class Journal:
     ) -> None:
         self.access = access or AccessLog()
         self.spans = spans
-        #: What the request path appends to.
+        #: The tuples that the request path appends.
         self.last: deque[Stamps] = deque(maxlen=LAST)
-        #: A request that takes longer is to be given to `keep_slow`, in nanoseconds.
+        #: Requests that take longer, in nanoseconds, must be passed to `keep_slow`.
         self.slow_ns = 0
         self.failed: deque[Failed] = deque(maxlen=FAILED)
-        #: Whether answered requests are to be given to `log_answered`.
+        #: Whether answered requests must be passed to `log_answered`.
         self.samples = self.access.samples or spans is not None
-        #: The traces of requests that were given to `log_answered`, by their ids.
+        #: The traces of requests passed to `log_answered`, by request id.
         self._traces: dict[bytes, str] = {}
         self._gathered: list[tuple[Asked, Answered, int]] = []
         self._slow: list[tuple[int, int, Stamps]] = []  # a heap, the quickest first
         self._look_at = 0  # when slow ones may be old enough to be forgotten
 
     def set_access(self, text: str) -> None:
-        """Log from now on the requests that `parse_ratio` reads from this."""
+        """Log from now on the share of requests that `text` states."""
         self.access.set_ratio(parse_ratio(text))
         self.samples = self.access.samples or self.spans is not None
 
@@ -309,8 +310,7 @@ class Journal:
         told: Iterable[Mapping[str, Sequence[Any]]],
         model: Callable[[str, str], ModelMetrics],
     ) -> Journal:
-        """Return a record with the facts of this journal and of other processes; read
-        only.
+        """Return a journal that also has the facts of other processes; read only.
 
         `model` gives the numbers of a version.
         """
@@ -356,7 +356,7 @@ class Journal:
             loop.call_later(GATHERED_FOR, self.write_gathered)
 
     def write_gathered(self) -> None:
-        """Write the lines that wait for others: they cost less in one write."""
+        """Write the gathered lines. One write for all costs less."""
         gathered, self._gathered = self._gathered, []
         offset = time.time() - time.monotonic()
         for asked, answered, sent in gathered:
@@ -388,7 +388,7 @@ class Journal:
         return self._traces.get(request_id, "")
 
     def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:
-        """Keep a request that failed, and write a line of it."""
+        """Keep a failed request, and write a log line for it."""
         asks_model = failed.model is not None or failed.asked.path.endswith(_INFERENCE)
         if len(failed.asked.path) > MOST_SHOWN or len(failed.why) > MOST_SHOWN:
             asked = failed.asked._replace(path=shortened(failed.asked.path))
@@ -398,13 +398,13 @@ class Journal:
         else:  # unread headers may be large
             asked = failed.asked._replace(wire=None)
             self.failed.append(failed._replace(asked=asked))
-        # Of other requests, such as a scanner's, there are none.
+        # Other requests, for example a scanner's, have no spans.
         if self.spans is not None and asks_model:
             asked = self.spans.record(failed.asked, failed, parts)
             failed = failed._replace(asked=asked)
         if not self.access.is_on:
             return
-        self.write_gathered()  # the lines are in the order in which requests ended
+        self.write_gathered()  # keeps lines in the order of the ends
         fields: dict[str, Any] = {}
         if failed.model is not None:
             fields |= {"model": failed.model.name, "version": failed.model.version}

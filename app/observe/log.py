@@ -24,7 +24,7 @@ _CHATTY = ("uvicorn", "uvicorn.error", "uvicorn.access")
 _CLIENTS = ("httpx", "httpcore", "asyncio")
 _RETOLD = ("engine.devices.device", "engine.runner.replica_set")
 
-# What logging puts on every record: anything else was given as `extra`.
+# The attributes of every logging record. Any other was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -44,15 +44,18 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         try:
             text = orjson.dumps(line, default=str).decode()
-        except TypeError:  # half of a surrogate pair, which a path may hold
+        except TypeError:  # half of a surrogate pair, for example in a path
             text = json.dumps(line, default=str)
-        # These stand in strings only, where JSON has the same escapes.
+        # Such characters occur in strings only, where JSON has the same escapes.
         return text if text.isprintable() else escaped(text, "\\u{:04x}")
 
 
 class TextFormatter(logging.Formatter):
-    """Text for people. A message cannot end its line: further lines are indented, and
-    characters that a terminal obeys are escaped."""
+    """Text for people.
+
+    A message cannot end its line: further lines are indented, and control characters of
+    terminals are escaped.
+    """
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
@@ -107,9 +110,10 @@ def last_lines(most: int) -> list[str]:
 
 
 def is_written() -> bool:
-    """Return whether all that was logged is written, after a moment at most.
+    """Return whether all logged records are written, after a short wait at most.
 
-    If not, no program reads the log, and a thread holds the lock of standard error.
+    False means that no program reads the log, and a thread holds the lock of standard
+    error.
     """
     writers = [h for h in logging.getLogger().handlers if isinstance(h, LogWriter)]
     return all(writer.is_written() for writer in writers)
@@ -123,15 +127,15 @@ def _set_chatter(*, verbose: bool) -> None:
     level = logging.DEBUG if verbose else logging.WARNING
     for name in _CHATTY:
         logging.getLogger(name).setLevel(level)
-    # The gateway says in its own words which devices and models there are, unless the
-    # environment asks the engine (docs/how-to/observe.md).
+    # The gateway logs devices and models in its own words, unless the environment sets
+    # the engine's level (docs/how-to/observe.md).
     if logging.getLogger("engine").level == logging.NOTSET:
         for name in _RETOLD:
             logging.getLogger(name).setLevel(level)
-    # A model that is made a file of for a moment is no news.
+    # Files that are written for temporary models need no line.
     if logging.getLogger("popef_io").level == logging.NOTSET:
         logging.getLogger("popef_io.writer").setLevel(level)
-    # A client without credentials of ours: its requests are not our log's business.
+    # HTTP clients log each request, which does not belong in our log.
     for name in _CLIENTS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -176,10 +180,10 @@ class LogSettings:
 
 
 class LogControl(logging.Filter):
-    """Changes what the handlers of the root logger write, and how.
+    """Changes the records and the form that the root logger's handlers write.
 
-    Nothing is touched before the first `apply`; `on_change` is called after each. For
-    one thread at a time.
+    It changes nothing before the first `apply`. `on_change` is called after each
+    `apply`. For one thread at a time.
     """
 
     def __init__(
@@ -199,7 +203,7 @@ class LogControl(logging.Filter):
         root = logging.getLogger()
         iso = settings.format == "ISO8601" and self._style != "json"
         for handler in root.handlers:
-            handler.addFilter(self)  # which adds it once
+            handler.addFilter(self)  # added only once
             handler.setFormatter(IsoFormatter() if iso else _formatter(self._style))
         levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
         shown = (level for level in levels if settings.shows(level))
@@ -208,7 +212,7 @@ class LogControl(logging.Filter):
         self._on_change(settings)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # Who managed the server is no matter of levels (app/observe/audit.py).
+        # Audit lines ignore levels (app/observe/audit.py).
         return record.name == "app.audit" or self.settings.shows(record.levelno)
 
     def __repr__(self) -> str:

@@ -1,12 +1,12 @@
 """The log is written by a thread, so a stalled reader delays nothing.
 
 A server usually writes to a pipe, whose reader may be slow or stuck. A thread that
-writes a line itself would then wait with the lock of the handler, and all other threads
-that log would wait with it, including the event loop and the handler of SIGTERM.
+wrote its lines itself would then wait, holding the lock of the handler. All other
+threads that log would wait too, including the event loop and the handler of SIGTERM.
 
 Waking a thread takes the interpreter from the event loop twice, which takes ten times
-as long as the line. So the first line is written immediately, and those that follow
-wait for the next write.
+as long as the line. So the first line is written immediately, and further lines wait
+for the next write.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import TextIO
 
 from app.sizes import counted
 
-#: Lines that wait to be written; those beyond are counted and dropped.
+#: The most lines that wait to be written. Further ones are counted and dropped.
 MOST_WAITING = 20_000
-#: Lines that are kept in memory, and characters of each.
+#: The number of lines kept in memory, and the most characters of each.
 MOST_KEPT = 500
 LONGEST_KEPT = 2000
 #: Seconds for which lines are gathered, unless one is an error.
 GATHERED_FOR = 0.1
-#: Seconds that the end of the process waits for what is not written yet.
+#: Seconds for which the exit of the process waits for unwritten lines.
 PATIENCE = 1.0
 
 
@@ -47,7 +47,7 @@ class LogWriter(logging.Handler):
         self._records = queue.SimpleQueue()
         self._at_once: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._dropped = 0
-        #: Since the process began.
+        #: The number of lines dropped since the process began.
         self.all_dropped = 0
         #: The last lines, as they were written.
         self.last: deque[str] = deque(maxlen=MOST_KEPT)
@@ -59,7 +59,7 @@ class LogWriter(logging.Handler):
             self.all_dropped += 1
             return
         record.msg, record.args = record.getMessage(), None
-        if self._thread is None:  # most programs that set logging up log nothing
+        if self._thread is None:  # started late: most programs log nothing
             self._thread = threading.Thread(
                 target=self._run, name="popgate-log", daemon=True
             )
@@ -78,7 +78,7 @@ class LogWriter(logging.Handler):
                 self._at_once.get(timeout=GATHERED_FOR)
 
     def _write(self, items: Iterable[logging.LogRecord | threading.Event]) -> None:
-        """Write records, and tell those who wait for that."""
+        """Write records, and set the events of waiting threads."""
         dropped, self._dropped = self._dropped, 0
         piece: list[str] = []
         size = 0
@@ -114,11 +114,11 @@ class LogWriter(logging.Handler):
             event.set()
 
     def _put_out(self, lines: Sequence[str]) -> None:
-        """Write lines in one system call, so that lines of other processes on the same
-        pipe do not tear them.
+        """Write lines in one system call, so that other processes' lines on the same
+        pipe do not split them.
         """
-        # Not by a `StreamHandler`, whose lock `logging.shutdown` would wait for.
-        if lines and self._stream is not None:  # it was closed before we began
+        # A `StreamHandler` does not fit: `logging.shutdown` would wait for its lock.
+        if lines and self._stream is not None:  # None if it was closed before the start
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write("".join(lines))
                 self._stream.flush()
@@ -128,7 +128,7 @@ class LogWriter(logging.Handler):
         self.is_written()
 
     def is_written(self) -> bool:
-        """Wait until all is written, for a moment at most; whether it is."""
+        """Wait until all is written, for a moment at most. Return whether it is."""
         if self._thread is None:
             return True
         written = threading.Event()

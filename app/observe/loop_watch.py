@@ -1,13 +1,14 @@
-"""Turns of an event loop that take long, named: for debugging.
+"""Names the turns of an event loop that take long: for debugging.
 
-If `POPGATE_LOOP_WATCH` in the environment names a file, the process appends a line to
-it for each turn of its event loop that took more than 20 ms of processor time: the
+If the variable `POPGATE_LOOP_WATCH` names a file, the process appends a line for each
+turn of its event loop that took more than 20 ms of processor time. The line has the
 process, the time, and the place of its thread after 20 ms. A turn is everything between
-two checks of a timer, so many short callbacks can make one as well.
+two checks of a timer, so many short callbacks can also make a long one.
 
 A signal handler of the thread itself writes its place, so calls of compiled code are
-named too. (Another thread that reads frames while they change ends the process.) Delays
-by other threads that hold the interpreter's lock are not processor time of this thread.
+named too. (If another thread read frames while they change, the process would end.)
+Delays by other threads that hold the interpreter's lock do not count as this thread's
+processor time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FRAMES = 6
 
 
 class LoopWatch:
-    """Looks after one event loop, from the main thread, until `stop`."""
+    """Watches one event loop, from the main thread, until `stop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
         self._loop = loop
@@ -68,7 +69,7 @@ class LoopWatch:
             file.write(line)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -80,6 +81,8 @@ class LoopWatch:
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> LoopWatch | None:
-    """Begin to watch a loop, if the environment says so. From its thread."""
+    """Begin to watch a loop if the environment asks for it. Call it from the loop's
+    thread.
+    """
     path = os.environ.get(VARIABLE)
     return LoopWatch(loop, Path(path)) if path else None

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-# Counters of the first line of /proc/stat that are time in which nothing runs.
+# The counters of idle time in the first line of /proc/stat.
 _IDLE = (3, 4)  # idle, waiting for a disk
 _STAT, _MEMINFO = "/proc/stat", "/proc/meminfo"
 
@@ -52,10 +52,9 @@ class BusyShares(Generic[K]):
         self._shares: dict[K, float] = {}
 
     def of(self, busy_ns: Mapping[K, float]) -> Mapping[K, float]:
-        """Return the share of each, given how long it has been busy; forget those that
-        are missing.
+        """Return the busy share of each thing, given how long each has been busy.
 
-        A new one has 0.0.
+        Things that are missing are forgotten. A new one has 0.0.
         """
         now = time.monotonic()
         passed = now - self._looked
@@ -80,7 +79,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def memory() -> tuple[int, int]:
-    """Return bytes of the machine's memory: all, and those in use."""
+    """Return the machine's memory in bytes: the total, and the part in use."""
     found = {}
     with open(_MEMINFO, encoding="ascii") as file:
         for line in file:

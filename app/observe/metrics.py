@@ -15,15 +15,16 @@ from app.observe.answers import Answers, Labels
 from app.observe.histogram import BOUNDS_NS, Histogram
 from app.observe.token_metrics import TokenCounts, TokenMetrics
 
-# Sizes of batches that are told apart for a model; few run more than a hundred.
+# The most batch sizes that are counted separately for a model. Few models have over a
+# hundred.
 MAX_BATCH_SIZES = 4096
 
 
 class BatchMetrics:
     """The numbers of the batches of one size. Durations are nanoseconds.
 
-    Every request adds its share of the batch it ran in (rows / batch rows), so that the
-    sum is the number of batches, without asking the device.
+    Every request adds its share of its batch (rows / batch rows). So the sum is the
+    number of batches, without data from the device.
     """
 
     __slots__ = ("compute_ns", "input_ns", "output_ns", "share")
@@ -53,8 +54,8 @@ class ModelMetrics:
 
     They outlive a reload of the version, so they never go down while the process lives.
     ``pending`` is the number of accepted requests without an answer; draining waits for
-    it to be 0. ``awaiting`` are those in other processes that no execution has taken
-    yet.
+    it to be 0. ``awaiting`` is the number of requests in other processes that no
+    execution has taken yet.
     """
 
     __slots__ = (
@@ -181,7 +182,7 @@ class ModelMetrics:
         batch.compute_ns += share * compute_ns
         batch.input_ns += input_ns
         batch.output_ns += output_ns
-        # Histogram.observe three times over, without its calls.
+        # `Histogram.observe` three times, inlined.
         histogram = self.request
         histogram.counts[bisect_left(BOUNDS_NS, total_ns)] += 1
         histogram.sum_ns += total_ns
@@ -265,7 +266,7 @@ class MetricsRegistry:
         keyless: str = "",
         answered: Callable[[], Iterable[Answers]] = tuple,
     ) -> None:
-        #: What this process has answered; `answered` gives what others have.
+        #: The answers of this process. `all_answers` includes other processes.
         self.answers = Answers(keyless=keyless)
         self._answered = answered
         self._models: dict[tuple[str, str], ModelMetrics] = {}
@@ -273,8 +274,8 @@ class MetricsRegistry:
         self._elsewhere = elsewhere
 
     def model(self, name: str, version: str) -> ModelMetrics:
-        """Return this process's numbers of a version; made at the first call, and the
-        same object afterwards.
+        """Return this process's numbers of a version. Each call returns the same
+        object.
         """
         key = (name, version)
         found = self._models.get(key)

@@ -17,7 +17,7 @@ from engine import MetricTold
 
 logger = logging.getLogger(__name__)
 
-#: Of each model, those of processes that have ended included.
+#: The most series of a model, including those of processes that have ended.
 MAX_SERIES = 1000
 
 Labels = tuple[tuple[str, str], ...]
@@ -72,7 +72,7 @@ class OwnMetrics:
                 )
 
     def _take(self, process: object, model: str, told: MetricTold) -> str:
-        """Return why not."""
+        """Take one metric; return why it is refused, or an empty string."""
         family = self._families.get(told.name)
         if family is not None and family.kind != told.kind and not family.is_live:
             for old in family.series.values():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _PAGE = resource.getpagesize()
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Of /proc/PID/stat, behind the name of the program: user and system time, in ticks.
+# Fields of /proc/PID/stat behind the program's name: user and system time, in ticks.
 _USER, _SYSTEM = 11, 12
 
 

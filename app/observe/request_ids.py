@@ -1,7 +1,7 @@
 """Ids of requests: the client's, or generated ones; every answer has one.
 
 An id is generated for every request without one, so it must cost only a tenth of a
-microsecond: it is a number after a few characters that belong to this process.
+microsecond. It is a number after a few characters that identify this process.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Iterator, Mapping
 from random import SystemRandom
 from typing import Final, NamedTuple
 
-#: The header that brings and takes one.
+#: The header of a request and an answer that contains the id.
 HEADER: Final = b"x-request-id"
-#: Bytes that one has at most.
+#: The most bytes of an id.
 LONGEST: Final = 128
 
 _FORM = b"%b-%%x" % os.urandom(5).hex().encode()
-#: New ones, unlike those of any other process.
+#: New ids, which differ from those of any other process.
 new_ids: Final[Iterator[bytes]] = map(_FORM.__mod__, itertools.count(1))
 
 
 def taken_id(given: bytes) -> bytes:
-    """Return an id that a client has sent; a new one where that is empty, too long, or
-    more than ASCII that can be printed.
+    """Return the id that a client has sent.
+
+    The result is a new id if that is empty, too long, or not printable ASCII.
     """
-    # Nothing that a log line or a header would have to escape or could end at.
+    # The id must not contain characters that end or change a log line or a header.
     if 0 < len(given) <= LONGEST and given.isascii() and given.decode().isprintable():
         return given
     return next(new_ids)
@@ -44,8 +45,10 @@ _PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(
 
 
 def trace_context(traceparent: bytes) -> tuple[str, str, int] | None:
-    """Return the ids of the trace and of the caller's span, and the flags, that a W3C
-    header ``traceparent`` has; None if it has none.
+    """Return the trace id, the caller's span id and the flags of a W3C header
+    ``traceparent``.
+
+    The result is None if the header is missing or invalid.
     """
     match = _PARENT.fullmatch(traceparent.lower())
     if match is None or not match[1].strip(b"0") or not match[2].strip(b"0"):
@@ -54,7 +57,7 @@ def trace_context(traceparent: bytes) -> tuple[str, str, int] | None:
 
 
 class SpanIds(NamedTuple):
-    """The ids that the span of a request will have, which others are to name now."""
+    """The future ids of a request's span, for requests that must name them now."""
 
     trace_id: int
     span_id: int
@@ -67,8 +70,8 @@ class SpanIds(NamedTuple):
 
     @classmethod
     def below(cls, traceparent: bytes, *, is_sampled: bool) -> SpanIds:
-        """Make new ids, of the trace of this header if it has one."""
+        """Make new ids, within the trace of this header if it names one."""
         context = trace_context(traceparent)
-        # Never 0, which is no id.
+        # An id is never 0.
         trace = _random.getrandbits(128) | 1 if context is None else int(context[0], 16)
         return cls(trace, _random.getrandbits(64) | 1, is_sampled)

@@ -1,12 +1,12 @@
 """Numbers that a worker process counts and its supervisor reads, in shared memory.
 
-A worker counts as every gateway does (`ModelMetrics`) and writes what it has counted
-into a block of its segment at the end of each request, before the answer leaves. So
-what is answered is counted, even if the worker is killed with the next instruction; the
-supervisor adds the segments up, and keeps what one held whose worker has died.
+A worker counts as every gateway does (`ModelMetrics`). At the end of each request,
+before the answer leaves, it writes its counts into a block of its segment. So every
+answered request is counted, even if the worker is killed with the next instruction. The
+supervisor adds the segments up. If a worker dies, the supervisor keeps the counts of
+its segment.
 
-The map of the bytes
---------------------
+The map of the bytes --------------------
     0        requests in flight on each device, by its number      (MOST_DEVICES words)
     4096     blocks of BLOCK_SIZE bytes, one for each version of a model
     …        the answers that it has written (app/observe/answers.py)
@@ -39,9 +39,9 @@ from app.observe.metrics import MAX_BATCH_SIZES, BatchMetrics, ModelMetrics
 from app.observe.token_metrics import TOKEN_BUCKETS, TokenCounts
 from engine import SharedMemory
 
-#: Versions of models that one worker can count; others stay with the supervisor.
+#: Versions of models that one worker can count. The supervisor runs any others.
 MOST_MODELS: Final = 4096
-#: Devices whose requests in flight are told.
+#: Devices whose requests in flight are counted.
 MOST_DEVICES: Final = 512
 _BLOCKS_AT: Final = 8 * MOST_DEVICES
 _REASONS: Final = tuple(FailureReason)
@@ -83,7 +83,7 @@ class SharedMetrics(ModelMetrics):
         super().__init__(name, version)
         self._words = words
         self._floats = floats
-        #: Where the numbers of a batch size stand.
+        #: The place of the numbers of each batch size.
         self._at: dict[int, int] = {}
 
     def success(
@@ -124,7 +124,7 @@ class SharedMetrics(ModelMetrics):
         words[_SIZES] = len(self._at)
         self._write(_HISTOGRAMS + 1 + _COUNTS, self.queue, queue_ns)
         self._write(_HISTOGRAMS + 2 * (1 + _COUNTS), self.compute, compute_ns)
-        # Last: by this the request is counted.
+        # The request counts as soon as this is written, so it is written last.
         self._write(_HISTOGRAMS, self.request, total_ns)
 
     def count_tokens(self, counts: TokenCounts) -> None:
@@ -185,9 +185,7 @@ class CounterSegment:
     # -- the worker
 
     def metrics(self, block: int, name: str, version: str) -> SharedMetrics:
-        """Return the counters of a block; made at the first call, the same
-        ones later.
-        """
+        """Return the counters of a block. Each call returns the same object."""
         found = self._metrics.get(block)
         if found is None:
             found = SharedMetrics(name, version, *self._block(block))
@@ -205,7 +203,7 @@ class CounterSegment:
     # -- the supervisor
 
     def own(self) -> OwnNumbers:
-        """Return what the worker last told of itself."""
+        """Return the numbers that the worker last reported about itself."""
         at = _OWN_AT // 8
         return OwnNumbers(*self._words[at : at + 3].tolist())
 
@@ -245,7 +243,7 @@ class CounterSegment:
         return found
 
     def close(self) -> None:
-        """Give the memory back; only where nothing of it is counted in any more."""
+        """Release the memory, after the last count in it."""
         self._metrics.clear()
         self.answers.close()
         self._words.release()

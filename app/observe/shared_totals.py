@@ -1,10 +1,11 @@
-"""Numbers of all processes of a server together, in shared memory: what has a bound
-that holds for all of them is looked at before more is let in.
+"""Numbers of all processes of a server together, in shared memory.
 
-The map of the bytes: a word of 64 bits for the connections of each process, then one
-for the bytes that each holds. A word has one writer and is written whole. Who writes
-first and adds up then does not miss another that does the same: both may find that it
-is too much, never neither.
+A process checks a limit for all processes against these numbers before it admits more.
+
+The memory has a word of 64 bits for the connections of each process. Words for the
+bytes that each process holds follow. A word has one writer and is written whole. A
+process writes its word first and adds up then. If two do so at the same time, both may
+find that the limit is exceeded. They never both miss it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _WORD: Final = 8
 
 
 class Total:
-    """A number that processes have together; this one writes the word `mine`."""
+    """A number that processes have together; this process writes the word `mine`."""
 
     def __init__(self, words: memoryview[int], mine: int) -> None:
         self._words = words
         self._mine = mine
 
     def tell(self, part: int) -> int:
-        """Set this process's part; returns the total."""
+        """Set this process's part; return the total."""
         self._words[self._mine] = part
         return sum(self._words)
 

@@ -1,9 +1,9 @@
-"""Spans of OpenTelemetry, made of what was measured anyway, after the answer.
+"""Spans of OpenTelemetry, made after the answer from existing measurements.
 
-They need ``popgate[otel]`` and are set up by OpenTelemetry's own variables: they are on
-where ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or its form for traces) says where they go. A
-request that is not in the sample costs one comparison; those that are go to a thread,
-where everything of OpenTelemetry happens.
+They need ``popgate[otel]`` and are configured by OpenTelemetry's own variables. They
+are on if ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or its form for traces) names a destination.
+A request outside the sample costs one comparison. Requests in the sample go to a
+thread, which does all work of OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from engine import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
-#: Requests that wait to be made spans of; those beyond are dropped.
+#: The most requests that wait for their spans. Further ones are dropped.
 MOST_WAITING = 2048
-#: Of so many that wait spans are made at once: they fill a batch.
+#: If this many requests wait, their spans are made immediately, because they fill a
+#: batch.
 _MANY = 64
-#: The share of requests that get spans if no variable says so (docs/how-to/observe.md).
+#: The share of requests with spans if no variable sets it (docs/how-to/observe.md).
 SHARE = "0.005"
 _LEAST = 1e-12
 _ROUTE = re.compile(
     r"(?P<prefix>.*/v[12]/models/)[^/:]+(?P<version>/versions/[^/]+)?(?P<verb>[/:]\w+)"
 )
-#: Batches whose members may still come: spans of one name each other.
+#: The number of batches that are remembered for further members. The spans of one batch
+#: link to each other.
 _BATCHES = 64
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NS = 1_000_000_000
@@ -72,13 +74,13 @@ def exporters(environment: Mapping[str, str]) -> list[str]:
 class Sampler:
     """Choice of the requests that get spans, by ``OTEL_TRACES_SAMPLER`` and ``…_ARG``.
 
-    The names are OpenTelemetry's. Without them a request is in the sample if its
-    client has decided so, and of those without such a word one of `SHARE`. A share is
-    every so-manieth request: `left` are passed over before the next.
+    The names are OpenTelemetry's. Without the variables, the client's ``traceparent``
+    decides. Of the requests without one, the share `SHARE` is in the sample. A share
+    means every n-th request: `left` requests are skipped before the next.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Raise `engine.InvalidConfig` for a name or a share that it does not know."""
+        """Raise `engine.InvalidConfig` for an unknown name or an invalid share."""
         name = environment.get("OTEL_TRACES_SAMPLER", "") or "parentbased_traceidratio"
         is_default = not environment.get("OTEL_TRACES_SAMPLER", "")
         share = environment.get("OTEL_TRACES_SAMPLER_ARG", "")
@@ -98,14 +100,14 @@ class Sampler:
         self.left = self._count_to_next()
 
     def _count_to_next(self) -> int:
-        """Return how many are passed over before the next in the sample."""
+        """Return the number of requests to skip before the next in the sample."""
         share = max(self._share, _LEAST)
         count = max(1, math.ceil((1.0 - self._due) / share))
         self._due += count * share - 1.0
         return count - 1
 
     def wants(self, traceparent: bytes) -> bool:
-        """Return whether a request with this header is in the sample. Counts it."""
+        """Count a request with this header; return whether it is in the sample."""
         if self._asks_parent and traceparent:
             context = trace_context(traceparent)
             if context is not None:
@@ -118,15 +120,16 @@ class Sampler:
 
 
 class Spans:
-    """Makes spans of requests and has them exported.
+    """Makes spans of requests and exports them.
 
-    The spans of a request are exported together or dropped together. Requests wait in
-    a queue of `OTEL_BSP_MAX_QUEUE_SIZE`, and are dropped if it is full.
+    The spans of a request are exported together or dropped together. Requests wait in a
+    queue of `OTEL_BSP_MAX_QUEUE_SIZE` and are dropped if it is full.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        """Raise `engine.InvalidConfig` if the extra is not installed, or a variable has
-        a wrong value."""
+        """Raise `engine.InvalidConfig` if the extra is missing, or a variable has a
+        wrong value.
+        """
         environment = os.environ if environment is None else environment
         self.sampler = Sampler(environment)
         self._most = _number(environment, "OTEL_BSP_MAX_QUEUE_SIZE", MOST_WAITING)
@@ -137,27 +140,32 @@ class Spans:
         self._news = threading.Event()
         self._many = threading.Event()
         self._closed = False
-        self._full = self._lost = 0  # each is counted by one thread
+        self._full = self._lost = 0  # one thread counts each
         self._thread: threading.Thread | None = None
 
     @property
     def dropped(self) -> int:
-        """Return how many requests have lost their spans: the queue was full, or
-        exporting failed.
+        """Return how many requests lost their spans: the queue was full, or the export
+        failed.
         """
         return self._full + self._lost
 
     def begin(self, traceparent: bytes) -> SpanIds:
-        """Return the ids of the span of a request that brought this header, before it
-        ends: calls on its behalf take them along. Counts it."""
+        """Return the ids for the span of a request with this header, before the request
+        ends.
+
+        Calls on behalf of the request carry the ids. The request counts for the sample.
+        """
         wanted = self.sampler.wants(traceparent)
         return SpanIds.below(traceparent, is_sampled=wanted)
 
     def record(
         self, asked: Asked, request: Answered | Failed, parts: Sequence[Part] = ()
     ) -> Asked:
-        """Make spans of a request that has been sent, if it is in the sample, and of
-        its parts. Returns `asked` with the ids of its span."""
+        """Make spans of an answered request, and of its parts, if it is in the sample.
+
+        Returns `asked` with the ids of its span.
+        """
         span = asked.span
         if span is None and self.sampler.wants(asked.traceparent):
             span = SpanIds.below(asked.traceparent, is_sampled=True)
@@ -174,7 +182,7 @@ class Spans:
             )
             self._thread.start()
         self._jobs.append((asked, request, tuple(parts), time.monotonic_ns()))
-        # The thread is woken twice a batch, not for each request.
+        # This wakes the thread twice a batch, not for each request.
         if not count:
             self._news.set()
         elif count == _MANY:
@@ -182,7 +190,7 @@ class Spans:
         return asked
 
     def close(self) -> None:
-        """Export what there is. Blocks, for a few seconds at most."""
+        """Export the waiting spans. Blocks for a few seconds at most."""
         self._closed = True
         self._news.set()
         self._many.set()
@@ -209,7 +217,7 @@ class Spans:
             while self._jobs and len(spans) < self._batch:
                 count += 1
                 spans += self._maker.make(*self._jobs.popleft())
-                time.sleep(0)  # the event loop may go on
+                time.sleep(0)  # let the event loop run
             if not self._maker.export(spans):
                 self._lost += count
         except Exception:
@@ -218,10 +226,10 @@ class Spans:
 
 
 class _Maker:
-    """All that OpenTelemetry is needed for, by one thread.
+    """Does all work that needs OpenTelemetry, in one thread.
 
-    Spans are whole when they are made, so that they need no tracer, which costs three
-    times as much.
+    Spans are complete when they are made, so they need no tracer. A tracer would take
+    three times as long.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -247,23 +255,22 @@ class _Maker:
         self._unset = trace.Status(trace.StatusCode.UNSET)
         self._random = Random(SystemRandom().getrandbits(128))
         self._exporters = _exporters(environment)
-        #: The spans of the last batches, by what is the same for all their members.
+        #: The spans of the last batches, by the values that all members of a batch
+        #: share.
         self._batches: dict[tuple[Any, ...], list[Any]] = {}
-        # Of the request whose spans are being made:
+        # The trace and the clock of the request whose spans are being made.
         self._trace = self._clock = 0
         self._state: Any = None
         self._made: list[Any] = []
 
     def enter_thread(self) -> None:
-        """Keep other instrumentation from making spans of this thread's
-        own requests.
-        """
+        """Keep other instrumentation from making spans of this thread's requests."""
         key = getattr(self._context, "_SUPPRESS_INSTRUMENTATION_KEY", "")
         if key:
             self._context.attach(self._context.set_value(key, True))
 
     def export(self, spans: Sequence[Any]) -> bool:
-        """Return whether all exporters have taken the spans."""
+        """Export the spans; return whether all exporters have accepted them."""
         results = [exporter.export(spans) for exporter in self._exporters]
         return all(result.name == "SUCCESS" for result in results)
 
@@ -319,7 +326,7 @@ class _Maker:
         return self._api.TraceState.from_header([text])
 
     def _status(self, request: Failed) -> Any:
-        # The client's own mistakes are no errors of a server's span.
+        # Mistakes of the client are not errors of a server's span.
         if request.status < 500:
             return self._unset
         return self._api.Status(self._api.StatusCode.ERROR, shortened(request.why))
@@ -337,7 +344,7 @@ class _Maker:
         links: Sequence[Any] = (),
         own: int = 0,
     ) -> Any:
-        """Make one span; returns its context."""
+        """Make one span; return its context."""
         context = self._api.SpanContext(
             self._trace,
             own or self._random.getrandbits(64) | 1,
@@ -363,7 +370,7 @@ class _Maker:
         return context
 
     def _part(self, parent: Any, part: Part) -> None:
-        """Make the spans of what another model did for a request."""
+        """Make the spans of another model's work for a request."""
         attributes = {
             "popgate.model.name": part.model.name,
             "popgate.model.version": part.model.version,
@@ -406,7 +413,7 @@ class _Maker:
         links = [self._api.Link(context) for context in mates]
         batch = self._add("batch", parent, begin, end, attributes, links=links)
         mates.append(batch)
-        # Then comes the way of the result back to the gateway.
+        # The result's way back to the gateway follows.
         self._add("compute", batch, begin, min(begin + request.compute_ns, end))
 
     def close(self) -> None:
@@ -415,8 +422,9 @@ class _Maker:
 
 
 def route_of(path: str) -> str:
-    """Return the route of a request to a model, as openapi.yaml has it; empty if it is
-    none."""
+    """Return the route of a request to a model, as in openapi.yaml; empty if it has
+    none.
+    """
     match = _ROUTE.fullmatch(path)
     if match is None:
         return ""
@@ -473,7 +481,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 def _exporters(environment: Mapping[str, str]) -> list[Any]:
     """Return the exporters that ``OTEL_TRACES_EXPORTER`` names.
 
-    Raises `engine.InvalidConfig` for one that there is not.
+    Raises `engine.InvalidConfig` for an unknown exporter.
     """
     makers = {"otlp": _otlp_exporter, "console": _console_exporter}
     names = exporters(environment)
@@ -522,7 +530,7 @@ def _otlp_exporter(environment: Mapping[str, str]) -> Any:
 
 
 def _phases_of(request: Answered | Failed) -> list[_Phase]:
-    """Return the phases that a request came to."""
+    """Return the phases that a request reached."""
     arrived, began, decoded = request.arrived, request.began, request.decoded
     if isinstance(request, Answered):
         end = request.encoding
@@ -540,8 +548,10 @@ def _phases_of(request: Answered | Failed) -> list[_Phase]:
 def _run_phases(
     request: Answered | Failed | Part, begin: int, end: int
 ) -> list[_Phase]:
-    """Return the phases between the queue and the result. A request that failed may
-    not have come to a batch."""
+    """Return the phases between the queue and the result.
+
+    A failed request may not have reached a batch.
+    """
     started = min(begin + request.queue_ns, end)
     if not request.compute_ns and (isinstance(request, Failed) or _has_failed(request)):
         return [("queue", begin, started)]
@@ -553,16 +563,18 @@ def _has_failed(request: Answered | Part) -> bool:
 
 
 def _run_of(request: Answered | Failed | Part) -> tuple[object, ...]:
-    """Return a key that all requests of a batch share, because it was measured once."""
+    """Return a key shared by all requests of a batch, made of times measured once for
+    the batch.
+    """
     return (request.model, request.device, request.compute_ns, request.batch_rows)
 
 
 def spans_of_environment() -> Spans | None:
-    """Return what makes the spans that the environment asks for; the log says why if
-    there is nothing.
+    """Return the maker of the spans that the environment requests; None if there is
+    none.
 
-    The variables are often set for all programs of a machine, so that none of them
-    must keep the server from starting.
+    The log gives the reason. The variables are often set for all programs of a machine,
+    so a wrong one must not keep the server from starting.
     """
     if propagators.missing:
         names = ", ".join(propagators.missing)
@@ -578,6 +590,6 @@ def spans_of_environment() -> Spans | None:
         return Spans()
     except InvalidConfig as e:
         logger.warning("cannot create spans: %s", e)
-    except Exception as e:  # OpenTelemetry has its own ways to refuse a variable
+    except Exception as e:  # OpenTelemetry raises errors of many types
         logger.warning("spans are off: OpenTelemetry: %s", e)
     return None

@@ -7,7 +7,7 @@ from typing import Final
 
 from app.observe.histogram import Histogram
 
-#: Upper bounds of batches in their histogram, in tokens with padding.
+#: Upper bounds of the histogram of batches, in tokens with padding.
 TOKEN_BUCKETS: Final = (
     8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
 )  # fmt: skip
@@ -22,12 +22,14 @@ class TokenCounts:
         self.tokens = 0
         self.padded = 0
         self.tokenizing_ns = 0
-        #: The part of each batch that was the request's, by the batch's bucket.
+        #: The request's share of each batch, by the batch's bucket.
         self.shares: dict[int, float] = {}
 
     def add(self, length: int, rows: int, longest: int) -> None:
-        """Count a row of `length` tokens, which ran as one of `rows` rows that were
-        padded to `longest`."""
+        """Count a row of `length` tokens.
+
+        It ran among `rows` rows that were padded to `longest`.
+        """
         longest = max(length, longest)
         rows = max(1, rows)
         self.tokens += length
@@ -43,8 +45,8 @@ class TokenMetrics:
     """The tokens of all successful requests to one version of a model.
 
     `padded` counts the tokens that ran, padding included. `batches` has the number of
-    batches by bucket: each row adds its share, so that the sum is right even if the
-    rows of one batch are of several processes.
+    batches by bucket: each row adds its share, so the sum is right even if several
+    processes sent the rows of one batch.
     """
 
     __slots__ = ("batches", "padded", "tokenizing", "tokens")
@@ -64,7 +66,7 @@ class TokenMetrics:
         self.tokenizing.observe(one.tokenizing_ns)
 
     def add(self, other: TokenMetrics) -> None:
-        """Add what another process has counted."""
+        """Add the counts of another process."""
         self.tokens += other.tokens
         self.padded += other.padded
         for bucket, share in enumerate(other.batches):

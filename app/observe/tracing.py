@@ -1,8 +1,8 @@
 """Traces of requests: when each reached which step (Triton's trace extension).
 
 A sample of the requests is written to one file, a JSON array in the form that Triton's
-tools read. What is sampled is set for the server and, over that, for single models.
-Everything here belongs to the event loop's thread.
+tools read. The server has settings for the sample, which settings of single models
+override. Everything here belongs to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from engine import Tensor
 logger = logging.getLogger(__name__)
 
 LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
-# Elements of the largest tensor that is written. Larger ones are left out, and so are
-# empty ones: readers of these files expect the data of every tensor that is there.
+# The most elements of a tensor in a trace. Larger and empty tensors are left out,
+# because readers of these files expect the data of every tensor.
 MAX_TENSOR_ELEMENTS = 1 << 16
 
 
@@ -34,9 +34,9 @@ MAX_TENSOR_ELEMENTS = 1 << 16
 class TraceSettings:
     """Trace settings (Triton's).
 
-    Of `rate` requests one is traced, until there are `count` (-1: no end). With
-    `log_frequency` 0 every trace is added to the trace file; with n, every n traces
-    become a file of their own, the trace file's name with a number behind it.
+    One request of `rate` is traced, until `count` traces exist (-1: no limit). If
+    `log_frequency` is 0, every trace is added to the trace file. If it is n, every n
+    traces become a new file, with the trace file's name and a number.
     """
 
     level: tuple[str, ...] = ("OFF",)
@@ -54,8 +54,9 @@ class Timeline:
     """Times at which a request reached each step, in nanoseconds of the monotonic
     clock.
 
-    From its head (`arrived`) and its whole body (`received`) to the answer, complete
-    (`encoded`) and handed to the connection (`sent`).
+    The first are the arrival of its head (`arrived`) and of its whole body
+    (`received`). The last are the answer's completion (`encoded`) and its handover to
+    the connection (`sent`).
     """
 
     arrived: int
@@ -87,8 +88,8 @@ class Timeline:
 class TraceFile:
     """A JSON array on disk that is complete after every write.
 
-    A file that is there already is replaced at the first write. After an error (a full
-    disk) nothing more is written, and the log says so once.
+    An existing file is replaced at the first write. After an error (a full disk)
+    nothing more is written, and the log says so once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +99,7 @@ class TraceFile:
         self._broken = False
 
     def append(self, entries: list[dict[str, Any]]) -> None:
-        """Add `entries`, over the bracket that closes the array."""
+        """Add `entries`, over the closing bracket of the array."""
         if self._broken:
             return
         text = b",\n".join(orjson.dumps(entry) for entry in entries) + b"\n]\n"
@@ -136,7 +137,7 @@ class Tracer:
         self._traces = 0
 
     def wants(self) -> bool:
-        """Return whether the next request is in the sample. Counts it."""
+        """Count the next request, and return whether it is in the sample."""
         self._seen += 1
         if self.left == 0 or self._seen % self.settings.rate:
             return False
@@ -178,7 +179,7 @@ class Tracer:
         self._write(entries)
 
     def flush(self) -> None:
-        """Write what waits for a file of its own."""
+        """Write the entries that wait for a file of their own."""
         if self._pending:
             self._tracing.write_numbered(self._pending)
         self._pending, self._traces = [], 0
@@ -198,7 +199,7 @@ class Tracer:
 
 
 def _shown(name: str, tensor: Tensor) -> dict[str, str]:
-    """Return a tensor as Triton's traces have it: everything is a string."""
+    """Return a tensor in the form of Triton's traces: everything is a string."""
     data = ",".join(map(_element, tensor.numpy().reshape(-1).tolist()))
     shape = ",".join(map(str, tensor.shape))
     dtype = datatype_of(tensor.data_type).name
@@ -208,16 +209,16 @@ def _shown(name: str, tensor: Tensor) -> dict[str, str]:
 def _element(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
-    # Readers of these files make a number of every text that is no string.
+    # Readers of these files turn any bare text into a number.
     return str(int(value) if isinstance(value, bool) else value)
 
 
 class Tracing:
-    """The trace settings of a server and its models, and the file that traces go to.
+    """The trace settings of a server and its models, and the trace file.
 
-    `file` None means that nothing can be traced, because there is no place for it.
-    `clock_offset` is what lies between the monotonic clock and the time since 1970.
-    `on_change` is called after every change of settings.
+    If `file` is None, nothing can be traced. `clock_offset` is the difference between
+    the time since 1970 and the monotonic clock. `on_change` is called after every
+    change of settings.
     """
 
     def __init__(
@@ -235,7 +236,8 @@ class Tracing:
         self._file = TraceFile(file) if file is not None else None
         self._ids = itertools.count(1)
         self._numbers = itertools.count()
-        # What was set over the initial (None) and over the server's settings.
+        # Changes of the initial settings (key None), and of single models over the
+        # server's settings.
         self._changes: dict[str | None, dict[str, Any]] = {None: {}}
         self._tracers: dict[str | None, Tracer] = {None: Tracer(self.initial, self)}
 
@@ -258,7 +260,7 @@ class Tracing:
         return replace(tracer.settings, count=tracer.left)
 
     def update(self, model: str | None, changes: Mapping[str, Any]) -> None:
-        """Change fields of the settings; None takes a change back."""
+        """Change fields of the settings; None reverts a change."""
         mine = {**self._changes.get(model, {}), **changes}
         self._changes[model] = {k: v for k, v in mine.items() if v is not None}
         if model is not None and not self._changes[model]:
@@ -286,7 +288,7 @@ class Tracing:
             self._file.append(entries)
 
     def write_numbered(self, entries: list[dict[str, Any]]) -> None:
-        """Write a file of its own, beside the trace file."""
+        """Write a numbered file beside the trace file."""
         if self._path is None:
             return
         path = self._path.with_name(f"{self._path.name}.{next(self._numbers)}")
@@ -295,7 +297,7 @@ class Tracing:
         file.close()
 
     def close(self) -> None:
-        """Write what has not been written; nothing is traced from now on."""
+        """Write the waiting entries, and trace nothing from now on."""
         for tracer in self._tracers.values():
             tracer.flush()
         if self._file is not None:

@@ -34,7 +34,7 @@ from engine import (
 )
 from popef_io import Model
 
-#: `channel_memory` of models that do not say, at least and at most.
+#: The range of `channel_memory` for models that do not set it.
 CHANNEL_MEMORY, MOST_CHANNEL_MEMORY = 256 << 20, 1 << 38
 
 
@@ -50,8 +50,9 @@ class DescribesModel(DescribesTensors, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Time limits in seconds for loading a model with its warm-up, and for one run; 0:
-    no limit.
+    """Time limits in seconds for loading a model with its warm-up, and for one run.
+
+    0 means no limit.
     """
 
     load: float = 0.0
@@ -102,7 +103,7 @@ def runner_config(
         run_timeout=_run_timeout(config, limits.run),
         batching=config.batching,
         batching_dim=config.batching_dim,
-        # Nothing waits for company unless the model's owner wants it to.
+        # A request waits for others in its batch only if the model's owner wants that.
         timeout_ns=max(1, int(config.max_queue_delay * 1e9)),
         flush_on_waiting_outputs=True,
     )
@@ -163,7 +164,7 @@ def ragged_inputs(
 
 
 def optional_outputs(source: VersionSource) -> tuple[str, ...]:
-    """Return the outputs that only requests which ask for them get."""
+    """Return the outputs that a request receives only if it asks for them."""
     if not source.format:
         return ()
     found: tuple[str, ...] = getattr(
@@ -203,11 +204,12 @@ def assemble(
         str(source.version),
         model,
         max_rows=config.max_request_rows,
-        # Those who choose a model of a fused one leave out the others' inputs.
+        # A request that chooses one of several fused models omits the inputs of the
+        # others.
         optional_inputs=optional if isinstance(optional, bool) else model.is_fused,
         labels={**model.labels, **config.labels},
     )
-    spec = spec.without((PYTHON_ROUTE,), (PYTHON_ANSWER,))  # of its own addresses
+    spec = spec.without((PYTHON_ROUTE,), (PYTHON_ANSWER,))  # of its own routes
     spec = source.declared.applied(spec, config.max_batch_size)
     spec = replace(spec, defaults=_defaults(spec, defaults))
     scheduler = _scheduler(spec, runner, source, config)
@@ -224,7 +226,7 @@ def _defaults(
         tensor = spec.inputs_by_name.get(name)
         if tensor is None:
             continue
-        if array is None:  # which is not read
+        if array is None:  # the model does not use the input
             shape = [max(1, dim) for dim in tensor.shape or ()]
             array = np.zeros(shape, tensor.type.dtype)
             if not tensor.type.item_size:
@@ -244,9 +246,7 @@ def _defaults(
 def _scheduler(
     spec: ModelSpec, runner: ReplicaRunner, source: VersionSource, config: ModelConfig
 ) -> SequenceScheduler | StepScheduler | FormatScheduler | None:
-    """Return the scheduler that fills in the inputs that requests do not see. Raises
-    ValueError.
-    """
+    """Return the scheduler that fills in the hidden inputs. Raises ValueError."""
     decoder = decoder_of(config.sections)
     if decoder is not None:
         one, section = decoder

@@ -1,8 +1,8 @@
-"""Content of the cache folder, and how it is emptied while servers run.
+"""The content of the cache folder. It can be emptied while servers run.
 
-A removed compiled file stays open in the servers that serve it, and is compiled again
-at its next load. Downloaded models that a server serves, and running downloads, are
-kept: their locks show that they are in use.
+Servers keep a removed compiled file open, and compile the model again at its next load.
+Downloaded models in use and running downloads are kept, because their locks show the
+use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Final
 from app.repository.model_sources import Cached, download_caches, left_over
 from app.repository.uploads import Uploads
 
-#: A file that was compiled or looked up a moment ago may be about to be opened.
+#: Files used within this many seconds are kept, because a server may be about to open
+#: them.
 _JUST_NOW: Final = 60.0
 
 
@@ -28,7 +29,7 @@ class CacheContents:
         self._downloaded = download_caches(downloaded)
 
     def listed(self) -> list[Cached]:
-        """Return what is there, by kind, then the longest unused first."""
+        """Return the entries by kind, then the longest unused first."""
         found = [*self._compiled_files()]
         found += (each for cache in self._downloaded for each in cache.listed())
         return sorted(found, key=lambda each: (each.kind, each.used))

@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 NO_CHANGES = GraphChanges()
 _FORMAT = "popgate-compiled-2"
-# Errors of a disk that takes no more, where another may.
+# Errors of a full or read-only disk. Another folder may work.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 class CompileCache:
     """Compiled models by the digest of their sources. Thread-safe.
 
-    If two processes compile the same model at the same time, both do the work and end
-    with the same file: a finished file is renamed into its place. Compiling is limited
-    to `seconds` and to `memory` bytes (0: three quarters of the machine's); a model
-    that exceeds a limit fails.
+    If two processes compile the same model at the same time, both do the work. They end
+    with the same file, because a finished file is renamed into its place. Compiling is
+    limited to `seconds` and to `memory` bytes (0: three quarters of the machine's); a
+    model that exceeds a limit fails.
     """
 
     def __init__(self, folder: Path, seconds: float = 600.0, memory: int = 0) -> None:
@@ -65,10 +65,10 @@ class CompileCache:
     def popef_for(self, source: Path, changes: GraphChanges = NO_CHANGES) -> Path:
         """Return the compiled file of an ONNX file; compile it if it does not exist.
 
-        `changes` are applied to the model. Blocks while the model is compiled in a
-        process of its own, so the content of the file can neither exceed the limits nor
-        crash this process. Raises what `compile_model` raises, ValueError for changes
-        that do not fit, and OSError if a file cannot be read or written.
+        `changes` are applied to the model. Blocks while another process compiles the
+        model. So the file can neither exceed the limits nor crash this process. Raises
+        the errors of `compile_model`, ValueError for changes that do not fit, and
+        OSError for a file that cannot be read or written.
         """
         target, options = self._place(source, changes)
         if target.is_file():
@@ -77,8 +77,8 @@ class CompileCache:
                 source.name,
                 target,
             )
-            with contextlib.suppress(OSError):  # a cache may be for reading only
-                os.utime(target)  # it was used, for `popgate cache`
+            with contextlib.suppress(OSError):  # the cache may be read-only
+                os.utime(target)  # records its use for `popgate cache`
             return target
         logger.info("%s: compiling", source.name)
         try:
@@ -98,7 +98,7 @@ class CompileCache:
         self._running().run(compile_into, *job)
 
     def close(self) -> None:
-        """End what is being compiled, and refuses everything from now on."""
+        """End running compilations, and refuse new ones from now on."""
         self._closed = True
         if self._compilations is not None:
             self._compilations.close()
@@ -117,13 +117,13 @@ class CompileCache:
         self, source: Path, changes: GraphChanges
     ) -> tuple[Path, CompileOptions]:
         """Return the path of the compiled file and the options for compiling."""
-        # The compiler and what it needs take a tenth of a second and tens of MiB, and
+        # The compiler and its imports take a tenth of a second and tens of MiB, and
         # most repositories hold compiled models.
         from engine.compiler import CompileOptions
 
         options = CompileOptions(ragged=dict(changes.ragged))
         if changes.counts_rows and not changes.are_of_the_graph:
-            # Without its data: a change of names is no reason to read that.
+            # The data is not loaded, because a change of names does not need it.
             shapes = changes.row_shapes(_load(source, load_external_data=False))
             options = replace(options, shapes=shapes)
         key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
@@ -160,7 +160,7 @@ class CompileCache:
         with self._lock:
             if self._folder is None or self._folder == self._wanted:
                 self._folder = Path(mkdtemp(prefix="popgate-cache-"))
-                # It goes with this object, at the latest at exit.
+                # The folder is removed with this object, at the latest at exit.
                 weakref.finalize(self, shutil.rmtree, self._folder, True)
                 logger.warning("compiled models go to %s: %s", self._folder, str(why))
             return self._folder
@@ -191,7 +191,7 @@ def compile_into(
     except ValueError as e:
         raise InvalidModel(str(e)) from None
     ragged = dict(changes.ragged)
-    if changes.format:  # which names all the inputs that its models may have
+    if changes.format:  # the format names all possible inputs
         there = {value.name for value in model.graph.input}
         ragged = {name: pad for name, pad in ragged.items() if name in there}
     options = CompileOptions(
@@ -201,7 +201,7 @@ def compile_into(
 
 
 def _check_regular(source: Path) -> None:
-    if not source.is_file():  # a pipe would be waited for
+    if not source.is_file():  # reading a pipe would block
         raise InvalidModel(f"{source.name} is not a regular file")
 
 

@@ -34,13 +34,14 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
-# Cores that are not the devices' when there is more than one: the event loop's.
+# Cores kept for the event loop if there is more than one.
 RESERVED_CORES = 1
-# Seconds between looks at what runs, while something does.
+# Seconds between checks of running batches.
 RUN_INTERVAL = 0.5
-# Seconds at most until a device that keeps failing is tried again, if requests need it.
+# The longest pause in seconds before a failing device is tried again, if requests need
+# it.
 WANTED_PAUSE = 1.0
-# Seconds until the event loop does what a thread asks for; it never takes long.
+# Seconds to wait for a call in the event loop. Such a call never takes long.
 LOOP_TIMEOUT = 30.0
 
 
@@ -105,9 +106,9 @@ class GatewayDevices:
         self._watches: list[DeviceWatch] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
-        #: Those of Python models, which come and go with them.
+        #: The devices of Python models, which exist as long as the models.
         self._python: dict[Device, DeviceWatch] = {}
-        #: Those that are not driven any more, and are to be closed.
+        #: Devices that are no longer driven and must be closed.
         self._ended: list[Device] = []
         if not self._manager.graph_units:
             raise InvalidConfig(
@@ -209,7 +210,7 @@ class GatewayDevices:
             watch.close()
 
     def _in_loop(self, call: Callable[[], None]) -> None:
-        """Run it in the event loop's thread, and wait."""
+        """Run `call` in the event loop's thread, and wait."""
         loop = self._loop
         if loop is None or loop.is_closed():
             raise DeviceClosed("the gateway has shut down")
@@ -225,7 +226,7 @@ class GatewayDevices:
     def bring_back(self, devices: Collection[Device]) -> None:
         """Restart the lost devices, with their models. For a thread; blocks.
 
-        Raises what kept them from coming back.
+        Raises the error that prevented the restart.
         """
         for watch in self._watches:
             if watch.device in devices:
@@ -273,9 +274,9 @@ class GatewayDevices:
 class DeviceWatch:
     """One device on the event loop.
 
-    A device that does not answer a ping within its `ping_timeout` hangs and is killed:
-    its requests fail, it is started again. A long batch is no reason, nor is a model
-    that is being loaded: pings are answered beside it.
+    A device that does not answer a ping within its `ping_timeout` hangs. It is killed,
+    its requests fail, and it is started again. A long batch or load is no reason: the
+    device answers pings meanwhile.
     """
 
     def __init__(
@@ -332,7 +333,7 @@ class DeviceWatch:
     async def _look_at_runs(self) -> None:
         """End runs that exceed their time limit.
 
-        Load models again whose pause is over.
+        Load models again after their pause.
         """
         device = self.device
         while True:
@@ -358,8 +359,8 @@ class DeviceWatch:
             fd = self.device.lost_fileno()
             if fd < 0:
                 return
-            # One of our own: what else notices the death closes the device's, whose
-            # number the next connection has.
+            # Duplicate the descriptor. Other code may close the device's own first, and
+            # a new connection may then get the same number.
             self._lost_fd = os.dup(fd)
         self._loop.add_reader(self._lost_fd, self._check)
 

@@ -1,4 +1,4 @@
-"""Bringing the members of an ensemble together. For the event loop's thread."""
+"""Loading the members of an ensemble. For the event loop's thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONVERTED = (
     "a plugin converts its requests first (a tokenizer or decoder), and an ensemble "
     "would skip that; call the model from a Python model instead"
 )
-_TICK = 0.02  # seconds between looks at a member that is being loaded
+_TICK = 0.02  # seconds between checks of a member that is being loaded
 
 
 def why_no_member(scheduler: RequestScheduler | None) -> str:
@@ -62,7 +62,7 @@ class Members(Protocol):
 
 
 class EnsembleLoader:
-    """Loads ensembles, after the models that they are made of.
+    """Loads ensembles, after their member models.
 
     `load_member` loads a model that is in the folder but not in memory, if that is
     allowed.
@@ -82,7 +82,7 @@ class EnsembleLoader:
         """Return the ensemble that the record's configuration describes. Raises
         `LoadError`.
 
-        Waits for members that are being loaded, and loads those that are not.
+        Waits for members that are being loaded, and loads missing members.
         """
         config = record.config.ensemble
         assert config is not None
@@ -103,7 +103,8 @@ class EnsembleLoader:
                 graph.spec.name, graph.spec.version, config, members, source.declared
             ),
         )
-        # Its models have run before they were ready; it has nothing to run itself.
+        # The members have run before they were ready, and the ensemble itself runs
+        # nothing.
         return LoadedModel(
             graph.spec,
             runner,
@@ -154,7 +155,7 @@ class EnsembleLoader:
         return entry
 
     def needs_of(self, name: str) -> list[str]:
-        """Return the models that one needs, as its options say."""
+        """Return the models that a model needs, as its options say."""
         found = self._members.get(name)
         if found is None:
             return []
@@ -163,7 +164,7 @@ class EnsembleLoader:
         return [*steps, *(found.config.models or ())]
 
     def _check_circle(self, user: str, member: str) -> None:
-        """Raise `LoadError` if `member` needs `user`, however far down."""
+        """Raise `LoadError` if `member` needs `user`, directly or indirectly."""
         if leads_to(member, user, self.needs_of):
             way = "itself" if member == user else f"{member!r}, which runs it"
             raise LoadError(f"{user!r} would run {way}")

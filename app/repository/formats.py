@@ -1,4 +1,4 @@
-"""Model formats: kinds of model folders that plugins bring.
+"""Model formats: kinds of model folders that plugins provide.
 
 A format recognises its folder, changes the ONNX file in it before compiling, and
 provides the scheduler between requests and the model.
@@ -43,8 +43,10 @@ class FormatScheduler(Protocol):
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> Submitted:
-        """Run a request; `on_done` is called once, however it ends. Raises errors of
-        requests and of the engine."""
+        """Run a request; `on_done` is called once, whatever the outcome.
+
+        Raises errors of requests and of the engine.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,11 @@ class ModelFormat(Protocol):
 
     A format may also have a method `ragged(files, options)`. It returns the inputs
     whose second axis is a length that padding does not change, with their padding
-    values. The compiler checks that, and ignores inputs that a model does not have.
-    Its attribute `optional_outputs` may name outputs of such models that a request gets
-    only if its scheduler asks for them (`FormatRunner`). Its method
-    `examples(files, options, names)` gives rows for the inputs `names` of the converted
-    model, which `popgate compile --quantize` needs.
+    values. The compiler checks that, and ignores inputs that a model does not have. Its
+    attribute `optional_outputs` may name outputs of such models that a request gets
+    only if its scheduler asks for them (`FormatRunner`). Its method `examples(files,
+    options, names)` returns rows for the inputs `names` of the converted model, which
+    `popgate compile --quantize` needs.
     """
 
     section: type[Any]
@@ -114,8 +116,10 @@ class ModelFormat(Protocol):
         """
 
     def convert(self, model: Any, recipe: Mapping[str, Any]) -> None:
-        """Change an `onnx.ModelProto`. Called in the process that compiles. Raises
-        ValueError if the model does not fit."""
+        """Change an `onnx.ModelProto`. Called in the process that compiles.
+
+        Raises ValueError if the model does not fit.
+        """
 
     def scheduler(
         self, spec: ModelSpec, runner: FormatRunner, files: Sequence[Path], options: Any
@@ -127,10 +131,10 @@ class ModelFormat(Protocol):
 
 
 class InputDecoder(Protocol):
-    """Turns the inputs of requests into those of a model of any kind, if the
-    model's ``config.toml`` has the section of its name. For all threads.
+    """Turns the inputs of requests into those of a model of any kind.
 
-    `section` is the class of that section (`app.config.config_keys.section`).
+    It applies if the model's ``config.toml`` has the section of its name. `section` is
+    the class of that section (`app.config.config_keys.section`). For all threads.
     """
 
     section: type[Any]
@@ -138,8 +142,10 @@ class InputDecoder(Protocol):
     def scheduler(
         self, spec: ModelSpec, runner: Runner, options: Any
     ) -> FormatScheduler:
-        """Return what requests to the loaded model go through. Raises ValueError for
-        a model that does not suit the section."""
+        """Return the scheduler for requests to the loaded model.
+
+        Raises ValueError for a model that does not suit the section.
+        """
 
 
 def decoder_of(sections: Mapping[str, Any]) -> tuple[InputDecoder, Any] | None:
@@ -159,8 +165,10 @@ def format_named(name: str) -> ModelFormat:
 
 
 def join_format(shared: SharedFormat, runner: FormatRunner) -> FormatScheduler:
-    """Return a scheduler for a model that another process has loaded. Raises
-    ValueError, OSError."""
+    """Return a scheduler for a model that another process has loaded.
+
+    Raises ValueError, OSError.
+    """
     kind: Any = format_named(shared.format)
     made: FormatScheduler = kind.join(shared.spec, runner, shared.description)
     return made

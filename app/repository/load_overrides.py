@@ -1,9 +1,9 @@
 """The parameters of a load request: a configuration, and files that replace the
 repository's.
 
-Names and rules are those of the protocol's model repository extension: ``config`` is a
-JSON document in a string, ``file:<version>/<name>`` a file in base64; files need a
-``config`` with them.
+Names and rules are those of the protocol's model repository extension. ``config`` is a
+JSON document in a string, and ``file:<version>/<name>`` is a file in base64. Files are
+allowed only with a ``config``.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from popef_io import PopefError
 logger = logging.getLogger(__name__)
 
 
-#: How often a model is loaded whose device is lost meanwhile by the doing of others.
+#: The most attempts to load a model if other models cause the loss of its device.
 MOST_TRIES = 5
 
 
@@ -65,11 +65,11 @@ class LoadError(Exception):
 
 
 class LoadCutOff(LoadError):
-    """Loading was interrupted by a passing condition, not by a fault of the model, so
-    it may be retried.
+    """Loading was interrupted by a passing condition, so it may be retried.
 
-    `code` is the error code of the answer. `at_once` means that the next request may
-    retry it, because the interrupted work is not repeated in vain.
+    The model is not at fault. `code` is the error code of the answer. If `at_once` is
+    true, the next request may retry the load, because the interrupted work is not
+    repeated in vain.
     """
 
     def __init__(self, message: str, code: str, *, at_once: bool = True) -> None:
@@ -82,10 +82,10 @@ class LoadCutOff(LoadError):
 class LoadedModel:
     """A version that can run, and its sources.
 
-    `memory` is what it takes, in bytes, as far as `--model-memory` is concerned;
-    `loaded_at` a `time.time()`; `warmed` says that it has run before it was ready, with
-    free dimensions of `fill`; `example` are values by input that suit it, if any were
-    given; `routes` are the addresses of its own.
+    `memory` is its size in bytes that counts for `--model-memory`. `loaded_at` is a
+    `time.time()`. `warmed` says that it has run before it was ready, with free
+    dimensions of `fill`. `example` are fitting values by input, if any were given.
+    `routes` are its own routes.
     """
 
     spec: ModelSpec
@@ -105,11 +105,11 @@ class LoadedModel:
         return self.spec.version
 
     def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
-        """Return whether loading that again would make no difference."""
+        """Return whether loading these sources again would change nothing."""
         return self.config == config and self.source == source
 
     def save(self) -> None:
-        """Save its state to the place in the options, if there is one. Blocks."""
+        """Save its state to the place in the options, if that is set. Blocks."""
         if self.config.save_outputs and isinstance(self.runner, ModelRunner):
             save_state(self.runner, Path(self.config.save_outputs), self.version)
 
@@ -120,9 +120,9 @@ class LoadedModel:
 class ModelLoader:
     """Loads versions onto the devices of a gateway. Thread-safe.
 
-    `largest_body`: how many bytes a request may have. `limits`: how long loading and a
-    run may take. `allow_python`: whether a folder of models may be code, `on_calls`
-    takes its calls to others, and `claim` the addresses of its own.
+    `largest_body` is the most bytes of a request. `limits` are the time limits of
+    loading and of a run. `allow_python` allows folders with code. `on_calls` handles
+    the calls of such models to others, and `claim` claims their own routes.
     """
 
     def __init__(
@@ -190,7 +190,8 @@ class ModelLoader:
         error: DeviceLost,
         until: float,
     ) -> LoadedModel:
-        # One model after the other, so that it can be told whose doing it is.
+        # Models are loaded again one by one, so that the one at fault can be
+        # identified.
         with self._again:
             for _ in range(MOST_TRIES - 1):
                 logger.warning("model %s: %s; reloading it", label, error)
@@ -396,7 +397,7 @@ def explained(label: str) -> Iterator[None]:
 
 
 def _example_of(runner: ModelRunner) -> Mapping[str, Any]:
-    """Return the values that the model's file gives as an example."""
+    """Return the example values in the model's file."""
     metadata = runner.model.metadata
     text = metadata.option("user.popgate.example", "") or metadata.option(
         "onnx.popgate.example", ""
@@ -420,7 +421,7 @@ def _tried(
     if not example or (config.warmup is not None and not config.warmup.enabled):
         return None
     if runner.model.metadata.program_flow.save:
-        return None  # it has a state worth saving, which runs would change
+        return None  # runs would change its saved state
     try:
         run_example(made.spec, made.visible, runner, example, 1, until)
     except WarmupFailed as e:
@@ -444,20 +445,19 @@ def _warm_up(
     *,
     quiet: bool,
 ) -> int:
-    """Warm up a model and return the size of its free dimensions; 0: it has not run.
+    """Warm up a model and return the size of its free dimensions, 0 without a run.
 
-    `quiet`: other values have shown that it runs.
-
-    Raises `WarmupFailed` if a run fails that should succeed.
+    `quiet` is true if other values have shown that the model runs. Raises
+    `WarmupFailed` if a run fails that should succeed.
     """
     if config.warmup is None and runner.model.metadata.program_flow.save:
-        return 0  # it has a state worth saving, which runs would change
+        return 0  # runs would change its saved state
     try:
         sizes = config.preferred_batch_sizes
         return warm_up(spec, runner, config.warmup, source.folder, sizes, until)
     except WarmupFailed as e:
         if runner.failure is not None or e.is_late:
-            raise  # with any values: others would wait for its runs
+            raise  # whatever the values: its runs would delay others
         if config.warmup is not None or (replaces is not None and replaces.warmed):
             raise
         logger.log(

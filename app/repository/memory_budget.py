@@ -17,7 +17,7 @@ class MemoryBudget:
         self.used = 0
 
     def take(self, size: int) -> bool:
-        """Take `size` bytes if they are free. Returns whether they were."""
+        """Take `size` bytes if they are free; return whether they were."""
         if self.limit and self.used + size > self.limit:
             return False
         self.used += size

@@ -1,8 +1,9 @@
 """Modes of `--model-control-mode`: when models are loaded, and by whom.
 
-managed    all at the start, then by request none       all at the start, and nothing
-after that poll       the content of the folder, scanned repeatedly explicit   those
-named by `--load-model`, then by request
+- ``managed``: all at the start, then by request.
+- ``none``: all at the start, and nothing after that.
+- ``poll``: the content of the folder, scanned repeatedly.
+- ``explicit``: those named by `--load-model`, then by request.
 
 The last three are Triton's. Polling uses a change only if two scans in a row find the
 same, so it skips files that are still being written. Files that are renamed into place
@@ -74,7 +75,7 @@ class ControlMode(Enum):
 
 
 class ControlRefused(HttpError):
-    """Models are not loaded and unloaded by request here. The text is Triton's."""
+    """Clients may not load and unload models here. The message is Triton's."""
 
     def __init__(self, verb: str, name: str, mode: ControlMode) -> None:
         super().__init__(
@@ -87,9 +88,11 @@ class ControlRefused(HttpError):
 
 
 class ModelControl:
-    """Keeps a repository as its mode has it. For the event loop's thread.
+    """Keeps a repository in the state that its mode prescribes. For the event loop's
+    thread.
 
-    `follows`: use changes in the folder as soon as possible, in every mode.
+    If `follows` is true, changes in the folder are used as soon as possible, in every
+    mode.
     """
 
     def __init__(
@@ -121,15 +124,18 @@ class ModelControl:
         self._uploads = uploads
         self._uploaded: dict[str, list[Path]] = {}
         self._polling: asyncio.Task[None] | None = None
-        #: Looks at the folder that failed, and when one last succeeded, since 1970.
+        #: The number of failed scans of the folder, and the time of the last successful
+        #: one in seconds since 1970.
         self.failed_polls = 0
         self.polled_at = 0.0
         self._unsettled: dict[str, Stamp | None] = {}
         self._is_ending = False
 
     def begin_end(self) -> None:
-        """Take what is loading for no failure: the server ends. May be called from a
-        signal handler."""
+        """Note that the server is shutting down, so an interrupted load is no failure.
+
+        May be called from a signal handler.
+        """
         self._is_ending = True
 
     def _tell_failure(self, name: str, problem: str) -> None:
@@ -299,14 +305,14 @@ class ModelControl:
             return
         except (RepositoryError, OSError) as e:
             problem = record.reason = str(e)
-        except Exception as e:  # what is wrong with one model stops no other
+        except Exception as e:  # one model's fault must not stop the others
             logger.exception("model %s: unexpected", name)
             problem = record.reason = f"{type(e).__name__}: {e}; this is a bug"
         record.is_pending = False
         if problem:
             self._tell_failure(name, problem)
 
-    # -- models that are elsewhere
+    # -- remote models
 
     async def _has(self, url: RemoteUrl) -> bool:
         """Return whether the cache has the URL."""
@@ -332,7 +338,7 @@ class ModelControl:
         except FetchStopped:
             raise
         except RemoteError:
-            return False  # its record says so, from what it is scanned for
+            return False  # the scan puts the reason into its record
         except Exception:
             logger.exception("model %s: unexpected", name)
             return False
@@ -364,7 +370,7 @@ class ModelControl:
         return self._polls
 
     def remote_looks(self) -> dict[str, Looks]:
-        """Return what has become of the looks for models from elsewhere, by name."""
+        """Return the state of the polls for remote models, by name."""
         watched = self._watching.items()
         return {name: self._remote(url).looks_at(url) for name, (url, _) in watched}
 
@@ -413,7 +419,7 @@ class ModelControl:
         await self._drop_unused(url)
 
     async def _drop_unused(self, url: RemoteUrl) -> None:
-        """Remove from the cache what nothing is made of any more."""
+        """Remove from the cache the files that no model uses any more."""
         remote = self._remote(url)
         models = self._repository.models()
         used = [f for model in models for s in model.sources for f in s.files]
@@ -443,7 +449,7 @@ class ModelControl:
             source = sources.get(name)
             record = self._repository.get(name)
             if self.mode is ControlMode.EXPLICIT and not (record and record.stamp):
-                continue  # no request has loaded it
+                continue  # no request has loaded it yet
             stamp = source.stamp if source is not None else None
             before = record.stamp if record is not None else None
             if stamp == before:
@@ -475,7 +481,7 @@ class ModelControl:
             await self._repository.unload(name)
             self._repository.forget(name)
         elif is_to_come:
-            await self._repository.load(source)  # that it is waited for
+            await self._repository.load(source)  # so that the poll waits for the load
         else:
             await self._follow(name, source)
 
@@ -497,7 +503,7 @@ def _versions(numbers: Iterable[int]) -> str:
 
 def _failure(record: ModelRecord) -> str:
     """Return why loading failed, in the words that Triton's scripts search for."""
-    if record.reason:  # of the model as it lies there, before any version
+    if record.reason:  # of the whole folder, before any version
         return (
             f"failed to load '{record.name}', failed to poll from model repository: "
             f"{record.reason}"

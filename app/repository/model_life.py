@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
-#: The protocol's words.
+#: The state's name in the protocol.
 StateWord: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 
 
@@ -18,8 +18,8 @@ class State(Enum):
     """The states of a model version, the best for requests first."""
 
     READY = "ready"
-    ON_DEMAND = "on demand"  # takes requests, and is not in memory at the moment
-    LOADING = "loading"  # and warming up
+    ON_DEMAND = "on demand"  # takes requests, but is not in memory now
+    LOADING = "loading"  # or warming up
     DRAINING = "draining"  # answers its last requests
     FAILED = "failed"
     UNLOADED = "unloaded"
@@ -86,8 +86,8 @@ _RETRY = Step(State.FAILED, Action.RETRY)
 _AGAIN = Step(State.FAILED, Action.AGAIN)
 _FORGET = Step(State.UNLOADED, Action.FORGET)
 
-#: What is not here cannot happen, and would be a mistake of ours. Loads of one version
-#: wait for each other; a load that was broken off leaves it loading, or draining.
+#: Combinations that are missing here are bugs. Loads of one version wait for each
+#: other. After an interrupted load the version stays loading, or draining.
 LIFE: dict[State, dict[Event, Step]] = {
     State.UNLOADED: {
         Event.LOAD: _LOAD,
@@ -97,7 +97,7 @@ LIFE: dict[State, dict[Event, Step]] = {
     State.ON_DEMAND: {
         Event.LOAD: _LOAD,
         Event.OFFER: _OFFER,
-        # It takes requests all the while: they wait.
+        # The version keeps taking requests, which wait.
         Event.REQUEST: Step(State.ON_DEMAND, Action.LOAD),
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
@@ -116,7 +116,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.UNLOAD: _FORGET,
     },
     State.READY: {
-        # Beside what serves, which goes on until it is replaced.
+        # The former version serves until it is replaced.
         Event.LOAD: Step(State.READY, Action.LOAD),
         Event.LOADED: _SERVE,
         Event.FAIL: _KEEP,
@@ -135,7 +135,7 @@ LIFE: dict[State, dict[Event, Step]] = {
     State.FAILED: {
         Event.LOAD: _LOAD,
         Event.OFFER: _OFFER,
-        # It is shown as failed until that has ended.
+        # The version is shown as failed until the load has ended.
         Event.REQUEST: Step(State.FAILED, Action.LOAD),
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,

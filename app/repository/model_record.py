@@ -12,13 +12,13 @@ from app.repository.loader import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.scan import VersionSource
 
-#: Also said of what came into the folder after it was last looked at.
+#: The reason for models that were added to the folder after the last scan, too.
 NEVER_LOADED = "the model is not loaded; POST /v1/models/{}/load loads it"
 UNLOADED = "unloaded"  # the word that scripts look for
 ON_DEMAND = "the first request to the model loads it"
 
-# A version that could not be loaded on demand is tried again after so many seconds:
-# the next request must not start the same failing work at once.
+# After a failed load on demand, the next attempt waits for this many seconds. The next
+# request must not repeat the failing work immediately.
 RETRY_SECONDS = 10.0
 
 
@@ -64,8 +64,9 @@ class VersionRecord:
 
     @property
     def explanation(self) -> str:
-        """Return what is wrong with the version, or else why it is not in memory; empty
-        if it is.
+        """Return the version's problem, or else why it is not in memory.
+
+        The result is empty if the version is in memory.
         """
         if self.reason:
             return self.reason
@@ -89,7 +90,7 @@ class VersionRecord:
         """
         self.state, action = LIFE[self.state][event]
         if action is Action.LOAD:
-            return None  # the caller loads it, and then says how that went
+            return None  # the caller loads it and reports the outcome
         before, self.reason = self.loaded, reason
         self.passing = passing
         if action is Action.KEEP:
@@ -110,8 +111,8 @@ class VersionRecord:
 class ModelRecord:
     """Record of one model of the repository.
 
-    `stamp` is what the folder held when it was last brought up; `is_pending` says that
-    it has not been read yet.
+    `stamp` is the state of the folder at the last load. `is_pending` is true if the
+    folder has not been read yet.
     """
 
     name: str
@@ -121,7 +122,7 @@ class ModelRecord:
     stamp: tuple[object, ...] = ()
     is_pending: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    #: Gives what keeps the newest of its files from coming, if they are elsewhere.
+    #: Returns why the newest files have not arrived, if they are remote.
     news: Callable[[], str] = str
 
     @property
@@ -158,7 +159,7 @@ class ModelRecord:
 
     @property
     def state(self) -> State:
-        """Return the best that any version has to offer."""
+        """Return the best state of all versions."""
         if self.is_pending:
             return State.LOADING
         states = {record.state for record in self.versions.values()}
@@ -182,8 +183,8 @@ class ModelRecord:
 
     @property
     def passing(self) -> str:
-        """Return the code of the errors if all of them may have passed by now, else
-        empty.
+        """Return the errors' code if all errors come from conditions that may be over
+        by now; else an empty string.
         """
         codes = [r.passing for r in self.versions.values() if r.reason]
         return codes[0] if codes and all(codes) and not self.reason else ""

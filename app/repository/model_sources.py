@@ -1,8 +1,8 @@
 """Sources of remote models: plugins that download the models of some URLs.
 
 The plugin of the entry point group `popgate.model_sources` that has the URL's scheme
-parses the URL, downloads into a cache, and tells what the cache has. The server serves
-from the cache alone.
+parses the URL, downloads into a cache, and reports the cache's content. The server
+serves only from the cache.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Listed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """Options of fetching models. `limit` is the largest size of each, in bytes (0: no
-    limit); `progress_seconds` is the interval of progress lines.
+    """Options of fetching models. `limit` is the largest size of a model in bytes (0:
+    no limit). `progress_seconds` is the interval of progress lines.
     """
 
     limit: int = 0
@@ -87,8 +87,11 @@ class FetchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """The looks at one place: how many have failed, and when one last succeeded, in
-    seconds since 1970 (0: never)."""
+    """The results of polling one URL.
+
+    They are the number of failures, and the time of the last success in seconds since
+    1970 (0: never).
+    """
 
     failures: int = 0
     succeeded_at: float = 0.0
@@ -104,11 +107,13 @@ class RemoteModels(Protocol):
         """Return why the last fetch failed, or nothing."""
 
     def news_of(self, url: Any) -> str:
-        """Return why the newest model is not served: a download that is under way, or
-        the last failure; empty if it is served."""
+        """Return why the newest model is not served; empty if it is.
+
+        The reason is a running download or the last failure.
+        """
 
     def looks_at(self, url: Any) -> Looks:
-        """Return the results of the looks at a URL."""
+        """Return the results of polling a URL."""
 
     def fetch(self, label: str, url: Any) -> bool:
         """Download the present files; return whether they differ from the cached ones.
@@ -121,33 +126,38 @@ class RemoteModels(Protocol):
         """Record that these files serve: the cache keeps them until others serve."""
 
     def step_back(self, url: Any) -> bool:
-        """Return to the files that served last, if the cache has them; return whether
-        it has."""
+        """Return to the files that served last, if the cache has them.
+
+        Return whether the cache has them.
+        """
 
     def drop_unused(self, url: Any, used: Collection[Path]) -> None:
         """Remove older files of the URL, except for those in use."""
 
     def preview(self, url: Any) -> tuple[Listed, Collection[str]]:
-        """Return the present files, and the names of those that the cache has. Raises
-        `RemoteError`; downloads nothing."""
+        """Return the present files, and the names of those that the cache has.
+
+        Raises `RemoteError`; downloads nothing.
+        """
 
     def names_a_place(self, reason: str) -> bool:
-        """Return whether a reason tells where a model is, or what came from there."""
+        """Return whether a reason contains the place of a model, or text from there."""
 
     def stop(self) -> None:
-        """End downloads; the cache keeps what has come."""
+        """End downloads; the cache keeps the received bytes."""
 
 
 Kind = Literal["compiled", "downloaded", "left over"]
 
-#: A file without a place may be one that is being written.
+#: A younger file without a model (age in seconds) may still be being written.
 _BEING_WRITTEN: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """One thing in the cache: its name for people, bytes, and when it was last used
-    (`time.time()`)."""
+    """One entry of the cache: its name for people, its bytes, and when it was last used
+    (`time.time()`).
+    """
 
     kind: Kind
     name: str
@@ -158,7 +168,7 @@ class Cached:
 
 
 def left_over(path: Path, found: os.stat_result, age: float) -> Cached:
-    """Return a file that nothing names; `age` is in seconds."""
+    """Return an entry for a file without a model; `age` is in seconds."""
     is_new = age < _BEING_WRITTEN
     return Cached("left over", path.name, found.st_size, found.st_mtime, path, is_new)
 
@@ -190,7 +200,7 @@ class ModelSource(Protocol):
         """Return the models that are cached in `folder`, which is made if needed."""
 
     def cache(self, folder: Path) -> DownloadCache:
-        """Return the same cache, for those who look after the disk."""
+        """Return the same cache, for managing the disk space."""
 
 
 def is_url(text: str) -> bool:
@@ -199,8 +209,10 @@ def is_url(text: str) -> bool:
 
 
 def parse_url(text: str) -> RemoteUrl:
-    """Parse a URL with the source that knows its scheme. Raises
-    `engine.InvalidConfig` if none does, or the URL is wrong."""
+    """Parse a URL with the source that knows its scheme.
+
+    Raises `engine.InvalidConfig` if none does, or if the URL is invalid.
+    """
     scheme = text.partition(":")[0].lower()
     source = _sources().get(scheme)
     if source is not None:
@@ -226,7 +238,7 @@ def download_caches(folder: Path) -> list[DownloadCache]:
 class RemoteCaches:
     """The models of all sources below one folder. For all threads.
 
-    A source is asked when the first of its URLs is used.
+    A source is opened when the first of its URLs is used.
     """
 
     def __init__(self, folder: Path, options: FetchOptions | None = None) -> None:
@@ -244,7 +256,7 @@ class RemoteCaches:
         return found
 
     def names_a_place(self, reason: str) -> bool:
-        """Return whether a reason tells where a model is, or what came from there."""
+        """Return whether a reason contains the place of a model, or text from there."""
         if "://" in reason:
             return True
         return any(each.names_a_place(reason) for each in [*self._models.values()])

@@ -13,7 +13,7 @@ from engine import DeadlineExceeded, QueueFull
 class OnDemandLoader:
     """Loads versions on demand, each once, however many requests wait for it.
 
-    A request waits up to its deadline; the loading goes on without it. For the event
+    A request waits up to its deadline. The load continues without it. For the event
     loop's thread.
     """
 
@@ -66,7 +66,7 @@ class OnDemandLoader:
         load.result()
 
     def close(self) -> None:
-        """Give up what is being loaded."""
+        """Stop the running loads."""
         for load in self._loads.values():
             load.cancel()
 

@@ -1,12 +1,13 @@
 """Places of the served models: one folder, and named paths.
 
-popgate serve --model-repository models      what the folder holds
-popgate serve model.onnx                     one file, called `model`
-popgate serve digits=out/v7.onnx             one file, called `digits`
-popgate serve digits/                        a folder with versions, as in models/
-popgate serve digits=s3://bucket/digits      what is elsewhere, by way of a cache
+    popgate serve --model-repository models      the models in the folder
+    popgate serve model.onnx                     one file, called `model`
+    popgate serve digits=out/v7.onnx             one file, called `digits`
+    popgate serve digits/                        a folder with versions, as in models/
+    popgate serve digits=s3://bucket/digits      a remote model, through a cache
 
-So does a folder's `config.toml` with `source = "s3://bucket/digits"`.
+The last is also possible by a folder's `config.toml` with
+`source = "s3://bucket/digits"`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _PAGES = {
     "xgboost": "docs/how-to/bring-a-model.md",
     "torch": "docs/how-to/bring-a-model.md",
 }
-#: Files of weights alone.
+#: Extensions of files that contain only weights.
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".h5", ".keras", ".gguf")
 _HUGGING_FACE = (
     "{0} is a Hugging Face folder, which holds weights without a program; export it "
@@ -55,7 +56,8 @@ _HUGGING_FACE = (
 
 @dataclass(frozen=True, slots=True)
 class ModelPlaces:
-    """A folder of models, if there is one, and single models by name, which win.
+    """A folder of models, if there is one, and single models by name, which take
+    precedence.
 
     `remote` downloads remote models into its cache.
     """
@@ -71,11 +73,10 @@ class ModelPlaces:
         models: Iterable[str],
         remote: RemoteCaches | None = None,
     ) -> Self:
-        """Make the places of `models`: ``NAME=PATH``, or ``PATH`` alone; a URL instead
-        of a path is one of `remote`.
+        """Make the places of `models`: ``NAME=PATH``, or ``PATH`` alone.
 
-        Raises `engine.InvalidConfig` if a path does not exist or is not a model, or if
-        two models have the same name.
+        A URL instead of a path names a model of `remote`. Raises `engine.InvalidConfig`
+        if a path does not exist or is not a model, or if two models have the same name.
         """
         named: dict[str, Path | RemoteUrl] = {}
         for text in models:
@@ -114,7 +115,7 @@ class ModelPlaces:
         return self._scan_remote(found, override, place / CONFIG_NAME)
 
     def holds(self, name: str) -> bool:
-        """Return whether anything lies there under this name."""
+        """Return whether the folder or a named path exists under this name."""
         if self.folder is None or not is_model_name(name):
             return False
         return any((self.folder / f"{name}{end}").exists() for end in ("", *SUFFIXES))
@@ -138,7 +139,8 @@ class ModelPlaces:
         if folder is None:
             problem = models.problem_of(url) or f"{url} is not downloaded yet"
             return replace(here, problem=problem)
-        # Who may write there may not therefore write files here, or run code.
+        # Write access to the remote place does not give the right to write files here
+        # or to run code.
         origin = Origin(str(url), remote.options.allow_python, config)
         found = scan_named(folder, here.name, override, origin=origin)
         if found is None:
@@ -146,8 +148,8 @@ class ModelPlaces:
         return replace(found, url=url, stamp=here.stamp + found.stamp)
 
     def public(self, reason: str) -> str:
-        """Return a reason that callers may read: without the hosts, the buckets and
-        their answers.
+        """Return a reason that clients may read, without hosts, buckets and their
+        answers.
         """
         if self.remote is not None and self.remote.names_a_place(reason):
             return "the model could not be loaded; the server's log has the reason"
@@ -187,7 +189,7 @@ def _named(text: str) -> tuple[str, Path | RemoteUrl]:
 
 
 def _no_model(path: Path) -> str:
-    """Return why a file is not a model, and how to make one of it."""
+    """Return why a file is not a model, and how to make a model of it."""
     library = _LIBRARIES.get(path.suffix.lower())
     if library:
         target = f"models/{path.stem}"
@@ -209,7 +211,7 @@ def _no_model(path: Path) -> str:
 
 
 def is_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights in Hugging Face's layout, and no model."""
+    """Return whether a folder holds weights in Hugging Face's layout, but no model."""
     if not (folder / "config.json").is_file() or is_one_model(folder):
         return False
     names = [entry.name for entry in folder.iterdir()]

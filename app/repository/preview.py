@@ -75,7 +75,7 @@ class VersionPreview:
 class ModelPreview:
     """One model. Problems and notes begin with the file or folder they are about.
 
-    `to_come`: its files are remote, and the cache has none of them.
+    If `to_come` is true, its files are remote and the cache has none of them.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ModelPreview:
 
     @property
     def memory(self) -> int:
-        """Return bytes of all its versions, about."""
+        """Return the approximate size of all its versions in bytes."""
         return sum(v.memory for v in self.versions)
 
 
@@ -131,8 +131,8 @@ class _NotKnown(LoadError):
 
 
 class _NoRunner:
-    """Replaces a `Runner` if no model runs. (It is no subclass, because that class is
-    compiled.)
+    """Replaces a `Runner` if no model runs. It is no subclass, because `Runner` is
+    compiled.
     """
 
     devices = ()
@@ -336,8 +336,10 @@ class _Previewer:
 
 
 def _python(name: str, source: VersionSource, config: ModelConfig) -> Assembled:
-    """Preview a Python model: import it, and run it if a warm-up asks for it, in a
-    process of its own. Raises anything.
+    """Preview a Python model in a process of its own.
+
+    The process imports the model, and runs it if a warm-up asks for it. Raises
+    anything.
     """
     label = f"{name}/{source.version}"
     options = process_options(label, source, config)
@@ -373,8 +375,8 @@ def _warmed_up(
 ) -> Assembled:
     """Return the version after its warm-up.
 
-    Only a run shows whether the model runs. It happens in a process of its own, which
-    takes no device from other processes. Raises anything.
+    Only a run shows whether the model runs. The run has its own process, which takes no
+    device from other processes. Raises anything.
     """
     device = DeviceManager("cpu:1").create_ipu_model_device(model)
     try:
@@ -402,7 +404,7 @@ def _needed(spec: ModelSpec, config: ModelConfig) -> Iterator[str]:
 
 
 def _verify(files: Sequence[Path]) -> None:
-    """Read everything that loading would read only at its use. Raises `PopefError`."""
+    """Read everything that loading reads only when it is used. Raises `PopefError`."""
     with Reader(detached=True) as reader:
         for file in files:
             reader.parse_file(file)
@@ -418,10 +420,10 @@ def _placed(name: str, text: str, place: str = "") -> str:
 
 
 def _odd_entries(folder: Path) -> Iterator[str]:
-    """Note on what lies in a model's folder and was probably meant for us."""
+    """Yield notes on files in a model's folder that were probably meant for PopGate."""
     try:
         entries = sorted(folder.iterdir())
-    except OSError:  # there is none, or it is told elsewhere
+    except OSError:  # missing, or reported elsewhere
         return
     beside = (folder.with_name(folder.name + suffix) for suffix in SUFFIXES)
     is_elsewhere = any(is_version(e.name) for e in entries) or any(

@@ -1,4 +1,4 @@
-"""Models in Python: whether they are run at all, and how their processes start."""
+"""Models in Python: whether they may run, and how their processes start."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
 
 
 def is_generator(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> bool:
-    """Return whether the model gives several responses. Raises ValueError for options
-    that do not fit then.
+    """Return whether the model gives several responses.
+
+    Raises ValueError for options that do not fit such a model.
     """
     found = source.is_python and PYTHON_STEP in spec.inputs_by_name
     if found and (config.sequence is not None or config.responses is not None):

@@ -1,4 +1,4 @@
-"""Quantising an ONNX file, or that of a folder; runs in a process of its own."""
+"""Quantising an ONNX file, or the file of a folder. It runs in its own process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from app.repository.formats import format_named
 from engine.compiler import Progress
 
-#: The file beside the one that a folder is served from by default.
+#: The quantised file beside the default file of a folder.
 QUANTIZED = "model_quantized.onnx"
 
 
 def quantize_file(source: str, target: str, progress: Progress) -> dict[str, Any]:
-    """Write a quantised ONNX file; returns the message of a `QuantizeReport`."""
+    """Write a quantised ONNX file; return the message of a `QuantizeReport`."""
     from engine.compiler import compare_models, example_feeds, quantize
 
     progress("quantising", 0.0)
@@ -27,8 +27,10 @@ def quantize_file(source: str, target: str, progress: Progress) -> dict[str, Any
 def quantize_folder(
     format_name: str, files: Sequence[str], target: str, progress: Progress
 ) -> dict[str, Any]:
-    """Write the quantised ONNX file of a folder; compares what the model gives to
-    requests. Returns the message of a `QuantizeReport`."""
+    """Write the quantised ONNX file of a folder, and compare the results of requests.
+
+    Returns the message of a `QuantizeReport`.
+    """
     from engine.compiler import compare_models, quantize
 
     kind = format_named(format_name)

@@ -1,12 +1,11 @@
 """The served models: loading, swapping and unloading them while others run.
 
 Everything here runs on the event loop's thread except the loading itself. Operations on
-one model happen one after the other; different models do not wait for each other. A new
+one model happen one after the other. Different models do not wait for each other. A new
 version is loaded beside the old one and replaces it when it is ready. The old one is
 closed after its last request is answered.
 
-When models are loaded, and which, is decided elsewhere
-(`app/repository/model_control.py`).
+`app/repository/model_control.py` decides which models are loaded, and when.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from engine import EngineError, ModelRunner
 
 logger = logging.getLogger(__name__)
 
-# How long a load waits for models in use to become idle, where their memory is needed.
+# Seconds that a load waits for models in use to become idle, if it needs their memory.
 EVICTION_TIMEOUT = 30.0
 EVICTION_TICK = 0.02
 
@@ -89,7 +88,7 @@ class ModelRepository:
         self._settled = settled
         self._newcomer = newcomer
 
-    # -- what there is
+    # -- state
 
     def models(self) -> list[ModelRecord]:
         """Return all known models, by name."""
@@ -102,8 +101,8 @@ class ModelRepository:
         return [record.name for record in self.models() if record.state in states]
 
     def explain(self, name: str, version: str | None = None) -> str | None:
-        """Return why a model, or a version of it, is not served, in words that callers
-        may read; None if there is no such model.
+        """Return why a model or version is not served, in words that clients may read.
+        The result is None if the model does not exist.
         """
         why = self._explain(name, version)
         return why and self.places.public(why)
@@ -131,14 +130,12 @@ class ModelRepository:
         ]
 
     def problems(self) -> dict[str, str]:
-        """Return the models of which something failed to load, with the reasons as
-        callers may read them.
-        """
+        """Return the models with a failed load, with reasons that clients may read."""
         public = self.places.public
         return {r.name: public(r.problem) for r in self.models() if r.problem}
 
     def users_of(self, name: str) -> list[ModelRecord]:
-        """Return the ensembles that a model is a part of, however far down."""
+        """Return the ensembles that contain a model, directly or indirectly."""
         found: dict[str, ModelRecord] = {}
         names = [name]
         while names:
@@ -176,7 +173,7 @@ class ModelRepository:
 
         Unchanged versions stay, new and changed ones are loaded, and missing ones are
         unloaded. If one fails, the former version keeps serving, and the record has the
-        reason. `lazily` offers new versions for loading on demand; a version that
+        reason. `lazily` offers new versions for loading on demand, but a version that
         replaces one in memory is loaded now. Without `evict`, versions that find no
         free memory are offered on demand too.
         """
@@ -190,7 +187,7 @@ class ModelRepository:
             record.config = source.config
             changed = [v for v in source.versions if _is_new(record, v, source)]
             for version in source.versions:
-                if version not in changed:  # it serves, even if later loads failed
+                if version not in changed:  # serves, even if later loads failed
                     record.versions[version.version].reason = ""
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:
@@ -243,7 +240,7 @@ class ModelRepository:
             record.versions.clear()
             self._publish(record)
 
-    # -- how
+    # -- steps of these changes
 
     async def _load_versions(
         self,
@@ -299,7 +296,7 @@ class ModelRepository:
                 await self._ensembles.require(record.name, config.models)
             ready = partial(self._loader.is_prepared, source, config)
             if source.is_onnx and not await self._pool.run(ready):
-                # Elsewhere: models that take long to compile keep no other waiting.
+                # Long compilations run in another pool, so they delay no other model.
                 prepare = partial(self._loader.prepare, source, config)
                 await self._compile_pool.run(prepare)
             if self.budget.limit:
@@ -311,7 +308,7 @@ class ModelRepository:
         except LoadError as e:
             self.budget.give(reserved)
             return e
-        except Exception as e:  # what is wrong with one model stops no other
+        except Exception as e:  # one model's fault must not stop the others
             self.budget.give(reserved)
             logger.exception("model %s/%s: unexpected", record.name, source.version)
             return LoadError(f"{type(e).__name__}: {e}; this is a bug")
@@ -320,13 +317,13 @@ class ModelRepository:
             blame = partial(self._blame, record, loaded)
 
             def on_failure(error: EngineError) -> None:
-                if _is_running(loop):  # before the next request for it
+                if _is_running(loop):  # takes effect before its next request
                     blame(error)
                 else:
                     loop.call_soon_threadsafe(blame, error)
 
             loaded.runner.on_failure = on_failure
-            if loaded.runner.failure is not None:  # before it was asked to tell
+            if loaded.runner.failure is not None:  # it failed before that
                 failure = str(loaded.runner.failure)
                 await self._pool.run(loaded.runner.close)
                 self.budget.give(reserved)
@@ -403,8 +400,8 @@ class ModelRepository:
         return found[1:] if found is not None else None
 
     def _is_pending(self, record: ModelRecord) -> bool:
-        """Return whether requests to it, or to an ensemble that contains it, are under
-        way.
+        """Return whether requests to it, or to an ensemble that contains it, are in
+        flight.
         """
         return any(
             self._metrics.total(user.name, loaded.version).pending
@@ -413,9 +410,9 @@ class ModelRepository:
         )
 
     async def _evict(self, record: ModelRecord, entry: VersionRecord) -> None:
-        """Take an idle version out of memory; the next request loads it again.
+        """Take an idle version out of memory.
 
-        So does one to an ensemble of which it is a part.
+        The next request to it, or to an ensemble that contains it, loads it again.
         """
         loaded = entry.on(Event.EVICT)
         assert loaded is not None
@@ -449,8 +446,10 @@ class ModelRepository:
         self._table.publish(record.name, entries, default=default, routes=routes)
 
     async def _drain(self, leaving: Iterable[LoadedModel]) -> None:
-        """Close runners that get no new requests, when no request is in flight and
-        streams have had their last response; after the drain timeout in any case.
+        """Close runners that get no new requests.
+
+        A runner closes when no request is in flight and streams have had their last
+        response, or after the drain timeout.
         """
         leaving = list(leaving)
         await self._settled([loaded.runner for loaded in leaving])
@@ -465,8 +464,8 @@ class ModelRepository:
                 await self._unload_pool.run(loaded.runner.close)
             else:
                 logger.warning("closing %r with requests in flight", loaded.runner)
-                # Requests must be failed in this thread; the price is that nothing
-                # else is done meanwhile.
+                # Requests must be failed in this thread, which does nothing else
+                # meanwhile.
                 loaded.runner.close()
             self.budget.give(loaded.memory)
 
@@ -476,7 +475,7 @@ class ModelRepository:
 
 
 def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether this is its thread, and it is at work."""
+    """Return whether this is the loop's thread, and the loop runs."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -504,5 +503,5 @@ def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) ->
         return True
     runner = entry.loaded.runner
     if isinstance(runner, EnsembleRunner) and not runner.is_current:
-        return True  # its models are not those that it was made for, or not there
+        return True  # its members have changed or are missing
     return not entry.loaded.is_from(version, source.config)

@@ -1,7 +1,7 @@
 """``save_outputs`` of a model's ``config.toml``: the place for its state at unload.
 
 The save programs of each replica run when a model is unloaded, replaced or the gateway
-stops. What they deliver becomes files
+stops. Their outputs become files
 
     <save_outputs>/<version>/<replica>/<tensor>.npy
 
@@ -44,7 +44,8 @@ def _write(path: Path, array: Array) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
-            # Strings as bytes of one length: an array of objects would be pickled.
+            # Strings become bytes of one length, because an array of objects would be
+            # pickled.
             plain = array.astype(np.bytes_) if array.dtype.hasobject else array
             np.save(file, plain, allow_pickle=False)
         beside.replace(path)

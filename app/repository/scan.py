@@ -2,7 +2,7 @@
 
     models/<name>/<version>/*.popef     one model, in one file or several
     models/<name>/<version>/*.onnx      one file, compiled when it is loaded
-    models/<name>/<version>/model.py    a model in Python, with what lies beside it
+    models/<name>/<version>/model.py    a model in Python, with the files beside it
     models/<name>.popef, <name>.onnx    one file, served as version 1
     models/<name>/*.popef, *.onnx       the same, without a version folder
     models/<name>/config.toml           optional, for each of these
@@ -10,9 +10,9 @@
     models/<name>/config.toml           alone, that of an ensemble of other models, or
                                         of one whose files come from a URL (`source`)
 
-A model is found by listing the folder and comparing names; a name from a request never
-becomes part of a path. What resolves to a place outside the folder (a symbolic
-link) is not served.
+A model is found by listing the folder and comparing names. So a name from a request
+never becomes part of a path. A symbolic link to a place outside the folder is not
+served.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ PYTHON_MODEL = "model.py"
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
 MAX_FILES = 10_000  # in one folder of a model
-MAX_PROBLEM = 2000  # characters of what is wrong with a model
+MAX_PROBLEM = 2000  # characters of a model's problem
 
-# One path segment of a URL, and nothing that a shell, a URL or a label has to quote.
+# The name is one path segment of a URL, without characters that a shell, a URL or a
+# label must quote.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,199}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -155,8 +156,8 @@ def scan_model(
     """
     if not is_model_name(name):
         return None
-    # Names first: looking at each of hundreds of files for each of hundreds of models
-    # takes most of a start.
+    # The names are compared first. Checking hundreds of files for each of hundreds of
+    # models would take most of the start.
     may_be = {name, *(f"{name}{suffix}" for suffix in SUFFIXES)}
     listed = (root / found for found in os.listdir(root) if found in may_be)
     entries = [entry for entry in listed if _name_of(entry) == name]
@@ -172,8 +173,8 @@ def scan_named(
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelSource | None:
-    """Return the model in a file or folder named on the command line; None if it is
-    gone.
+    """Return the model in a file or folder named on the command line; None if it does
+    not exist.
 
     Works like `scan_model`, but the folder needs no folders for versions.
     """
@@ -187,7 +188,7 @@ def scan_named(
 def _scan_entries(
     root: Path, name: str, entries: list[Path], override: str | None, origin: Origin
 ) -> ModelSource:
-    """Return the model that these make, which lie in the folder `root`."""
+    """Return the model that these entries of the folder `root` make."""
     stamp: Stamp = ()
     try:
         stamp = _stamp_of(root, entries)
@@ -238,7 +239,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _is_passed_over(name: str) -> bool:
-    """Return whether it was not put there to be served."""
+    """Return whether the entry was not put there to be served."""
     return name.startswith(".") or name == "__pycache__"
 
 
@@ -249,7 +250,7 @@ def _is_inside(root: Path, path: Path) -> bool:
 def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
-    except RuntimeError:  # what older Pythons make of it
+    except RuntimeError:  # older Pythons raise this for circular links
         raise ScanError(
             f"{path.name} is a link whose target leads back to it"
         ) from None
@@ -380,7 +381,7 @@ def _read_versions(
         version = int(entry.name)
         if (
             options.config.ensemble is not None
-        ):  # nothing lies there, the folder is its number
+        ):  # the folder is empty, its name is the number
             yield VersionSource(version)
             continue
         stamp: Stamp = ()
@@ -437,7 +438,7 @@ def _read_version(
     files = _listed(folder)
     code = [p for p in files if p.name == PYTHON_MODEL]
     if code:
-        return (_inside(root, code[0]),)  # what lies beside it is its own business
+        return (_inside(root, code[0]),)  # the files beside it belong to the code
     if filename:
         chosen = [p for p in files if p.name == filename]
         if not chosen:

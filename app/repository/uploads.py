@@ -1,8 +1,8 @@
 """Files of a load request, kept as long as the model made from them.
 
-They are written below a folder of this process in the cache, which is locked while the
-process lives and removed when it ends; those of processes that were killed are removed
-by the next. The lock is the kernel's, so it ends with its process.
+They are written below a folder of this process in the cache. The process locks the
+folder and removes it at its end. If a process was killed, the next one removes its
+folder. The lock is the kernel's, so it ends with its process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Uploads:
             self._mine, self._lock = None, -1
 
     def _folder(self) -> Path:
-        """Return the folder of this process, which only its user may look into."""
+        """Return the folder of this process, which only its user may open."""
         if self._mine is not None:
             return self._mine
         base = self._wanted
@@ -80,13 +80,13 @@ class Uploads:
             base.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
         except OSError as e:
-            # A cache that cannot be written to prevents no load.
+            # A read-only cache must not prevent a load.
             base = Path(tempfile.gettempdir()) / f"popgate-{os.getuid()}"
             base.mkdir(mode=0o700, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
             logger.warning("uploaded files are written to %s: %s", base, e)
         self._lock = _locked(made)
-        # Only now may others look whether it is locked.
+        # Other processes may check the lock only from here on.
         mine = made.rename(base / made.name.replace(_NEW, _PREFIX))
         self._mine = mine.resolve()
         return self._mine

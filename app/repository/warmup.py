@@ -1,7 +1,7 @@
 """Run a model before it accepts requests, so that the first requests are not slow.
 
 Every replica runs every batch size once (or as ``[warmup]`` says). ONNX Runtime
-allocates memory and chooses kernels in the first run of a shape, and a model that
+allocates memory and chooses kernels in the first run of a shape. Also, a model that
 cannot run fails before requests depend on it. For threads; blocks.
 """
 
@@ -38,13 +38,13 @@ from popef_io import DataType
 
 logger = logging.getLogger(__name__)
 
-# Synthetic rows stay small and short: where a run takes
-# seconds, what the first one has to prepare is not felt, and many rows of a large
-# model would take memory that no request may ever need.
+# Synthetic rows stay small and short. If a run takes seconds, the preparations of the
+# first run hardly matter. Many rows of a large model would take memory that no request
+# may ever need.
 AUTOMATIC_BYTES = 64 << 20
 AUTOMATIC_SECONDS = 2.0
-# What free dimensions are, one after the other until the model runs: some take any
-# size, some a multiple of 8 or 32, some only that of an image or a frame of sound.
+# Values for free dimensions, tried in turn until the model runs. Some models take any
+# size, some a multiple of 8 or 32, some only the size of an image or a frame of sound.
 FILLS = (1, 8, 32, 64, 224, 512, 640)
 RUN_TIMEOUT = 300.0  # seconds that one run may take
 SEED = 0
@@ -53,7 +53,7 @@ SEED = 0
 class WarmupFailed(Exception):
     """A run before the model was ready failed; the message says which and why.
 
-    `is_late`: it did not end in time.
+    If `is_late` is true, the run exceeded its time.
     """
 
     def __init__(self, message: str, *, is_late: bool = False) -> None:
@@ -177,12 +177,13 @@ class _Budget:
         if sum(tensor.nbytes for tensor in run.inputs.values()) > AUTOMATIC_BYTES:
             return False
         if self._per_row * run.rows > self._left and self._last is not None:
-            # What a first run prepares may have taken longer than the run itself.
+            # The preparations of the first run may have taken longer than the run
+            # itself.
             self.spend(runner, self._last)
         return self._per_row * run.rows <= self._left
 
     def spend(self, runner: ModelRunner, run: _Run) -> None:
-        """Run it."""
+        """Run it, and subtract its time from the budget."""
         started = time.monotonic()
         _run_everywhere(runner, run, self._until)
         seconds = time.monotonic() - started
@@ -202,7 +203,7 @@ def _run_everywhere(runner: ModelRunner, run: _Run, until: float) -> None:
                     deadline=deadline,
                     replica_id=replica,
                     validate=True,
-                    # There are no other requests yet: a delay would be for nothing.
+                    # No other requests exist yet, so a delay would be useless.
                     delayed=False,
                 )
                 for replica in range(len(runner.devices))
@@ -316,7 +317,7 @@ def _synthetic(
     fill: int = 1,
 ) -> Tensor:
     if tensor.name == PYTHON_STEP:
-        # A trial of a generator: its first response, and no more.
+        # For a generator, only the first response is tried.
         return Tensor.from_numpy(np.zeros((3,), np.int64), tensor.data_type)
     shape = _shape(tensor, rows, wanted, fill)
     if tensor.data_type is DataType.STRING:
@@ -338,7 +339,7 @@ def _values(tensor: TensorSpec, shape: tuple[int, ...], data: str) -> Array:
         if tensor.type.kind != "f":
             return np.ones(shape, dtype)
         floats = np.ones(shape, np.float32)
-    if tensor.data_type is DataType.BF16:  # its upper half is what is kept
+    if tensor.data_type is DataType.BF16:  # BF16 is the upper half of FP32
         return (floats.view(np.uint32) >> 16).astype(np.uint16)
     return floats.astype(dtype)
 

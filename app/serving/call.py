@@ -1,7 +1,7 @@
 """One inference request, from its complete body to its answer, however it came in.
 
-received -> decoded -> admitted -> queued, running -> answered or: refused, failed,
-cancelled by its client, late
+A request is received, decoded, admitted, queued and run, and then answered. Otherwise
+it is refused, fails, is cancelled by its client, or is late.
 
 `Call` owns the whole life of a request: look-up, loading on demand, decoding, the
 deadline, disconnects, failures, the answer, accounting and tracing. Subclasses bring
@@ -49,23 +49,23 @@ from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 
 _NS = 1_000_000_000
 _GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
-#: What is kept of one request's calls of other models.
+#: The most calls to other models that are kept for one request.
 MOST_PARTS = 200
-#: Characters of the id of a request that its trace has.
+#: The most characters of a request's id in its trace.
 _MOST_ID = 1000
 
 
 class Call(ABC):
     """One request to the model at an infer path. Belongs to the event loop's thread.
 
-    `deadline` is a `time.monotonic()` time; `is_exact` means that the client set it, so
-    it is kept to the millisecond. `arrived` is when the head of the request arrived
+    `deadline` is a `time.monotonic()` time. If `is_exact` is true, the client set it,
+    so it is kept to the millisecond. `arrived` is when the head of the request arrived
     (`time.monotonic_ns()`), if it was measured. `key` is the key that admitted it, if
     the server uses keys. `response_complete` and `disconnected` are uvicorn's names.
     """
 
-    # All of it is set in the constructor: looking up a default of the class takes ten
-    # times as long as what the instance has, and most is looked at.
+    # The constructor sets everything. Looking up a default of the class takes ten times
+    # as long as looking up an attribute of the instance, and most attributes are read.
     __slots__ = (
         "_asked_for",
         "_began",
@@ -115,31 +115,32 @@ class Call(ABC):
         self.deadline = 0.0
         self.arrived = self._began = self._decoded = 0
         self.is_exact = self.disconnected = self.response_complete = False
-        self.is_large = False  # so that its decoding might take long
-        self.is_pending = False  # counted as begun, and not yet as ended
+        self.is_large = False  # its decoding might take long
+        self.is_pending = False  # counted as begun, but not yet as ended
         self._request: InferRequest | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._entered: Key | None = None  # the key that counts it as in flight
-        self._span: SpanIds | None = None  # made when it is asked for
-        self._asked_for: list[Part] | None = None  # on its behalf
-        #: Of an answered request that may be traced or logged, until it is sent.
+        self._span: SpanIds | None = None  # made when it is needed
+        self._asked_for: list[Part] | None = None  # calls on its behalf
+        #: Data of an answered request that may be traced or logged, kept until the
+        #: answer is sent.
         self._stamps: tuple[InferRequest, Submitted, Stamps] | None = None
 
     @abstractmethod
     def respond(self, response: Response | None) -> None:
-        """Write the answer; None if the client is gone, or the answer
-        cannot be made.
+        """Write the answer; None if the client has disconnected or no answer can be
+        made.
         """
 
     def watch(self) -> None:  # noqa: B027 - most need not
-        """Watch whether the client of a long request is still there."""
+        """Watch whether the client of a long request stays connected."""
 
     def client(self) -> str:
         """Return the client's address; empty if it is unknown."""
         return ""
 
     def wire(self) -> tuple[str, str]:
-        """Return the scheme of its URL, and its version of HTTP."""
+        """Return the scheme of its URL, and its HTTP version."""
         return "http", "1.1"
 
     def count_body(self, size: int) -> None:  # noqa: B027
@@ -151,12 +152,13 @@ class Call(ABC):
         """Decode the complete body and queue the request."""
         key = self.key
         if key is not None:
-            if key.is_free:  # `Key.enter` without its calls
+            if key.is_free:  # `Key.enter`, inlined
                 key.in_flight += 1
                 self._entered = key
             elif not self._enter(key):
                 return
-        # Looked up now: the model may have been swapped while the body came.
+        # The lookup is done now, because the model may have been swapped while the body
+        # arrived.
         entry = self.service.models.paths.get(self.path)
         if entry is not None:
             self._began = monotonic_ns()
@@ -196,9 +198,7 @@ class Call(ABC):
         return True
 
     async def _prepare(self) -> None:
-        """Begin after a wait: for a thread that inflates or decodes the body, or for a
-        model to load.
-        """
+        """Begin after a wait: a thread handles the body, or a model loads."""
         service, headers = self.service, self.headers
         body, self.body = self.body, []
         try:
@@ -281,7 +281,8 @@ class Call(ABC):
                 wanted = levels.get(request.priority, levels[0]) or wanted
         else:
             self.is_exact = True
-            # No request gets more than there is without asking, unless allowed to.
+            # A request cannot ask for more than the longest default timeout, unless the
+            # model allows more.
             most = most or max(timeout, entry.longest_timeout)
         if most and wanted > most:
             wanted = most
@@ -296,7 +297,7 @@ class Call(ABC):
             self.service.deadlines.add(self)
 
     def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
-        """Raise the error that is to be answered instead."""
+        """Submit the request. Raise the error for the answer if that fails."""
         if entry.scheduler is not None:
             request.owner = self._owner()
             return entry.scheduler.submit(request, self.deadline, self.done)
@@ -331,14 +332,14 @@ class Call(ABC):
             self._preparing.cancel()
             self._forget()
         self.abandon(Cancelled(why))
-        self._forget()  # where there was nothing to give up: its body was on its way
+        self._forget()  # if its body was still arriving
 
     def abandon(self, error: EngineError) -> None:
         submitted = self.submitted
         if submitted is not None and not submitted.done:
             submitted.abandon(error)
 
-    # -- the end
+    # -- end
 
     def done(self, submitted: Submitted) -> None:
         """Answer the request, which has ended in any way."""
@@ -369,7 +370,8 @@ class Call(ABC):
         if error is not None:
             if form is not None and isinstance(error, NotOneResponse):
                 raise InvalidRequest(form.not_one)
-            # What is raised keeps the frames it went through, and with them requests.
+            # A raised error keeps the frames that it passed through, and with them
+            # requests.
             raise error.again() if isinstance(error, EngineError) else error
         outputs = submitted.outputs
         size = 0
@@ -504,7 +506,7 @@ class Call(ABC):
                 answer = self.form.refuse(answer)
             lines, code = lines_of(answer.headers), row_of(error).code
             response = Refusal(answer.status, lines, answer.body, code)
-        except BaseException:  # there is no memory for the words, say
+        except BaseException:  # for example for want of memory
             self.respond(None)
             raise
         self.respond(response)
@@ -521,7 +523,7 @@ class Call(ABC):
         submitted: Submitted | None = None,
         rows: int = 0,
     ) -> None:
-        """Keep and log why the answered request failed, and which phases it reached."""
+        """Keep and log why the request failed, and which phases it reached."""
         entry = self.entry
         ended = monotonic_ns()
         since = self.arrived or self._began
@@ -530,7 +532,7 @@ class Call(ABC):
         if submitted is not None:
             queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
             batch_rows, device = submitted.batch_rows, submitted.device_id
-            if not queue_ns and not compute_ns:  # it has waited all the time
+            if not queue_ns and not compute_ns:  # it was still waiting
                 queue_ns = ended - self._decoded
         failed = Failed(
             self.asked(),
@@ -608,7 +610,7 @@ class Call(ABC):
             else:
                 key.leave()
         entry, request = self.entry, self._request
-        # Requests in flight lead back here, and their outputs are large.
+        # Requests in flight refer to this object, and their outputs are large.
         self._request = self.submitted = self._preparing = None
         self.service.deadlines.calls.pop(self, None)
         if not self.is_pending or entry is None:
@@ -644,7 +646,7 @@ class Call(ABC):
         stamps: Stamps,
     ) -> None:
         encoding, ended = stamps[7], stamps[8]
-        # Durations of the device, laid on the gateway's clock.
+        # The durations come from the device and are placed on the gateway's clock.
         started = min(self._decoded + submitted.queue_ns, encoding)
         timeline = Timeline(
             arrived=min(self.arrived or self._began, self._began),

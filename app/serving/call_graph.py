@@ -8,7 +8,7 @@ from engine import Refused
 
 
 class CallGraph:
-    """The calls made so far, and those that a model announces by `needs`.
+    """The calls made so far, and the calls that a model announces by `needs`.
 
     A call that leads back would wait for a process that itself waits.
     """

@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 def described(entry: ModelEntry) -> RunnerDescription | None:
-    """Return the data a process needs to feed the model itself; None if the gateway
-    must make the calls. Replicas are named by the present processes of their devices.
+    """Return the data that a process needs to feed the model itself.
+
+    The result is None if the gateway must make the calls. Replicas are named by the
+    present processes of their devices.
     """
     spec, runner = entry.spec, entry.runner
     if not isinstance(runner, ModelRunner) or runner.failure is not None:
@@ -47,7 +49,7 @@ def described(entry: ModelEntry) -> RunnerDescription | None:
     if spec.defaults or spec.optional_inputs:
         return None
     if any(device.python is not None for device in runner.devices):
-        return None  # it may ask for whom it runs, and call others
+        return None  # it may ask for its clients, and call others
     description = runner.description
     keys = {device.id: _key(device) for device in runner.devices}
     replicas = tuple((keys[d], n) for d, n in description.replicas)
@@ -87,7 +89,7 @@ class CallRoutes:
         self._routes: dict[int, SharedRoute] = {}
         self._leaving: set[int] = set()
         self._numbers = itertools.count(1)
-        #: Processes of devices that it has joined.
+        #: The device processes that it has joined.
         self._joined: set[str] = set()
         self._log: CallLog | None = None
         self._offering: asyncio.Task[None] | None = None
@@ -164,7 +166,9 @@ class CallRoutes:
                 self._send(partial(self._sock.tell, {"leave": number}))
 
     def left(self, number: int) -> None:
-        """Record that the process has left a route; 0: there is something to count."""
+        """Record that the process has left a route; 0 means that there are calls to
+        count.
+        """
         self.count()
         self._leaving.discard(number)
         self._routes.pop(number, None)

@@ -1,4 +1,4 @@
-"""A call of one model by another, as a request to the model that is called.
+"""A call of one model by another, as a request to the called model.
 
 For the event loop's thread.
 """
@@ -83,7 +83,7 @@ class CalledRequest:
         self._is_over = False
         self._parts: list[Part] = []
         self._called: ModelMetrics | None = None
-        #: For whom it is made, if that is shown later.
+        #: The requests for which it is made, if the call reveals them later.
         self._requesters: list[Requester] = []
         if table.keeps_parts:
             found = caller.requesters(message.requests)
@@ -285,7 +285,7 @@ class CalledRequest:
 def _as_engine_error(error: Exception) -> EngineError:
     """Return the error that the author of the calling model sees."""
     if isinstance(error, EngineError):
-        # What only the gateway has a name for is told by the name of its parent.
+        # An error class that only the gateway knows is reported as its parent class.
         return InvalidInput(str(error)) if isinstance(error, NotOneResponse) else error
     row = row_of(error)
     if isinstance(error, UnknownModel) or row.status == 503:

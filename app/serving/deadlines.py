@@ -1,9 +1,9 @@
 """The deadlines of all requests of a gateway, however they arrived and wherever they
 run.
 
-One sweep checks the calls in flight. It fails those that are late, and starts to watch
-the client of each call that has waited for a whole period. Deadlines that clients set
-are kept to the millisecond: a deadline before the next sweep gets its own timer. The
+One sweep checks the calls in flight. It fails the late ones. It starts to watch the
+client of each call that has waited for a whole period. Deadlines that clients set are
+kept to the millisecond, because a deadline before the next sweep has its own timer. The
 device drops late requests before it runs them (`engine/worker/replica.py`) and ends
 runs whose requests are all cancelled (`engine/worker/cancellation.py`). Nothing else in
 the gateway enforces a deadline.
@@ -15,8 +15,8 @@ import asyncio
 import time
 from typing import Protocol
 
-# Seconds between two looks. Answers that come sooner cost nothing; a client that goes
-# away is noticed after one to two of these, if nothing else tells.
+# Seconds between two sweeps. Requests with faster answers cost nothing. A disconnect is
+# noticed after one to two periods, if nothing reports it earlier.
 SWEEP = 0.05
 
 
@@ -37,7 +37,7 @@ class Deadlines:
     """The calls in flight; belongs to one event loop at a time."""
 
     def __init__(self) -> None:
-        #: And whether they were there at the last look.
+        #: The calls, and whether the last sweep saw them.
         self.calls: dict[Expiring, bool] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -49,7 +49,7 @@ class Deadlines:
         """Watch the deadline of a call until it is removed from `calls`."""
         self.calls[call] = False
         loop = self._loop
-        # To ask which loop runs takes a call to the system.
+        # Asking for the running loop takes a system call.
         if self._timer is None or loop is None or not loop.is_running():
             self._loop = loop = asyncio.get_running_loop()
             self._timer = loop.call_later(SWEEP, self._sweep, loop)

@@ -78,8 +78,8 @@ def compose(
     `declared` are the declared inputs and outputs. If one of two connected tensors
     counts rows and the other does not, a first dimension of 1 is added or removed.
 
-    Raises ValueError for a tensor that a model does not have, a tensor with two
-    sources, types and shapes that differ, and steps that form a circle.
+    Raises ValueError for a missing tensor of a model, a tensor with two sources,
+    different types or shapes, and a circle of steps.
     """
     steps = [
         _step(label_of(n, step), step, spec, config)
@@ -203,7 +203,7 @@ def _step(
     inputs = tuple(
         (n, config.inputs.get(n, n))
         for n in spec.inputs_by_name
-        # What may be left out is left out, unless it was given.
+        # Inputs that may be omitted are omitted, unless the configuration names them.
         if n not in spec.defaults or n in config.inputs or n in ensemble.inputs
     )
     outputs = tuple(config.outputs.items()) or tuple(
@@ -251,7 +251,7 @@ def _tensors(
                 found[tensor] = first
             known = found[tensor]
             shape = _joined(tensor, known, taken)
-            # What a step gives has the shape that the step says.
+            # A tensor that a step produces has the shape that the step states.
             if tensor not in producers:
                 found[tensor] = replace(known, spec=replace(known.spec, shape=shape))
     return found

@@ -1,9 +1,9 @@
 """Run ensembles: requests go through several models without leaving the gateway.
 
 Tensors between steps are copies in the gateway's memory, from one device's slot and
-into the next. A step starts as soon as its inputs are there. So independent steps run
-at the same time, and each is batched with its model's other requests. Everything here
-belongs to the event loop.
+into the next. A step starts as soon as its inputs are available. So independent steps
+run at the same time, and each is batched with its model's other requests. Everything
+here belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DRAIN_TICK = 0.01  # seconds
 
 
 class EnsembleRunner:
-    """Runner of the requests of an ensemble, in place of an `engine.ModelRunner`.
+    """Runs the requests of an ensemble, in place of an `engine.ModelRunner`.
 
     The runner looks up members in the table for each request. So a member that is
     swapped for an equal one is used immediately. If a member is unloaded, requests that
@@ -69,7 +69,7 @@ class EnsembleRunner:
         self._requests: set[EnsembleRequest] = set()
         self._closed = False
 
-    # -- what a loaded model is asked for
+    # -- interface of a loaded model
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -175,7 +175,7 @@ class EnsembleRunner:
         for request in list(self._requests):
             request.abandon(RunnerClosed(f"ensemble {self.spec.name!r} was unloaded"))
 
-    # -- what its requests ask for
+    # -- calls from its requests
 
     def entry_of(self, number: int) -> ModelEntry | None:
         """Return the member that runs a step now; None if it must be loaded on demand.
@@ -271,9 +271,9 @@ class EnsembleRequest(Pending):
         self._running: dict[int, Submitted] = {}
         self._began = [0] * len(runner.steps)
         self._fetching: set[asyncio.Task[None]] = set()
-        #: What its steps did, as they ended, where that is kept.
+        #: The work of its steps in the order of their ends, if that is recorded.
         self.parts: list[Part] = []
-        # What is there so far: inputs, and what steps have given.
+        # The tensors so far: inputs, and outputs of ended steps.
         self._tensors = self.inputs
 
     def start(self) -> None:
@@ -305,7 +305,7 @@ class EnsembleRequest(Pending):
                 self._fetch(number)
             else:
                 self._submit(number, entry)
-        except Exception as error:  # else the request would never end
+        except Exception as error:  # otherwise the request would never end
             self._fail(number, error)
 
     def _submit(self, number: int, entry: ModelEntry) -> None:
@@ -368,7 +368,7 @@ class EnsembleRequest(Pending):
             self._go_on(number, submitted)
         except Exception as raised:
             if self.done:
-                raise  # by who was told
+                raise  # the callback has raised it
             self._fail(number, raised)
 
     def _keep(
@@ -397,7 +397,7 @@ class EnsembleRequest(Pending):
         step = self._runner.steps[number]
         outputs = submitted.outputs
         for own, name in step.outputs:
-            if own in outputs:  # a part that is an ensemble gives what is needed of it
+            if own in outputs:  # a member ensemble returns only needed outputs
                 self._tensors[name] = outputs[own]
         self._left -= 1
         if not self._left:
@@ -432,7 +432,7 @@ class EnsembleRequest(Pending):
     async def _fetched(self, number: int) -> None:
         try:
             await self._runner.fetch(number, self.deadline)
-        except Exception as error:  # else the request would never end
+        except Exception as error:  # otherwise the request would never end
             self._fail(number, error)
             return
         self._start(number)
@@ -443,7 +443,7 @@ class EnsembleRequest(Pending):
     def resolve(self, error: Exception | None = None) -> None:
         if self.done:
             return
-        # First of all: the steps that are given up below end here, too.
+        # This must come first, because the steps that are given up below end here, too.
         self.done, self.error = True, error
         self.inputs = self._tensors = {}
         self._runner.forget(self)

@@ -1,9 +1,9 @@
 """Generators: Python models that give several responses to a request.
 
-A step asks the generator of a request for its next response after the response before
-has been taken. The generator lives in the process of the replica that started it. If
-the client needs no more responses, a last step ends the generator. Otherwise it ends at
-the deadline of its request.
+When the client has taken a response, a step asks the generator of the request for the
+next one. The generator lives in the process of the replica that started it. If the
+client needs no more responses, a last step ends the generator. Otherwise it ends at the
+deadline of its request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GeneratorRun(StepRun):
 
     number: int = 0
     replica: int = -1
-    #: How often the device of the replica had been lost when the run began.
+    #: The number of losses of the replica's device when the run began.
     restarts: int = 0
     is_exhausted: bool = False
     on_end: Callable[[GeneratorRun], None] | None = None
@@ -77,14 +77,15 @@ class GeneratorScheduler(StepScheduler):
     """
 
     def __init__(self, spec: ModelSpec, runner: ReplicaRunner) -> None:
-        #: Of all tensors that the model has.
+        #: All tensors of the model.
         self.spec = spec
         config = StepsConfig(more=PYTHON_MORE, max_steps=MAX_RESPONSES)
         visible = spec.without([PYTHON_STEP], ())
         super().__init__(visible, runner, config, Path())
         self._replicas = runner
         self._live: dict[int, int] = {}
-        # After the first step: the generator has its inputs.
+        # The inputs of later steps: the generator has the real ones from its first
+        # step.
         self._empty = {t.name: _empty(t.shape, t.data_type) for t in visible.inputs}
 
     def _make(
@@ -114,7 +115,10 @@ class GeneratorScheduler(StepScheduler):
         self, run: GeneratorRun, on_done: Callable[[Submitted], None]
     ) -> Submitted:
         """Return the first step, on the replica with the fewest generators of this
-        process that takes it; of several, one whose device runs nothing.
+        process.
+
+        The replica must take the step. Among several, one is chosen whose device runs
+        nothing.
         """
         devices = self._replicas.devices
         order = sorted(
@@ -161,7 +165,7 @@ class GeneratorScheduler(StepScheduler):
     def _respond(self, run: StepRun, outputs: Mapping[str, Tensor]) -> None:
         if is_true(outputs[PYTHON_MORE]):
             super()._respond(run, outputs)
-        else:  # the generator has ended, without a response
+        else:  # the generator has ended without a response
             run.resolve()
 
     def _ended(self, run: GeneratorRun) -> None:
@@ -170,7 +174,8 @@ class GeneratorScheduler(StepScheduler):
         device = self._replicas.devices[run.replica]
         if run.is_exhausted or device.restarts != run.restarts:
             return
-        # Where it is not told now (its queue is full), its deadline is there.
+        # If its queue is full, the generator does not learn of it now. Its deadline
+        # then ends it.
         with contextlib.suppress(EngineError):
             self._ask(run, self._empty, _NO_MORE, None)
 

@@ -32,10 +32,11 @@ from app.errors import HttpError
 
 logger = logging.getLogger(__name__)
 
-#: Spellings of right keys that are remembered, so as to hash each of them once.
+#: The most valid keys that are remembered as received, so that each is hashed once.
 _MOST_SEEN = 4096
 _LONGEST_KEY = 1024
-#: Keys of one weight that have a line each at every device, if they are busy.
+#: The most keys of one weight with a lane of their own at every device, if they are
+#: busy.
 MOST_LANES = 8
 
 
@@ -118,7 +119,8 @@ class Key:
         self._models = (
             None
             if "*" in config.models
-            # Of no pattern, one that matches nothing: an empty one would match all.
+            # Without patterns, use one that matches nothing, because an empty one
+            # matches everything.
             else re.compile("|".join(map(fnmatch.translate, config.models)) or "(?!)")
         )
 
@@ -191,11 +193,11 @@ class KeyTable:
 
     def find(self, given: bytes) -> Key | None:
         """Return the key with these bytes."""
-        # Only right ones are remembered, from a client that had them already.
+        # Only valid keys are remembered, so the client had them already.
         key = self._seen.get(given)
         if key is None and 0 < len(given) <= _LONGEST_KEY:
             digest = digest_of(given)
-            # All are compared, and each in constant time.
+            # All keys are compared, each in constant time.
             for candidate in self.keys:
                 if hmac.compare_digest(candidate.config.sha256, digest):
                     key = candidate
@@ -261,12 +263,12 @@ class Keys:
     def read_again(self) -> KeysConfig | None:
         """Return the new content of the file if it has changed. For another thread.
 
-        What cannot be read is logged once, and the keys stay as they were.
+        An unreadable file is logged once, and the keys stay unchanged.
         """
         if self.path is None:
             return None
         stamp = stamp_of([self.path])
-        # Its owner and mode may have been what was wrong, which no stamp shows.
+        # The owner or mode may have been the problem, which the stamp does not show.
         if stamp == self._stamp and not self._problem:
             return None
         self._stamp = stamp
@@ -286,7 +288,7 @@ class Keys:
         return None
 
     def take_over(self, config: KeysConfig) -> None:
-        """Use these keys from now on. Requests in flight go on."""
+        """Use these keys from now on. Requests in flight continue."""
         were = {name: key.config for name, key in self._known.items()}
         self.table = self._table_of(config)
         changes = _changes(were, {name: k.config for name, k in self._known.items()})
@@ -311,8 +313,10 @@ def _changes(before: Mapping[str, KeyConfig], now: Mapping[str, KeyConfig]) -> s
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the key that a request brings: as X-API-Key, as bearer, or as the password
-    of basic authentication. `headers` are in lower case.
+    """Return the key of a request from X-API-Key, a bearer token, or the basic
+    password.
+
+    `headers` are in lower case.
     """
     key = headers.get(b"x-api-key")
     if key is not None:

@@ -1,10 +1,10 @@
 """The gateway's end of calls from Python models to other models.
 
-A call is a request like those of clients: the called model is loaded on demand, and the
-request is queued, batched, counted and ends at its deadline. It comes over a socket
-from the process of the calling model (engine/transport/call_messages.py), or through a
-route of that process (app/serving/call_routes.py). Everything here belongs to the event
-loop's thread, except `ModelCalls.attach`.
+A call is a request like a client's. The called model is loaded on demand, and the
+request is queued, batched and counted, and ends at its deadline. The calling model's
+process sends it over a socket (engine/transport/call_messages.py) or through a route
+(app/serving/call_routes.py). Everything here belongs to the event loop's thread, except
+`ModelCalls.attach`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ModelCalls:
     ) -> None:
         self.table, self.graph, self.requesters = table, graph, requesters
         self.timeout = timeout
-        #: What the models count of their own.
+        #: The models' own metrics.
         self.metrics = OwnMetrics()
         self._leave_timeout = leave_timeout
         self._news = asyncio.Event()
@@ -159,7 +159,7 @@ class CallingProcess:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._read)
 
-    # -- what it says
+    # -- messages from the process
 
     def _read(self) -> None:
         """Handle one message, then let other processes have their turn."""
@@ -213,7 +213,7 @@ class CallingProcess:
     def _take_metrics(self, told: MetricsTold) -> None:
         self._calls.metrics.take(self, self.name, told.series)
 
-    # -- for its calls
+    # -- its calls
 
     def check(self, model: str) -> None:
         self._calls.graph.add(self.name, model)
@@ -237,7 +237,7 @@ class CallingProcess:
         if not isinstance(result, EngineError):
             self.routes.offer(message.model, message.version)
 
-    # -- what it is told
+    # -- messages to the process
 
     def _send_answer(self, number: int, result: CallAnswer) -> None:
         self._queue(partial(self._sock.answer, number, result))
@@ -248,8 +248,9 @@ class CallingProcess:
             self._send()
 
     def _send(self) -> None:
-        """Send as much as the socket takes; a process that does not read delays only
-        itself.
+        """Send as much as the socket takes.
+
+        A process that does not read delays only itself.
         """
         while self._unsent:
             try:
@@ -264,7 +265,7 @@ class CallingProcess:
         self._loop.remove_writer(self._sock)
 
     def close(self) -> None:
-        """Cancel the calls under way."""
+        """Cancel the calls in flight."""
         if self._sock.fileno() < 0:
             return
         self._loop.remove_reader(self._sock)

@@ -1,4 +1,4 @@
-"""Requests under way in the gateway, which consist of requests to devices."""
+"""Requests in flight in the gateway, which consist of requests to devices."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from engine import EngineError, InvalidInput, Tensor
 
 
 class NotOneResponse(InvalidInput):
-    """The model gave no response, or several, where exactly one is expected."""
+    """The model gave no response, or several, but exactly one is expected."""
 
 
 class Pending:
-    """A pending result; resolved exactly once, in the event loop's thread.
+    """A pending result, resolved exactly once, in the event loop's thread.
 
-    `outputs` are set where `error` is None. `queue_ns` and `compute_ns` are the times
-    of all that was run for it, `batch_rows` the rows of a batch that it was in,
-    `batch_length` the longest of these if they have lengths, and `device_id` where. A
-    subclass says what giving it up means (`give_up`), and calls `resolve`.
+    `outputs` are set if `error` is None. `queue_ns` and `compute_ns` are the total
+    times of its runs. `batch_rows` is the rows of its batch, `batch_length` the longest
+    row if rows have lengths, and `device_id` the device. A subclass defines how it is
+    cancelled (`give_up`), and calls `resolve`.
     """
 
     done: bool = False
-    #: An `engine.EngineError`, or what the gateway itself says.
+    #: An `engine.EngineError`, or an error of the gateway itself.
     error: Any = None
     queue_ns: int = 0
     compute_ns: int = 0
     batch_rows: int = 0
     batch_length: int = 0
     device_id: str = ""
-    #: What a text model has counted of it.
+    #: The token counts of a text model.
     tokens: TokenCounts | None = None
 
     def __init__(
@@ -65,7 +65,8 @@ class Pending:
 
     def tell(self) -> None:
         """Call the callback, once."""
-        # The callback leads back here: nothing may wait for the garbage collector.
+        # The callback refers to this object. Nothing may wait for the garbage
+        # collector.
         on_done, self.on_done = self.on_done, None
         if on_done is not None:
             on_done(self)
@@ -78,7 +79,7 @@ class Pending:
 
 
 class Streamed(Submitted, Protocol):
-    """A request under way that may have several responses."""
+    """A request in flight that may have several responses."""
 
     def proceed(self) -> None: ...
 
@@ -98,7 +99,7 @@ class ResponseScheduler(Protocol):
 
 @runtime_checkable
 class IteratingRunner(Protocol):
-    """A runner that tells the results of device iterations apart."""
+    """A runner that distinguishes the results of device iterations."""
 
     def iterations_of(
         self, outputs: Mapping[str, Tensor]

@@ -1,7 +1,7 @@
 """Find the clients behind a request to a device, from its callback.
 
 A request refers only to the objects that wait for it, so nothing is computed until a
-client is looked up.
+client is needed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class Requester(Protocol):
 
 
 def said_of(request: InferRequest | None, owner: str | None) -> str:
-    """Return the id, timeout (in microseconds), parameters and owner of a request in
-    JSON; empty if it has none.
+    """Return the id, timeout (in microseconds), parameters and owner of a request as
+    JSON.
+
+    The result is empty if the request has none of these.
     """
     if request is None:
         return ""
@@ -56,7 +58,7 @@ def said_of(request: InferRequest | None, owner: str | None) -> str:
 
 
 def owner_in(said: str) -> str | None:
-    """Return the owner of a request from the string that `said_of` made."""
+    """Return the owner of a request from a string of `said_of`."""
     owner: str | None = orjson.loads(said).get("key") if said else None
     return owner
 

@@ -1,6 +1,6 @@
-"""The form of a request to a model's own address: HTTP in, HTTP out.
+"""The form of a request to a model's own route: HTTP in, HTTP out.
 
-The process of the model gets the head and the body as they came, and writes the answer
+The process of the model receives the head and the body unchanged, and writes the answer
 (popgate/routes.py).
 """
 
@@ -19,8 +19,8 @@ from app.codec.messages import Body, Encoding, Header, Response, lines_of
 from engine import PYTHON_ANSWER, PYTHON_ROUTE, ExecutionFailed, Tensor
 from popef_io import DataType
 
-#: Of headers that a route gets: those of the body say how it came over the connection,
-#: and a key is for the server.
+#: Headers that a route does not receive. They describe the body on the connection, or
+#: are a key for the server.
 _OF_CONNECTION = frozenset(
     b"connection content-encoding content-length expect keep-alive te trailer"
     b" transfer-encoding upgrade".split()
@@ -71,8 +71,9 @@ class RouteForm:
     def encode(
         self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
     ) -> Response:
-        """Return the answer of the route. Raises `engine.ExecutionFailed` if it failed,
-        or wrote headers that are none.
+        """Return the answer of the route.
+
+        Raises `engine.ExecutionFailed` if the route failed or wrote invalid headers.
         """
         ((raw, body),) = outputs[PYTHON_ANSWER].numpy().tolist()
         head = msgpack.unpackb(raw)
@@ -87,7 +88,7 @@ class RouteForm:
 
 
 def _checked(headers: Sequence[tuple[bytes, bytes]]) -> list[Header]:
-    """Return headers that may be sent; the length of the body is the server's."""
+    """Return the headers that may be sent; the server sets the length of the body."""
     found = []
     for name, value in headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):

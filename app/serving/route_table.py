@@ -1,4 +1,4 @@
-"""Routes of Python models: which model answers at an address of its own.
+"""Routes of Python models: the model that answers at each address.
 
 A model claims its addresses when it is loaded, so two models never have the same one,
 and none has an address of the server. Threads that load models claim addresses;
@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from starlette.routing import compile_path
 
-#: Below these, every address is the server's.
+#: Every address below these is the server's.
 _RESERVED = ("/v1/models/{rest:path}", "/v2/{rest:path}")
 _PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}", re.ASCII)
 
@@ -43,7 +43,7 @@ class ModelRoutes:
 
     @classmethod
     def parse(cls, text: str) -> ModelRoutes:
-        """Read what a model says of its routes; empty: there are none."""
+        """Read a model's description of its routes; an empty string means none."""
         if not text:
             return cls()
         document = orjson.loads(text)
@@ -73,8 +73,10 @@ class RouteTable:
         self._own += paths
 
     def claim(self, model: str, routes: Sequence[ModelRoute]) -> None:
-        """Claim the addresses of a model that is being loaded, beside those that it
-        has. Raises ValueError if one of them is the server's or another model's.
+        """Claim the addresses of a model that is being loaded, besides its present
+        ones.
+
+        Raises ValueError if the server or another model has one of them.
         """
         with self._lock:
             for route in routes:
@@ -93,7 +95,7 @@ class RouteTable:
                 self._claims[model] = tuple(dict.fromkeys(both))
 
     def publish(self, model: str, routes: Sequence[ModelRoute]) -> None:
-        """Make `routes` those that the model answers, instead of all before."""
+        """Make `routes` the only addresses of the model."""
         with self._lock:
             self._claims.pop(model, None)
             if routes:
@@ -126,7 +128,7 @@ class RouteTable:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether some address is one of both paths."""
+    """Return whether some address matches both paths."""
     left, right = one.split("/")[1:], other.split("/")[1:]
     for mine, theirs in zip(left, right, strict=False):
         if _is_rest(mine) or _is_rest(theirs):
@@ -141,5 +143,5 @@ def _is_open(part: str) -> bool:
 
 
 def _is_rest(part: str) -> bool:
-    """Return whether a part stands for any number of them."""
+    """Return whether a part stands for any number of parts."""
     return any(found[2] == "path" for found in _PARAMETER.finditer(part))

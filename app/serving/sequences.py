@@ -57,7 +57,7 @@ class SequenceRequest(Pending):
 
     def give_up(self, error: EngineError) -> None:
         if self.inner is not None and not self.inner.done:
-            self.inner.abandon(error)  # which resolves this one, too
+            self.inner.abandon(error)  # this resolves the request as well
 
 
 class LiveSequence:
@@ -84,14 +84,14 @@ class LiveSequence:
         self.id = identifier
         self.controls = controls
         self.state: dict[str, Tensor] = {}
-        # Whether the last request that has come leaves it open for another.
+        # Whether another request may follow the last one received.
         self.is_open = False
-        # Whether its first request has run, or could have.
+        # Whether its first request has run or was able to run.
         self.is_begun = False
         self.running: SequenceRequest | None = None
         self.waiting: deque[SequenceRequest] = deque()
         self.is_draining = False
-        # Whether it may run; others wait for those that may.
+        # Whether it has a slot to run. Sequences without one wait.
         self.has_slot = False
         self.last_used = 0.0
 
@@ -127,7 +127,7 @@ class SequenceScheduler:
         self.config = config
         self._runner = runner
         self._states = States(spec, config.state, folder, model_folder)
-        #: Sequences that may run beside those that do; None: any number.
+        #: The free slots for further running sequences; None means any number.
         self._slots = config.max_active * instances if config.max_active else None
         self._without_slot: deque[LiveSequence] = deque()
         self._is_admitting = False
@@ -142,7 +142,7 @@ class SequenceScheduler:
             OrderedDict()
         )
         self._owned: Counter[Owner] = Counter()
-        #: How many sequences of each key may run now.
+        #: The number of running sequences of each key.
         self._active: Counter[Owner] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -157,10 +157,10 @@ class SequenceScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> SequenceRequest:
-        """Queue a request behind those of its sequence; never blocks.
+        """Queue a request behind the others of its sequence; never blocks.
 
-        Raises `InvalidRequest` for one that belongs to no sequence, `QueueFull`, and
-        what the runner raises.
+        Raises `InvalidRequest` for a request without a sequence, `QueueFull`, and the
+        runner's errors.
         """
         parameters = request.parameters or {}
         start = _flag(parameters, "sequence_start")
@@ -225,7 +225,7 @@ class SequenceScheduler:
         self._slots += 1
         _count_down(self._active, sequence.owner)
         if self._is_admitting:
-            return  # one that was let in has ended at once: the loop below goes on
+            return  # the admitted one has already ended; the loop continues
         self._is_admitting = True
         try:
             while self._slots and self._without_slot:
@@ -355,7 +355,8 @@ class SequenceScheduler:
                 mine.outputs = outputs
         except Exception as raised:
             error = raised
-        # Each of these, even if the one before it raises: others wait behind it.
+        # Each step runs even if the one before it raises, because others wait behind
+        # it.
         with contextlib.ExitStack() as steps:
             steps.callback(self._run_next, sequence)
             steps.callback(mine.resolve, error)
@@ -372,12 +373,12 @@ class SequenceScheduler:
 
     def _run_next(self, sequence: LiveSequence) -> None:
         if sequence.is_draining:
-            return  # a request that was done at once has come back here
+            return  # a request that ended immediately called this again
         sequence.is_draining = True
         try:
             while sequence.waiting and sequence.running is None:
                 mine = sequence.waiting.popleft()
-                if not mine.done:  # it was not cancelled while it waited
+                if not mine.done:  # not cancelled while it waited
                     try:
                         if not (mine.start or sequence.is_begun):
                             raise self._not_begun(sequence.id)
@@ -393,9 +394,10 @@ class SequenceScheduler:
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
-            return  # a second one would be armed anew for ever, as the first is
+            return  # a second timer would run forever, too
         oldest = next(iter(self._sequences.values()))
-        # Not this object itself: a model that is unloaded need not wait for its timer.
+        # The timer must not refer to this object, so that an unloaded model need not
+        # wait for it.
         self._timer = loop.call_at(
             oldest.last_used + self.config.max_idle, _expire, weakref.ref(self)
         )
@@ -426,7 +428,7 @@ def _expire(reference: weakref.ref[SequenceScheduler]) -> None:
 
 
 def _count_down(counts: Counter[Owner], owner: Owner) -> None:
-    """Count one less. Keys without sequences take no memory."""
+    """Count one less, and drop zeros: keys without sequences take no memory."""
     counts[owner] -= 1
     if not counts[owner]:
         del counts[owner]

@@ -25,20 +25,20 @@ from engine import DeadlineExceeded
 
 T = TypeVar("T")
 
-# The longest a request takes unless something says otherwise, in seconds.
+# The longest time of a request in seconds, unless another setting applies.
 DEFAULT_TIMEOUT = 60.0
-#: Seconds that a request waits at most for a model of a server that starts.
+#: The longest time in seconds that a request waits for a model of a starting server.
 PATIENCE = 30.0
 
 
 class Service:
     """The models, the bounds and the threads of requests (`app/serving/call.py`).
 
-    `timeout` (seconds) holds for requests that state none: neither by the request
-    parameter ``timeout`` (microseconds) nor by the header ``X-Request-Timeout``
-    (seconds), and whose model has none either. `transfers` bounds what bodies and
-    answers take together; `journal` keeps what became of the last requests; `answers`
-    counts them. Belongs to the event loop's thread.
+    `timeout` (seconds) applies if neither the request nor its model has one. A request
+    states it by the parameter ``timeout`` (microseconds) or the header
+    ``X-Request-Timeout`` (seconds). `transfers` bounds the memory of all bodies and
+    answers. `journal` keeps the outcomes of the last requests, and `answers` counts
+    them. Belongs to the event loop's thread.
     """
 
     def __init__(
@@ -57,13 +57,15 @@ class Service:
         self.journal = journal or Journal()
         self.answers = answers or Answers()
         self.deadlines = Deadlines()
-        # One: with several, the event loop would have its turn less often.
+        # One thread only: with several, the event loop would run less often.
         self._codec = DaemonPool(1, "popgate-codec")
         self._inflating = DaemonPool(2, "popgate-inflate")
 
     async def inflate(self, encoding: bytes, body: Body, deadline: float) -> Body:
-        """Return a compressed body as it was; raises what `app.codec.compression`
-        raises, and DeadlineExceeded at `deadline`, a `time.monotonic()` time.
+        """Return a compressed body uncompressed.
+
+        Raises the errors of `app.codec.compression`, and DeadlineExceeded at
+        `deadline`, a `time.monotonic()` time.
         """
         limit = self.limits.max_body_bytes
         call = partial(inflate, encoding, body, limit)
@@ -75,26 +77,29 @@ class Service:
         codec: ModelCodec,
         deadline: float,
     ) -> T:
-        """Decode a body with `decode`, in the thread that does so for all.
+        """Decode a body with `decode`, in the thread for large bodies.
 
         Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
-        TransferMemoryFull if there is no room for what it takes.
+        TransferMemoryFull if memory is short.
         """
         return await self._run(self._codec, partial(decode, codec), deadline)
 
     async def encode(
         self, encode: Callable[[], Response], size: int, deadline: float
     ) -> Response:
-        """Return the response that `encode` makes of outputs of `size` bytes, in the
-        same thread. Raises what `decode` does.
+        """Return the response that `encode` makes of outputs of `size` bytes.
+
+        It runs in the thread of `decode`, and raises the same errors.
         """
         return await self._run(self._codec, encode, deadline, size)
 
     async def _run(
         self, pool: DaemonPool, call: Callable[[], T], deadline: float, size: int = 0
     ) -> T:
-        """Return what `call` does, in a thread of the pool. The memory that it takes is
-        counted until it has ended, even if no request waits for it any more.
+        """Return the result of `call`, which runs in a thread of the pool.
+
+        Its memory is counted until it has ended, even if no request waits for it any
+        more.
         """
         return await _until(deadline, self._begun(pool, call, size))
 
@@ -113,7 +118,7 @@ class Service:
     ) -> tuple[ModelEntry, float]:
         """Return the entry at `path` once it is loaded, and the seconds that took.
 
-        Raises `RequestError` or `EngineError` if there is nothing in time.
+        Raises `RequestError` or `EngineError` if it is not loaded in time.
         """
         began = time.monotonic()
         await self.models.come(path, min(PATIENCE, self.latest(None, headers)))
@@ -151,7 +156,7 @@ class Service:
         return longest if asked is None else min(asked, longest)
 
     def close(self) -> None:
-        """Let the threads end after the work that they have."""
+        """End the threads after their present work."""
         self._codec.close()
         self._inflating.close()
 
@@ -167,13 +172,13 @@ def _within(room: Reservation, call: Callable[[], T]) -> T:
 async def _until(
     deadline: float, result: asyncio.Future[T] | Coroutine[Any, Any, T]
 ) -> T:
-    """Wait for `result` until `deadline`; a thread finishes its work all the same."""
+    """Wait for `result` until `deadline`; a thread finishes its work in any case."""
     try:
         async with asyncio.timeout(deadline - time.monotonic()):
             return await result
     except TimeoutError:
         raise DeadlineExceeded from None
     finally:
-        # This frame is in the traceback of the error that the future has. The two would
-        # keep each other, and the body, until the garbage collector comes by.
+        # The traceback of the future's error contains this frame. The two would keep
+        # each other and the body alive until the garbage collector runs.
         del result

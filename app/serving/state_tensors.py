@@ -26,7 +26,7 @@ from app.config.state_config import StateConfig
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 
-#: A state is held for every sequence, so its size is bounded, in bytes.
+#: The size limit of a state in bytes, because one is kept for every sequence.
 MAX_STATE_BYTES = 1 << 30
 
 

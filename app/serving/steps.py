@@ -1,7 +1,7 @@
 """Several responses to one request, from a model that runs step by step.
 
 The model is the program of one step. Its outputs say whether the step has a response
-and whether another step follows; the declared state goes from step to step. A step is a
+and whether another step follows. The declared state goes from step to step. A step is a
 request to the device like any other. So steps of different requests share batches, each
 response leaves as soon as its step is done, and the steps end when the client
 disconnects.
@@ -31,7 +31,7 @@ _Outputs = Mapping[str, Tensor]
 
 
 class StepRun(Pending):
-    """The steps of one request; done when the last response has been taken.
+    """The steps of one request. It is done when the last response has been taken.
 
     `on_response` receives the outputs of each response, and the next step waits until
     `proceed` is called.
@@ -42,7 +42,7 @@ class StepRun(Pending):
     inner: Submitted | None = None
     timer: asyncio.TimerHandle | None = None
     go_on: Callable[[], None] | None = None
-    #: Called when it is over, however it ended.
+    #: Called when the run has ended, whatever the outcome.
     on_over: Callable[[], None] | None = None
 
     def __init__(
@@ -92,7 +92,7 @@ class StepScheduler:
         model_folder: Path | None = None,
     ) -> None:
         self.config = config
-        #: How many requests have not had their last response.
+        #: The number of requests before their last response.
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
         self._runner = runner
@@ -209,7 +209,7 @@ class StepScheduler:
         run.inner = self._submit(run, partial(self._stepped, run))
 
     def _submit(self, run: StepRun, on_done: Callable[[Submitted], None]) -> Submitted:
-        """Raise what the runner raises."""
+        """Submit a step. Raises the errors of the runner."""
         return self._runner.submit(
             run.inputs,
             deadline=run.deadline,
@@ -279,7 +279,7 @@ class StepScheduler:
             return delay
         values = outputs[delay].numpy().reshape(-1)
         seconds = float(values[0]) if values.size else 0.0
-        # Longer than any deadline is for ever; what is no number is no delay.
+        # A delay beyond any deadline is endless. NaN means no delay.
         return min(seconds, 1e6) if seconds > 0 and not math.isnan(seconds) else 0.0
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from engine import EngineError, Tensor
 
 PREFIXES = ("/v1/models/", "/v2/models/")
 _SUFFIX = "/infer"
-# Seconds between looks for a model that is being loaded.
+# Seconds between checks for a model that is being loaded.
 _LOOK = 0.02
 
 
@@ -125,10 +125,10 @@ class NoneAbsent:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Return immediately: no model can be missing."""
 
 
-#: Gets the outputs of one of several responses.
+#: Receives the outputs of one of several responses.
 OnResponse: TypeAlias = Callable[[Mapping[str, Tensor]], None]
 
 
@@ -141,16 +141,16 @@ class RequestScheduler(Protocol):
 
 
 class ModelEntry:
-    """A version of a model that takes requests.
+    """A version of a model that accepts requests.
 
-    `timeout` is the longest that a request may take, in seconds, where neither the
-    request nor its headers say so; None leaves it to the front. `level_timeouts` are
-    those of priority levels that have their own. No request may take longer than
-    `max_timeout`, or where that is None, than the longest of all these. While `ready`
-    is False requests are answered with 503. With a `scheduler` requests go through
-    that, and it gives their tensors to the runner.
-    `tracer` samples the requests, if anything does; it changes with the settings.
-    `regions` is the shared memory that they may name, if it is allowed.
+    `timeout` is the longest time of a request in seconds, if neither the request nor
+    its headers state one. None leaves it to the front. `level_timeouts` are those of
+    priority levels with their own. No request may take longer than `max_timeout`; if
+    that is None, the longest of all these is the limit. While `ready` is False,
+    requests fail with 503. If there is a `scheduler`, requests go through it, and it
+    passes their tensors to the runner. `tracer` samples the requests if tracing is on,
+    and changes with the settings. `regions` is the shared memory that requests may
+    name, if that is allowed.
     """
 
     __slots__ = (
@@ -202,14 +202,14 @@ class ModelEntry:
 
 
 class ModelTable:
-    """The models that take requests, by the paths of their infer operation.
+    """The models that accept requests, by the paths of their infer operation.
 
-    Changed only in the event loop's thread, and by whole models, so a request sees a
-    model before or after a change and never within. `limits` and `regions` are those
-    of all models; `tracer` says what samples the requests of one; `absent` knows of
-    models that are not here; `on_change` is called with the name of a model when
-    anything of it has changed; with `keeps_parts`, what requests ask of other models is
-    kept for their spans. `has_keys` says that requests belong to keys (``--keys``).
+    The table changes only in the event loop's thread, and by whole models. So a request
+    sees a model before or after a change, never in between. `limits` and `regions` are
+    those of all models. `tracer` returns the sampler of a model's requests. `absent`
+    knows models outside the table. `on_change` is called with the name of a changed
+    model. With `keeps_parts`, calls of requests to other models are kept for their
+    spans. `has_keys` says that requests belong to keys (``--keys``).
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class ModelTable:
         self.keeps_parts = keeps_parts
         self.has_keys = has_keys
         self.paths: dict[str, ModelEntry] = {}
-        #: The addresses of models in Python that have some of their own.
+        #: The routes of Python models.
         self.routes = RouteTable()
         self._tracer = tracer
         self._absent: Absent = absent or NoneAbsent()
@@ -245,9 +245,9 @@ class ModelTable:
     ) -> None:
         """Replace all versions of model `name` by `entries`.
 
-        Requests that name no version go to `default` (None: the highest); nowhere, if
-        that is not among the entries. Without entries the model is gone. `routes` are
-        those of the default version.
+        Requests that name no version go to `default` (None: the highest version). If
+        `default` is not among the entries, such requests fail. Without entries the
+        model is removed. `routes` are those of the default version.
         """
         versions = tuple(entries)
         for entry in versions:
@@ -275,14 +275,14 @@ class ModelTable:
         self._on_change(name)
 
     def renew_tracers(self) -> None:
-        """Read the samplers of requests again."""
+        """Fetch the samplers of requests again."""
         for name, versions in self._entries.items():
             for entry in versions:
                 entry.tracer = self._tracer(name)
             self._on_change(name)
 
     def remove(self, name: str) -> None:
-        """Remove a model; do nothing if it is not there."""
+        """Remove a model; do nothing if it is missing."""
         self.publish(name, ())
 
     def entries(self, name: str) -> tuple[ModelEntry, ...]:
@@ -310,21 +310,22 @@ class ModelTable:
         return target is not None and self._absent.offers(*target)
 
     def is_to_come(self, path: str) -> bool:
-        """Return whether a server that starts may still load what is missing there."""
+        """Return whether a starting server may still load the missing model."""
         if path in self.paths:
             return False
         target = model_of(path)
         return target is not None and self._absent.is_to_come(target[0])
 
     async def come(self, path: str, seconds: float) -> None:
-        """Wait while a model is to come, for `seconds` at most."""
+        """Wait while a model may still be loaded, for `seconds` at most."""
         end = time.monotonic() + seconds
-        # Nothing tells of a model that fails.
+        # A model that fails sends no event, so this polls.
         while self.is_to_come(path) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK)
 
     async def fetch(self, path: str, policy: TimeoutPolicy) -> ModelEntry | None:
-        """Return the entry at `path` once it is loaded on demand; None if it cannot be.
+        """Return the entry at `path` once it is loaded on demand; None if that is
+        impossible.
 
         Raises `engine.DeadlineExceeded` when the deadline has passed.
         """
@@ -347,7 +348,7 @@ class ModelTable:
         is_known = name in self._entries or self._absent.explain(name, None) is not None
         if is_known:
             return UnknownModelRun(name, version)
-        # A key that may not see the other models reads this, too.
+        # Clients whose keys may not see the other models read this message, too.
         known = () if self.has_keys else self._entries
         return UnknownModelRun(name, known=known)
 

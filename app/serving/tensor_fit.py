@@ -17,8 +17,8 @@ from engine import InvalidInput, Tensor
 def with_rank(
     tensor: Tensor, expected: tuple[int, ...] | None, spec: ModelSpec
 ) -> Tensor:
-    """Return a tensor with or without rows, as `spec` counts them: a first dimension of
-    1 is added or removed if the rank differs by one.
+    """Return a tensor with or without rows, as `spec` counts them. If the rank differs
+    by one, a first dimension of 1 is added or removed.
     """
     shape = tensor.shape
     if expected is None or len(shape) == len(expected):

@@ -11,7 +11,7 @@ from app.config.priorities import timeouts
 from app.errors import InvalidRequest
 from engine import ModelRunnerConfig
 
-# The longest that may be asked for: it has to fit into nanoseconds of 64 bits.
+# The longest timeout that a request may state: it must fit into 64 bits of nanoseconds.
 MAX_TIMEOUT = 1e6
 
 
@@ -19,7 +19,7 @@ MAX_TIMEOUT = 1e6
 class TimeoutPolicy:
     """Timeout of a request whose model is not in memory yet.
 
-    `asked` is the request's own timeout in seconds, or None; `default` applies if
+    `asked` is the request's own timeout in seconds, or None. `default` applies if
     neither the request nor its model has one.
     """
 

@@ -1,8 +1,8 @@
 """Limit of the memory of all large bodies and answers in transit.
 
-Each body and answer has its own limit, and so has the time for which it may stall, but
-their number is unlimited. Small ones are always accepted, because a connection has at
-most one of each.
+The size of each body and answer is limited, and so is the time for which it may stall.
+Their number is not. Small ones are always accepted, because a connection has at most
+one of each.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class TransferMemory:
 
     Memory that threads use for a request is in separate reservations. `held` may exceed
     `limit` by the bytes of one read, and by finished answers. If other processes of the
-    server hold bytes too, `limit` is the rest, as of the last reading.
+    server hold bytes too, `limit` is the rest according to the last reading.
     """
 
     __slots__ = ("_most", "_reserved", "_total", "held", "limit")
 
     def __init__(self, limit: int = 0, total: Total | None = None) -> None:
         """Make the limit of `limit` bytes; 0 is half of the memory that this process
-        may use. `total` is of all processes for which the limit holds.
+        may use. `total` is shared by all processes to which the limit applies.
         """
         self.limit = self._most = limit or half_of_memory()
         self._total = total
@@ -63,7 +63,7 @@ class TransferMemory:
         self.look()
 
     def look(self) -> None:
-        """Find out what others leave. From any thread."""
+        """Read how much memory other processes leave. From any thread."""
         reserved = self.reserved if self._reserved else 0
         others = 0
         if self._total is not None:
@@ -88,7 +88,7 @@ class TransferMemory:
         return self.held > self.limit
 
     def check(self) -> None:
-        """Raise `TransferMemoryFull` if it is so now."""
+        """Raise `TransferMemoryFull` if the memory is full now."""
         if self.is_full:
             raise self.refusal()
 
@@ -109,7 +109,7 @@ class TransferMemory:
         self.look()
 
     def refusal(self) -> TransferMemoryFull:
-        """Return the error for a client whose body finds no room."""
+        """Return the error for a client whose body exceeds the free memory."""
         return TransferMemoryFull(self._most)
 
     def __repr__(self) -> str:
@@ -117,8 +117,9 @@ class TransferMemory:
 
 
 class Reservation:
-    """Bytes that a thread takes for a request while it works on it. Only that thread
-    takes more.
+    """Bytes that a thread allocates for a request while it works on it.
+
+    Only that thread allocates more.
     """
 
     __slots__ = ("_memory", "size")
@@ -128,7 +129,7 @@ class Reservation:
         self.size = size
 
     def take(self, count: int) -> None:
-        """Count so many bytes more, in any thread. Raises `TransferMemoryFull`."""
+        """Count this many more bytes, in any thread. Raises `TransferMemoryFull`."""
         self.size += count
         if self.size > SMALL:
             self._memory.check()
@@ -147,19 +148,19 @@ class Share:
         self.size = 0
 
     def take(self, count: int) -> None:
-        """Count so many bytes more. Raises `TransferMemoryFull`."""
+        """Count this many more bytes. Raises `TransferMemoryFull`."""
         self.size += count
         self._memory.held += count
         if self.size > SMALL and self._memory.is_full:
             raise self._memory.refusal()
 
     def set(self, count: int) -> None:
-        """Count so many bytes in all, whether there is room for them or not."""
+        """Set the number of bytes, even beyond the limit."""
         self._memory.add(count - self.size)
         self.size = count
 
     def give_back(self) -> None:
-        """Give everything back."""
+        """Return all bytes."""
         self._memory.add(-self.size)
         self.size = 0
 

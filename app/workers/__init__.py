@@ -1,6 +1,5 @@
-"""Several processes that accept connections for one server: the supervisor's side, and
-the worker process.
+"""Several processes that accept connections for one server: supervisor and workers.
 
-Runs in the gateway process, which is the supervisor then, and in its workers. May
+Runs in the gateway process, which is then the supervisor, and in its workers. May
 import `api`, `http`, `repository`, `serving`, `codec`, `config` and `observe`.
 """

@@ -22,14 +22,14 @@ from app.serving.service import Service
 from app.serving.table import infer_path_of
 from app.workers.worker import Worker
 
-#: Digits of a length that is read: more are no length of a body.
+#: Longer lengths (in digits) are not the length of a body.
 _DIGITS = 10
 
 
 class WorkerFront(InferFront):
-    """Runs inference that the worker can run now, and relays everything else.
+    """Runs the inference that the worker can run now, and relays all other requests.
 
-    A request whose key is counted is relayed too: its limits hold for all workers
+    It also relays a request whose key has limits, because they apply to all workers
     together.
     """
 
@@ -107,7 +107,7 @@ class WorkerFront(InferFront):
         return "" if found and self._is_counted(scope) else found
 
     def _is_counted(self, scope: Scope) -> bool:
-        """Return whether the key's limits hold for all workers together."""
+        """Return whether the key has limits for all workers together."""
         table = self.access.keys.table
         if not any(key.is_limited for key in table.keys):
             return False
@@ -118,7 +118,7 @@ class WorkerFront(InferFront):
     def _may_be_named(self, scope: Scope) -> bool:
         """Return whether the body of a request may name a model that this worker runs.
 
-        Bodies that are compressed, long or chunked are read by the supervisor.
+        The supervisor reads compressed, long and chunked bodies.
         """
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
@@ -144,14 +144,14 @@ class WorkerFront(InferFront):
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run the request if the model that its body names runs here, else relay it."""
+        """Run the request if this worker runs the model in its body, else relay it."""
         came: list[Message] = []
         body: Body = []
         while not came or came[-1].get("more_body", False):
             came.append(await receive())
             body.append(came[-1].get("body", b""))
         if came[-1]["type"] != "http.request":
-            return  # the client has gone
+            return  # the client has disconnected
         left = iter(came)
 
         async def receive_again() -> Message:
@@ -162,7 +162,7 @@ class WorkerFront(InferFront):
         try:
             target = form.target(body, self.service.models)
         except RequestError:
-            target = ""  # the supervisor says why
+            target = ""  # the supervisor reports the error
         if target not in self._worker.paths:
             await self._relay_named(scope, receive_again, send)
             return

@@ -1,5 +1,7 @@
-"""Messages between the supervisor and its workers, mainly about models to run: msgpack
-documents over a socket that keeps message borders, with descriptors beside them.
+"""Messages between the supervisor and its workers, mainly about models to run.
+
+They are msgpack documents over a socket that keeps message borders, with descriptors
+beside them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from popef_io import DataType
 
 Message = dict[str, Any]
 
-#: Bytes of a message.
+#: The most bytes of a message.
 MOST = 160 * 1024
 
 
@@ -40,8 +42,10 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
 
 
 def receive(sock: socket.socket, flags: int = 0) -> tuple[Message, list[int]]:
-    """Return the next message and the descriptors beside it, which the caller closes.
-    Raises as `engine.receive_message`."""
+    """Return the next message and its descriptors, which the caller closes.
+
+    Raises as `engine.receive_message`.
+    """
     return receive_message(sock, MOST, flags)
 
 
@@ -84,7 +88,7 @@ class SharedEnsemble:
 
 
 def _frozen(value: Any) -> Any:
-    """Return lists, as msgpack gives them, as the tuples that they were."""
+    """Return lists from msgpack as the original tuples."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
@@ -94,8 +98,8 @@ class SharedEntry:
 
     `key` is unique for each load, so a worker's runner belongs to one load only.
     `block` is its block of counters. `timeout`, `max_timeout` and `level_timeouts` are
-    those of the `ModelEntry`; `generator` has all tensors of a model that gives several
-    responses, `format` describes the scheduler of a plugin's format.
+    those of the `ModelEntry`. `generator` has all tensors of a model that gives several
+    responses. `format` describes the scheduler of a plugin's format.
     """
 
     key: int

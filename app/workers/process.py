@@ -155,7 +155,8 @@ def _server(
     server = WorkerServer(
         front,
         **server_options(settings),
-        # Without a number, descriptors are the bound, and each process has its own.
+        # Without a limit, only the descriptors bound connections, and each process has
+        # its own.
         connections=totals.connections(number) if settings.max_connections else None,
         certificate=certificate_of(settings),
         kept=[listener] if start["keeps_listener"] else [],
@@ -170,5 +171,5 @@ def _server(
 
 
 if __name__ == "__main__":
-    # Not the interpreter's way, which would wait for threads.
+    # The interpreter's own exit would wait for threads.
     os._exit(main())

@@ -14,9 +14,7 @@ from app.workers.supervisor import Workers
 
 
 class SupervisorServer(GatewayServer):
-    """Lives until the last worker has ended, and answers the requests that
-    they relay.
-    """
+    """Lives until the last worker has ended, and answers relayed requests."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class SupervisorServer(GatewayServer):
             await self._workers.stop()
 
     async def _finish(self, deadline: float) -> bool:
-        # They have the same deadline, after which they fail what they have.
+        # Workers have the same deadline, after which they fail their requests.
         until = deadline + LAST_ANSWERS
         while self._workers.are_alive and time.monotonic() < until:
             if self.force_exit:

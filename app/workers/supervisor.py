@@ -40,11 +40,11 @@ from engine import Device, ModelRunner, RunnerDescription, process_of
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that workers may take to take over what was published, before those who wait
-#: for it go on.
+#: Seconds that workers may take to apply a published change before the supervisor goes
+#: on without them.
 SWITCH_TIMEOUT = 60.0
-#: Seconds over the time for draining, after which a worker is ended that has not let go
-#: of a model.
+#: A worker that still holds a removed model this many seconds after the drain timeout
+#: is ended.
 LEAVE_GRACE = 10.0
 
 
@@ -52,9 +52,8 @@ class Workers(OtherProcesses):
     """All workers of one server, which run the models of `table` and count for
     `metrics`.
 
-    Belongs to the event loop's thread.
-
-    `listeners` are the sockets from which they accept connections, one for each.
+    Belongs to the event loop's thread. `listeners` are the sockets from which workers
+    accept connections, one for each.
     """
 
     def __init__(
@@ -66,8 +65,10 @@ class Workers(OtherProcesses):
         *,
         keeps_listeners: bool = False,
     ) -> None:
-        """Make the supervisor's side; `keeps_listeners`: they belong to another
-        process, and outlive this one.
+        """Make the supervisor's side.
+
+        If `keeps_listeners` is true, the listeners belong to another process and
+        outlive this one.
         """
         self._table = table
         self._metrics = metrics
@@ -76,22 +77,22 @@ class Workers(OtherProcesses):
             "workers": len(listeners),
             "keeps_listener": keeps_listeners,
         }
-        #: Of the workers, and of this process.
+        #: The totals of the workers and of this process.
         self.totals = SharedTotals.create(len(listeners) + 1)
         self.bytes_held = self.totals.bytes_held(len(listeners))
         self._drain_timeout = settings.shutdown_timeout
-        #: Seconds that a worker may take to answer; 0: any time.
+        #: Seconds that a worker may take to answer a ping; 0 means no limit.
         self.ping_timeout = settings.device_timeout
         #: Blocks of counters, by name and version.
         self._blocks: dict[tuple[str, str], int] = {}
         self._device_numbers: dict[str, int] = {}
         self._keys = itertools.count(1)
-        #: The key of each runner that is shared, as it was described then.
+        #: The key of each shared runner, with its description at that time.
         self._known: dict[str, list[_Known]] = {}
-        #: Names of those that are made of others, and why workers do not run some.
+        #: The names of ensembles, and why workers do not run some models.
         self._ensembles: set[str] = set()
         self._relayed: dict[tuple[str, str], str] = {}
-        #: What workers have told of themselves that have ended.
+        #: The numbers reported by workers that have ended.
         self._ended = OwnNumbers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._relay: RelayServer | None = None
@@ -116,7 +117,7 @@ class Workers(OtherProcesses):
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    # -- the end
+    # -- shutdown
 
     def begin_drain(self) -> None:
         """Tell all workers to finish. May be called from a signal handler."""
@@ -141,7 +142,7 @@ class Workers(OtherProcesses):
         return any(worker.is_alive for worker in self._workers)
 
     async def stop(self) -> None:
-        """End those that are still there."""
+        """End the workers that still run."""
         self.is_ending = True
         for worker in self._workers:
             worker.kill()
@@ -153,10 +154,10 @@ class Workers(OtherProcesses):
     def states(self) -> list[WorkerState]:
         return [WorkerState(w.number, w.pid, w.restarts) for w in self._workers]
 
-    # -- what they are told
+    # -- messages to the workers
 
     def log_changed(self, settings: LogSettings) -> None:
-        self.start_message["log"] = asdict(settings)  # of those that start later
+        self.start_message["log"] = asdict(settings)  # for workers that start later
         for worker in self._workers:
             worker.tell({"op": "log", "settings": asdict(settings)})
 
@@ -275,7 +276,7 @@ class Workers(OtherProcesses):
         return next((one.runner for one in found if one.key == key), None)
 
     def _forget(self) -> None:
-        """Drop runners that no worker has, and that are not served any more."""
+        """Drop runners that no worker holds and that are no longer served."""
         held = {key for worker in self._workers for key in worker.held}
         for name, known in list(self._known.items()):
             serving = [entry.runner for entry in self._table.entries(name)]
@@ -298,7 +299,7 @@ class Workers(OtherProcesses):
             found = self._blocks[name, version] = len(self._blocks)
         return found
 
-    # -- what they have done
+    # -- reports of the workers
 
     async def settled(self, leaving: Sequence[object]) -> None:
         """Wait until all workers have applied the published table and have nothing in

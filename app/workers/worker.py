@@ -44,15 +44,15 @@ from engine import (
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks at what is in flight, for those who read the gauges.
+#: Seconds between two updates of the gauges of requests in flight.
 GAUGES_TICK = 0.25
-#: Seconds between looks whether the bodies have come that were coming.
+#: Seconds between checks whether awaited bodies have arrived.
 LINGER_TICK = 0.01
-#: Seconds between looks at the file of keys.
+#: Seconds between checks of the key file.
 KEYS_LOOK = 1.0
 
 
-#: What runs a model in a worker.
+#: A runner of a model in a worker.
 LocalRunner: TypeAlias = JoinedRunner | EnsembleRunner
 
 
@@ -84,9 +84,9 @@ class Worker:
         self.keys = keys
         self.journal = journal
         self.on_drain: Callable[[], None] = lambda: None
-        #: Gets connections that the supervisor has accepted for another worker.
+        #: Receives connections that the supervisor accepted for another worker.
         self.on_connection: Callable[[socket.socket], None] = socket.socket.close
-        #: Whether every answer is to be its connection's last.
+        #: Whether every answer must be its connection's last.
         self.is_drained = False
         self._number = number
         self._sock = sock
@@ -94,17 +94,19 @@ class Worker:
         self._logging = logging_
         self._drain_timeout = drain_timeout
         self._devices: dict[str, _Joined] = {}
-        #: What was published of each model: entry and runner by key, and the default.
+        #: The published versions of each model: entry and runner by key, and the
+        #: default.
         self._models: dict[str, dict[int, tuple[ModelEntry, LocalRunner]]] = {}
         self._defaults: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Paths of inference that requests which come now are answered at; the table
-        #: has those too that requests wait for whose bodies are still coming.
+        #: Infer paths that new requests may use. The table also has the paths of
+        #: requests whose bodies are still arriving.
         self.paths: dict[str, ModelEntry] = {}
-        #: Of these, where they can go the short way (app/http/connection/protocol.py).
+        #: The infer paths among them for requests without ASGI
+        #: (app/http/connection/protocol.py).
         self.short: dict[str, ModelEntry] = {}
-        #: The connections, and the infer paths of requests that do not go that way.
+        #: The connections, and the infer paths of requests through ASGI.
         self.connections: Callable[[], Iterable[Any]] = tuple
         self.local: dict[object, str] = {}
 
@@ -141,7 +143,7 @@ class Worker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # -- what the supervisor says
+    # -- messages from the supervisor
 
     def receive_all(self) -> None:
         """Process the messages that the supervisor has sent so far."""
@@ -155,7 +157,8 @@ class Worker:
         except BlockingIOError:
             return False
         except (OSError, EOFError):
-            # The supervisor has died: so will we, by the signal of its pipe.
+            # The supervisor has died. The signal of its pipe will end this process,
+            # too.
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
             return False
         self._obey(message["op"], message, fds)
@@ -215,13 +218,13 @@ class Worker:
 
     async def _join(self, key: str, message: Message, fd: int) -> None:
         door = socket.socket(fileno=fd)
-        # What was asked on behalf of a request is told before it ends.
+        # Calls on behalf of a request must be reported before it ends.
         first = self.receive_all if self.table.keeps_parts else None
         joined = _Joined(message["number"], lambda: self._lost(key), first)
         self._devices[key] = joined
         try:
             await joined.open(message["id"], door)
-        except EngineError as error:  # there will be another one
+        except EngineError as error:  # another attempt will follow
             logger.debug("device %s: %s", key, error)
 
     async def _take_over(self, message: Message) -> None:
@@ -271,13 +274,13 @@ class Worker:
         for key, _ in replicas:
             if key in self._devices:
                 await self._devices[key].is_open.wait()
-        # Of replicas that are equally busy the first gets a request. Each worker counts
-        # only its own requests, so that each begins with another replica.
+        # Among equally busy replicas, the first receives a request. Each worker counts
+        # only its own requests, so each begins with another replica.
         first = self._number % max(1, len(replicas))
         runner = replace(one.runner, replicas=replicas[first:] + replicas[:first])
         found = {k: j.device for k, j in self._devices.items() if j.device is not None}
         try:
-            # It waits for the device, which may be running something.
+            # This waits for the device, which may be running a batch.
             return await asyncio.to_thread(JoinedRunner, runner, found)
         except EngineError as error:
             logger.debug("model %s: %s", one.spec.name, error)
@@ -338,7 +341,7 @@ class Worker:
         left = max(0.0, end - time.monotonic())
         if not await asyncio.to_thread(runner.drain, left):
             logger.warning("closing %r with requests in flight", runner)
-            runner.close()  # in this thread, which is the one that answers them
+            runner.close()  # this thread answers its requests
         else:
             await asyncio.to_thread(runner.close)
         self._send({"op": "left", "key": key})
@@ -346,8 +349,8 @@ class Worker:
     def _publish(self, name: str) -> dict[str, ModelEntry]:
         """Publish the models that can run now.
 
-        Return by path those that no longer run but may have requests: they stay in the
-        table until `_linger` ends.
+        Return, by path, the models that no longer run but may have requests. They
+        remain in the table until `_linger` ends.
         """
         before = {p: e for p, e in self.table.paths.items() if e.spec.name == name}
         entries = [e for e, runner in self._models[name].values() if _can_run(runner)]
@@ -414,7 +417,7 @@ class Worker:
         if joined is not None:
             joined.close()
 
-    # -- by the clock
+    # -- timers
 
     async def _watch_keys(self) -> None:
         while True:
@@ -447,7 +450,7 @@ class Worker:
                 stats.show_gauges(sum(c.awaiting for c in channels))
 
     def knows(self, name: str) -> bool:
-        """Return whether it has ever heard of this model."""
+        """Return whether the worker was ever told of this model."""
         return name in self._models
 
     def __repr__(self) -> str:
@@ -455,8 +458,8 @@ class Worker:
 
 
 class _Elsewhere:
-    """Replaces a model that left this process while the body of a request to it arrived
-    (`app.serving.table.Absent`).
+    """Replaces a model that left this process while the body of a request to it was
+    arriving (`app.serving.table.Absent`).
 
     Later requests are relayed.
     """
@@ -476,7 +479,7 @@ class _Elsewhere:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """Return at once: there is nothing to wait for."""
+        """Return immediately: the model does not return."""
 
 
 class _Joined:
@@ -491,19 +494,20 @@ class _Joined:
         self.number = number
         self._first = first
         self.device: JoinedDevice | None = None
-        #: Whether it has been joined, or cannot be.
+        #: Set once the device has been joined or cannot be joined.
         self.is_open = asyncio.Event()
         self._on_lost = on_lost
         self._lost_fd = -1
 
     async def open(self, device_id: str, door: socket.socket) -> None:
-        """Raise EngineError."""
+        """Join the device. Raises EngineError."""
         try:
             device = await asyncio.to_thread(JoinedDevice, device_id, door)
             device.adopt()
             device.on_lost(lambda _: self._on_lost())
             loop = asyncio.get_running_loop()
-            # One of our own: the device's is closed when its process has died.
+            # Duplicate the descriptor: the device closes its own when its process has
+            # died.
             self._lost_fd = os.dup(device.lost_fileno())
             loop.add_reader(device.fileno(), self._poll if self._first else device.poll)
             loop.add_reader(self._lost_fd, device.check)
@@ -514,7 +518,7 @@ class _Joined:
     def _poll(self) -> None:
         if self._first is not None:
             self._first()
-        if self.device is not None:  # unless it was lost in there
+        if self.device is not None:  # unless it was lost meanwhile
             self.device.poll()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from engine import Device, EngineError, ModelRunner, SharedMemory, environment, 
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a worker may take to tell of its last requests.
+#: Seconds that a worker may take to report its last requests.
 JOURNAL_TIMEOUT = 2.0
 #: Seconds that a worker may take to name the clients of its last requests. A model in
 #: Python waits for the answer.
@@ -40,17 +40,17 @@ ASKERS_TIMEOUT = 1.0
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 #: A worker that has lived for this many seconds begins again with the first pause.
 LIVED = 30.0
-#: Seconds that one may take from its start to its first answer, at least.
+#: The least time in seconds that a worker has from its start to its first answer.
 START_TIMEOUT = 60.0
-#: Seconds without an answer to a ping after which others take its connections.
+#: Seconds without an answer to a ping. Then other workers take its connections.
 STALLED = 1.0
-#: Seconds between looks for connections that a worker does not take.
+#: Seconds between checks for connections that a worker does not accept.
 _ACCEPT_TICK = 0.01
-#: Seconds between tries to tell a worker something that does not listen.
+#: Seconds between attempts to send a message to a worker that does not read.
 _FULL_TICK = 0.02
 
 
-#: What runs a model that workers run too.
+#: A runner of a model that workers run too.
 SharedRunner: TypeAlias = ModelRunner | EnsembleRunner
 
 
@@ -84,20 +84,20 @@ class WorkerProcess:
         self.number = number
         self.restarts = 0
         self.counters: CounterSegment | None = None
-        #: Keys of the runners that it has, or was told of.
+        #: Keys of the runners that it has, or was told to run.
         self.held: set[int] = set()
         self._workers = workers
         self.listener = listener
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pipe = -1
         #: Whether its process has begun to accept connections, and whether it still
-        #: does; before its first start no worker stands in for it.
+        #: does. Before its first start no other worker replaces it.
         self._is_up = False
         self._accepts = True
         self._standing_in: asyncio.Task[None] | None = None
         self._sock: socket.socket | None = None
         self._devices: set[str] = set()
-        #: Models that it is to be told of, in this order.
+        #: Models whose changes must be sent to it, in this order.
         self._due: dict[str, None] = {}
         self._sending = False
         self._unacknowledged: set[int] = set()
@@ -107,10 +107,10 @@ class WorkerProcess:
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()
 
-    # -- its life
+    # -- life
 
     async def run(self) -> None:
-        """Start it, and again whenever it has died."""
+        """Start the worker, and start it again whenever it has died."""
         pause = FIRST_PAUSE
         loop = asyncio.get_running_loop()
         while not self._workers.is_ending:
@@ -188,13 +188,14 @@ class WorkerProcess:
             logger.warning("worker %d, process %d: %s", self.number, process.pid, how)
 
     async def _watch(self, most: float) -> None:
-        """End the worker if it does not answer a ping for `most` seconds, because its
-        connections would wait for ever.
+        """End the worker if it does not answer a ping for `most` seconds.
 
-        The ping is answered by its event loop, which is the part that can hang.
+        Otherwise its connections would wait forever. Its event loop, which can hang,
+        answers the ping.
         """
         first = max(START_TIMEOUT, most)
-        # Twice: the first time may be over because this process was stopped.
+        # A ping has two attempts: the first may time out because this process was
+        # stopped.
         while await self._answers(first / 2) or await self._answers(first / 2):
             first = most
             await asyncio.sleep(min(most / 2, STALLED))
@@ -215,21 +216,21 @@ class WorkerProcess:
         return answer is not None
 
     def _stand_in(self) -> None:
-        """Let others accept its connections until it accepts them again."""
+        """Let other workers accept its connections until it accepts them again."""
         self._accepts = False
         if self._standing_in is None or self._standing_in.done():
             accept = self._accept_for_it()
             self._standing_in = asyncio.get_running_loop().create_task(accept)
 
     async def _accept_for_it(self) -> None:
-        """Accept the connections in its socket, which would otherwise wait until it is
+        """Accept the connections in its socket, which otherwise would wait until it is
         back.
         """
         waiting: socket.socket | None = None
         try:
             while self.listener.fileno() >= 0 and (waiting or not self._accepts):
                 if waiting is None:
-                    with contextlib.suppress(OSError):  # no caller waits
+                    with contextlib.suppress(OSError):  # no client waits
                         waiting = self.listener.accept()[0]
                 if waiting is not None and self._workers.hand_over(waiting):
                     waiting.close()
@@ -242,7 +243,7 @@ class WorkerProcess:
                 waiting.close()
 
     def take(self, connection: socket.socket) -> bool:
-        """Let it serve a connection, if it can."""
+        """Let the worker serve a connection, if it can."""
         if self._sock is None or not self._accepts or not self._is_up:
             return False
         try:
@@ -292,7 +293,7 @@ class WorkerProcess:
         if self._process is not None:
             self._process.kill()
 
-    # -- what it is told
+    # -- messages to the worker
 
     def tell(self, message: Message) -> None:
         if self._sock is not None:
@@ -351,7 +352,7 @@ class WorkerProcess:
             try:
                 for device in dict.fromkeys(runner.devices):
                     await self._invite(device)
-            except EngineError as error:  # it is told again when the device is back
+            except EngineError as error:  # sent again when the device is back
                 logger.debug("model %s: %s", name, error)
                 continue
             entries.append(entry)
@@ -372,8 +373,9 @@ class WorkerProcess:
             await self._send(message)
 
     def _expect(self, message: Message) -> set[int]:
-        """Expect an answer before the message is sent, because it arrives quickly;
-        return the new keys.
+        """Expect an answer, and return the new keys.
+
+        This comes before the message is sent, because the answer arrives quickly.
         """
         new = {entry["key"] for entry in message["entries"]} - self.held
         self.held |= new
@@ -397,14 +399,14 @@ class WorkerProcess:
         }
 
     async def _invite(self, device: Device) -> None:
-        """Let it join a device, if it has not joined this process of it."""
+        """Let it join a device, unless it has joined the device's present process."""
         key = self._workers.device_key(device)
         if key in self._devices:
             return
         door = await asyncio.to_thread(device.invite)
         with door:
             if self._workers.device_key(device) != key:
-                return  # it is told again
+                return  # the message is sent again
             message = {
                 "op": "device",
                 "key": key,
@@ -414,7 +416,7 @@ class WorkerProcess:
             await self._send(message, [door.fileno()])
         self._devices.add(key)
 
-    # -- what it says
+    # -- messages from the worker
 
     def _receive(self) -> None:
         sock = self._sock
@@ -445,9 +447,7 @@ class WorkerProcess:
         self._tell_news()
 
     async def ask_journal(self) -> Any:
-        """Return its journal of the last requests; None if it does not answer
-        in time.
-        """
+        """Return its journal of the last requests; None after a timeout."""
         return await self._ask("journal", JOURNAL_TIMEOUT)
 
     async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str, str]]:

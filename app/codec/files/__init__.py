@@ -1,4 +1,4 @@
 """Bodies that are files: one file, or a form with a part for each input.
 
-May import what the modules of `app.codec` may; `app.codec.model` imports this package.
+It may import the same packages as `app.codec`. `app.codec.model` imports this package.
 """

@@ -50,7 +50,7 @@ class FileReader:
         """
         request = new_request(reply)
         if encoding is Encoding.FORM:
-            # Imported with the first form, and with it the parser.
+            # The form parser is imported with the first form.
             from app.codec.files.form import FormReader
 
             form = FormReader(self.spec, self._limits, self._reader, self._encoded)
@@ -59,7 +59,7 @@ class FileReader:
             self._read_file(request, content_type, body)
         self._reader.complete(request)
         shown = self.spec.shown_classes
-        # There was no document to ask in.
+        # A file body has no field in which the client could request classes.
         if shown and request.outputs is None and request.encoding is Encoding.JSON:
             request.classes = shown
         return request

@@ -6,7 +6,7 @@ element of a BYTES input, or JSON. Several parts with one name are elements, or 
 one input. The parts ``id``, ``outputs`` and ``parameters`` mean the same as in a JSON
 request.
 
-Imported when the first form comes, and with it the parser.
+This module, and with it the parser, is imported when the first form arrives.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from engine import Tensor
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-#: Of the headers of one part, which have a name, a file name and a content type.
+#: Limits of one part's headers (usually a name, a file name and a content type).
 _MOST_HEADERS, _MOST_HEADER_BYTES = 16, 4096
 _MOST_NAME = 1024
-#: Bytes that the parser takes before another thread may go on.
+#: Bytes that the parser reads before another thread may run.
 _BLOCK: Final = 1 << 16
 _TEXT = (b"", b"text/plain")
 _JSON = b"application/json"
@@ -154,7 +154,7 @@ def parse_form(content_type: bytes | None, body: Body, limits: Limits) -> list[P
             max_header_count=_MOST_HEADERS,
             max_header_size=_MOST_HEADER_BYTES,
         )
-        is_large = sum(map(len, body)) > AT_ONCE  # so it is read in a thread
+        is_large = sum(map(len, body)) > AT_ONCE  # then it is read in a thread
         for chunk in body:
             for start in range(0, len(chunk), _BLOCK):
                 parser.write(bytes(chunk[start : start + _BLOCK]))
@@ -302,7 +302,7 @@ def _number(found: Input, part: Part, limits: Limits) -> Any:
         raise InvalidTensor(msg)
     text = part.content.strip()
     if not text and found.spec.type.kind == "f":
-        return None  # an empty field, as an empty cell of a table
+        return None  # an empty field means a missing value
     try:
         return parse_json(text, limits)
     except MalformedBody:

@@ -38,8 +38,9 @@ class Profile:
     def repository(self, cache_dir: Path) -> Path:
         """Return the folder with the models; write it in `cache_dir` if it is missing.
 
-        If two processes write it at the same time, both do the work and end with the
-        same folder: a finished one is renamed into its place. Raises OSError.
+        If two processes write it at the same time, both do the work. They end with the
+        same folder, because a finished folder is renamed into its place. Raises
+        OSError.
         """
         digest = hashlib.sha256(VERSION.encode() + self.source.read_bytes())
         target = cache_dir / "profiles" / f"{self.name}-{digest.hexdigest()[:16]}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import onnx
 
-#: What the scripts expect of the server, where the user does not say otherwise.
+#: Settings that the scripts expect, unless the user sets others.
 SETTINGS: Mapping[str, Any] = MappingProxyType(
     {
         "server_name": "triton",
@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, Any] = MappingProxyType(
 )
 
 OPSET = 17
-#: How long `custom_identity_int32` takes for a request, in seconds.
+#: The duration of a request to `custom_identity_int32`, in seconds.
 EXECUTE_DELAY = 3.0
 
 _Dims: TypeAlias = tuple[int | str, ...]
@@ -237,7 +237,7 @@ def _mock_llm() -> Model:
         [
             ("Not", "OUTPUT_0_DIM", "says_it", {}),
             ("Compress", "PROMPT says_it", "TEXT", {"axis": 1}),
-            # How many responses there are, and whether an error comes after them.
+            # The number of responses, and whether an error follows them.
             ("Where", "STREAM REPETITION one", "responses", {}),
             ("And", "STREAM FAIL_LAST", "fails", {}),
             ("Cast", "fails", "failures", _cast("INT64")),
@@ -275,7 +275,7 @@ OUTPUT_0_DIM = false
     )
 
 
-#: By name; every one is made when it is written.
+#: Models by name. Each is made when it is written.
 MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
     {
         "simple": lambda: _add_and_subtract("INT32"),
@@ -295,7 +295,8 @@ MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
         "onnx_zero_3_float32": lambda: _identity("FLOAT", ("N", "M"), 3),
         "onnx_zero_1_object": lambda: _identity("STRING", ("N", "M")),
         "onnx_zero_1_object_1_element": lambda: _identity("STRING", ("N", 1)),
-        # Takes one request at a time, and lets it wait for a second for others.
+        # This model runs one request at a time and lets it wait up to a second for
+        # others.
         "onnx_zero_1_float32_queue": lambda: _identity(
             "FLOAT",
             ("N", "M"),

@@ -17,7 +17,7 @@ class DeclaredTensor:
     """One input or output as declared. `dims` are without the batch dimension.
 
     `datatype` is the protocol's name; empty if none is declared. `reshape` are the
-    dimensions that the model has instead of `dims`, None for the same. `format` and
+    model's dimensions if they differ from `dims`, else None. `format` and
     `label_filename` are only returned in the configuration.
     """
 
@@ -42,7 +42,7 @@ class DeclaredTensor:
         return (-1, *self.reshape) if batched else self.reshape
 
     def narrowed(self, tensor: TensorSpec, kind: str, *, batched: bool) -> TensorSpec:
-        """Return the tensor of the model with what is declared of it.
+        """Return the tensor of the model, narrowed by its declaration.
 
         Raises ValueError if they differ.
         """
@@ -114,7 +114,7 @@ def declared_states(
 
 
 def check_dims(name: str, dims: tuple[int, ...], label: str) -> None:
-    """Raise `TritonConfigError` for what are no dimensions."""
+    """Raise `TritonConfigError` for invalid dimensions."""
     if any(dim < -1 or dim == 0 for dim in dims):
         msg = f"{label}: dims of '{name}' must be 1 or more, or -1, got {list(dims)}"
         raise TritonConfigError(msg)
@@ -141,8 +141,8 @@ def _word(message: Any, field: str) -> str:
 class DeclaredTensors:
     """All declarations of a configuration; empty if there are none.
 
-    `max_batch_size` above 0 states that the first dimension of every input and output
-    counts rows; 0 states that it does not; None leaves it open. `state_inputs` and
+    If `max_batch_size` is above 0, the first dimension of every input and output counts
+    rows. If it is 0, it does not. None leaves this open. `state_inputs` and
     `state_outputs` are the tensors that sequences hide.
     """
 
@@ -153,7 +153,7 @@ class DeclaredTensors:
     state_outputs: tuple[DeclaredTensor, ...] = ()
     label: str = ""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """All of it, as Triton has it in JSON: for models in Python."""
+    """The whole configuration in Triton's JSON form, for models in Python."""
 
     @property
     def is_batched(self) -> bool:
@@ -188,7 +188,8 @@ class DeclaredTensors:
             other.state_inputs or self.state_inputs,
             other.state_outputs or self.state_outputs,
             other.label or self.label,
-            # What code is told is the operator's word, and no request's.
+            # Code may rely on this value, so it comes from the operator and never from
+            # a request.
             {**self.document, "backend": backend} if backend else self.document,
         )
 

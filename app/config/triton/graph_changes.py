@@ -12,7 +12,7 @@ import orjson
 from app.config.triton.reshape import Reshape, Reshapes
 from app.plugins import MODEL_FORMATS, plugins
 
-#: The name of the first dimension of all inputs, where they have none in common.
+#: The name of the first dimension of all inputs if they share no name.
 ROWS = "rows"
 
 _Dims: TypeAlias = tuple[int | str, ...]
@@ -22,11 +22,12 @@ _Dims: TypeAlias = tuple[int | str, ...]
 class GraphChanges:
     """`repr` is complete and stable: part of a cache key.
 
-    `counts_rows`: the first dimension of every input is declared to be the batch, even
-    if the file does not say so. `optional`: inputs that stay inputs although the file
-    has values for them (initializers). `format` is the plugin that changes the graph
-    (`app.repository.formats`), by the JSON document `recipe`. `ragged` are inputs whose
-    rows may have any length, with their padding values; the compiler checks it.
+    If `counts_rows` is true, the first dimension of every input is declared to be the
+    batch, even if the file does not say so. `optional` are inputs that remain inputs
+    although the file has values for them (initializers). `format` is the plugin that
+    changes the graph (`app.repository.formats`), by the JSON document `recipe`.
+    `ragged` are inputs whose rows may have any length, with their padding values. The
+    compiler checks that.
     """
 
     reshapes: Reshapes = field(default_factory=Reshapes)
@@ -85,8 +86,8 @@ class GraphChanges:
     def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
         """Change an `onnx.ModelProto`, which has its data.
 
-        Inputs and outputs may get other names; returns the names to give them by their
-        names in the graph. Raises ValueError for a tensor that does not exist.
+        Inputs and outputs may be renamed in the graph. Returns their outside names by
+        their names in the graph. Raises ValueError for a tensor that does not exist.
         """
         if self.format:
             plugins(MODEL_FORMATS)[self.format].convert(
@@ -100,7 +101,7 @@ class GraphChanges:
             if value.name in shapes:
                 value.type.tensor_type.shape.dim[0].dim_param = ROWS
         if shapes:
-            del graph.value_info[:]  # which may use the old names
+            del graph.value_info[:]  # it may use the old names
         return self.reshapes.apply(model)
 
 

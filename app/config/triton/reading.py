@@ -11,10 +11,10 @@ from typing import Any
 from app.config.model_files import read_text, shown
 
 PBTXT_NAME = "config.pbtxt"
-MAX_CONFIG_BYTES = 1 << 20  # a page of options; bounds what a stray file can cost
+MAX_CONFIG_BYTES = 1 << 20  # a page of options; limits the cost of a stray file
 MAX_JSON_DEPTH = 32
-MAX_MESSAGE = 1000  # characters of what protobuf says, which quotes whole lines
-# What Python makes of texts and numbers that protobuf's grammar allows.
+MAX_MESSAGE = 1000  # characters of protobuf's message, which quotes lines
+# Python's exceptions for strings and numbers that protobuf's grammar allows.
 _NOT_PARSED = (ValueError, ArithmeticError, RecursionError, MemoryError)
 
 _UNKNOWN = re.compile(r'Message type "triton\.(\w+)" has no field named "([^"]*)"')
@@ -57,7 +57,7 @@ def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
         raise TritonConfigError(msg)
     try:
         document = json.loads(text)
-        json.dumps(document, ensure_ascii=False).encode()  # no half characters
+        json.dumps(document, ensure_ascii=False).encode()  # refuses lone surrogates
     except (ValueError, RecursionError) as e:
         raise TritonConfigError(f"the config is not JSON: {e}") from None
     if not isinstance(document, dict):

@@ -1,7 +1,7 @@
 """Triton's ``reshape``: clients see another shape of a tensor than the model.
 
-It becomes a Reshape node of the model when that is compiled, so nothing is left to do
-when it runs.
+The compiler turns it into a Reshape node of the model, so it costs no extra step at run
+time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _SHAPE = "__shape"
 class Reshape:
     """Shape of a tensor for clients (`dims`) and for the model (`shape`).
 
-    Neither shape includes the batch dimension, which exists if `batched`; -1 is free.
+    Neither shape includes the batch dimension, which exists if `batched` is true. -1 is
+    free.
     """
 
     name: str
@@ -63,8 +64,8 @@ class Reshapes:
     def apply(self, model: Any) -> tuple[dict[str, str], dict[str, str]]:
         """Put the nodes into an `onnx.ModelProto`.
 
-        Its inputs and outputs get other names; returns the names to give them by their
-        names in the graph. Raises ValueError for a tensor that does not exist.
+        The inputs and outputs are renamed in the graph. Returns their outside names by
+        their names in the graph. Raises ValueError for a tensor that does not exist.
         """
         graph = model.graph
         for reshape in self.inputs:

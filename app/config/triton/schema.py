@@ -33,8 +33,8 @@ _ENUMS: Mapping[str, str] = {
     "BatchOutputKind": "BATCH_SCATTER_WITH_INPUT_SHAPE",
 }
 
-# One field a line: type and name; `*` repeats, `map` has string keys, `/group` makes
-# it one of several that exclude each other.
+# Each line is a field: type and name. `*` repeats it, `map` has string keys, and
+# `/group` makes it one of several exclusive fields.
 _MESSAGES: Mapping[str, str] = {
     "RateResource": "string name; bool global; uint32 count",
     "RateLimiter": "*RateResource resources; uint32 priority",

@@ -64,7 +64,7 @@ def _check_values(name: str, control: Any) -> None:
 
 
 def _state(state: Any) -> dict[str, Any]:
-    """Return the state with its first value: zeros, or what is in a file."""
+    """Return the state with its first value: zeros, or the content of a file."""
     found: dict[str, Any] = {"input": state.input_name, "output": state.output_name}
     if len(state.initial_state) > 1:
         msg = f"sequence_batching: '{state.input_name}' has several initial states"

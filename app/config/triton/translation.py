@@ -1,7 +1,7 @@
 """Translate Triton's configuration into the keys of ``config.toml``.
 
-An unsupported setting is an error if results or scheduling would be wrong without it;
-otherwise it is a note for the operator.
+An unsupported setting is an error if results or scheduling would be wrong without it.
+Otherwise it causes a note for the operator.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from app.config.triton.sequences import sequence_options
 
 #: The backend that runs a ``model.py``.
 PYTHON = "python"
-# Words for what runs ONNX models; empty is what Triton finds out by itself.
+# Names of backends for ONNX models. If the name is empty, Triton chooses the backend.
 PLATFORMS = ("", "onnxruntime_onnx", "popgate_popef", "popgate_ensemble", "ensemble")
 BACKENDS = ("", "onnxruntime", "popgate", PYTHON)
-MAX_QUEUE = 65536  # more than that is no bound any more
+MAX_QUEUE = 65536  # more would be no limit
 KEYS = frozenset(item.name for item in fields(ModelConfig))
 
 
@@ -169,7 +169,7 @@ def _instances(work: _Work, groups: Any) -> None:
 
 
 def _dynamic_batching(work: _Work, batching: Any) -> None:
-    # One request at a time has several responses, in Python.
+    # A decoupled model in Python runs one request at a time, with several responses.
     decoupled = work.message.model_transaction_policy.decoupled
     if work.message.max_batch_size > 0 and not decoupled:
         work.options["batching"] = True
@@ -206,7 +206,7 @@ def _queue_policy(work: _Work, policy: Any) -> dict[str, Any]:
 
 
 def _made_by_the_server(name: str) -> Callable[[_Work, Any], None]:
-    """Refuse features that would leave work to clients which the server should do."""
+    """Refuse features that leave the server's work to clients."""
 
     def refuse(work: _Work, value: Any) -> None:
         work.refuse(f"{name} is not supported: the tensors of it are not made here")
@@ -298,5 +298,5 @@ _HANDLERS: Mapping[str, Callable[[_Work, Any], None]] = {
     "model_transaction_policy": _decoupled,
     "response_cache": _cache,
 }
-# Read above, where they belong.
+# Fields that `translate` has read already.
 _READ = frozenset({"name", "platform", "backend", "default_model_filename"})

@@ -2,11 +2,11 @@
 
     framing            bytes in; heads, bodies and ends out
     response_framing   the messages of an application in; bytes out
-    dispatch           what a head becomes: an exchange, or a cycle of the application
+    dispatch           a head in; an exchange, or a cycle of the application, out
     exchange, cycle    a request under way: without ASGI, and with it
-    backlog            bytes that came behind that request
+    backlog            bytes behind that request
     flow, turns        when the connection is read from
-    clocks, stalls     clients that send or take nothing
+    clocks, stalls     clients that send or read nothing
     protocol           the connection itself
 
 Another framing has a protocol of its own, which hands `Head`s to the same `Dispatch`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: With this number of bytes the connection is not read from.
+#: With this many bytes waiting, the server stops reading from the connection.
 MOST: Final = 64 * 1024
 
 

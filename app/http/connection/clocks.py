@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from app.http.connection.stalls import Stall, acknowledged, is_all_taken
 
-#: What a connection waits for: the next request, the rest of a head or of a body, or
-#: an answer that is being made.
+#: What a connection waits for: the next request, the rest of a head, the rest of a
+#: body, or the answer to a request.
 REQUEST: Final = 0
 REST_OF_HEAD: Final = 1
 REST_OF_BODY: Final = 2
@@ -34,9 +34,9 @@ class Verdict(enum.Enum):
     """Result of the check of a connection."""
 
     STAYS = enum.auto()
-    #: Nothing has happened on it for too long.
+    #: Nothing has happened on the connection for too long.
     IDLE = enum.auto()
-    #: Its client takes nothing of what is there for it.
+    #: The client does not read the data that is ready for it.
     NOT_TAKEN = enum.auto()
     #: `Clocks.stood` says for how long.
     HEAD_TOO_SLOW = enum.auto()
@@ -58,11 +58,11 @@ class Clocks:
     def __init__(self, keep_alive: float, now: float) -> None:
         self.keep_alive = keep_alive
         self.idle_since = now
-        #: Seconds for which nothing had come, at the last look.
+        #: The seconds without new data at the last check.
         self.stood = 0.0
         self._coming = Stall()
         self._leaving = Stall()
-        # Whether it was closed when it was last looked at.
+        # Whether the connection was closed at the last check.
         self._is_closed = False
 
     def look(
@@ -74,10 +74,10 @@ class Clocks:
         arrived: int,
         patience: Patience,
     ) -> Verdict:
-        """Judge a connection that is open and `awaited` something of its client.
+        """Judge an open connection that waits for `awaited`.
 
         `unsent` are bytes that the client has not taken. `arrived` is any number that
-        changes when something comes of the `message`.
+        changes when a part of the `message` arrives.
         """
         if unsent:
             self.idle_since = now
@@ -99,11 +99,14 @@ class Clocks:
         return Verdict.STAYS
 
     def is_over(self, transport: asyncio.Transport, now: float, send: float) -> bool:
-        """Return whether a connection that is closed can be ended: its client has taken
-        everything, or has taken nothing for `send` seconds."""
+        """Return whether a closed connection can be ended.
+
+        It can if its client has taken everything, or has taken nothing for `send`
+        seconds.
+        """
         if self._is_closed and is_all_taken(transport):
             return True
-        self._is_closed = True  # what was just written goes out first
+        self._is_closed = True  # first let the last write go out
         taken = acknowledged(transport)
         return self._leaving.stands_still(transport, taken, now) > send
 

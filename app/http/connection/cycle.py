@@ -52,7 +52,7 @@ class AsgiCycle:
         self._framer = ResponseFramer(head.keep_alive, head.method == b"HEAD")
         self._changed = asyncio.Event()
 
-    # -- what the connection tells
+    # -- calls from the connection
 
     def on_body(self) -> None:
         """Take another part of the body, or its end."""
@@ -65,7 +65,7 @@ class AsgiCycle:
         self._framer.keep_alive = False
 
     def drop(self) -> None:
-        """Drop the rest of the body and the answer: the client is gone."""
+        """Drop the rest of the body and the answer: the client has disconnected."""
         self.disconnected = True
         self.body = bytearray()
         self._changed.set()

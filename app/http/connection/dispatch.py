@@ -1,10 +1,9 @@
 """`Dispatch`: turns the head of a request into an exchange or an ASGI scope.
 
-An inference whose body has a length becomes an `Exchange`, which needs no ASGI: no
-task, no future and no message, which halves what a small request costs (bench/LOG.md).
-Any other request becomes a scope for the application, and so does an unusual inference:
-without a length, too long, compressed, with Expect, with events for its answer, or by
-HTTP/1.0.
+An inference whose body has a length becomes an `Exchange`. It needs no ASGI task,
+future or message, which halves the cost of a small request (bench/LOG.md). Any other
+request becomes a scope for the application. So does an unusual inference: its body has
+no length, is too long or is compressed, or it uses Expect, events or HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Dispatch:
         self.access = front.access
         #: The paths of requests that can become exchanges.
         self.short = front.short
-        # Clients usually ask for the same URL again.
+        # Clients usually repeat the same URL.
         self._last_url = b""
         self._last_path = ""
 
@@ -123,7 +122,8 @@ class Dispatch:
     def scope(self, head: Head, peer: Peer, state: Mapping[str, Any]) -> Scope:
         """Return the scope of a request. Raises `HttpError` if its URL is invalid."""
         try:
-            # Any: its types do not say that a path may be missing.
+            # Declared as Any, because httptools' types do not say that the path may be
+            # missing.
             url: Any = httptools.parse_url(head.target)
         except httptools.HttpParserInvalidURLError:
             raise bad_http("") from None

@@ -17,7 +17,7 @@ from app.observe.journal import Asked
 from app.serving.call import Call
 from app.serving.service import Service
 
-#: To a request whose failure cannot be told any better, for want of memory.
+#: The answer if memory is missing for a better one.
 _BODY: Final = error_body(
     "the server has no memory left for this answer", "internal_error"
 )
@@ -68,7 +68,7 @@ class Exchange(Call):
         connection: Connection,
         keep_alive: bool,
     ) -> None:
-        # Without `super`, which is an object more for every request.
+        # `super` would make one more object for every request.
         Call.__init__(self, service, path, headers)
         self.connection = connection
         self.keep_alive = keep_alive
@@ -132,14 +132,14 @@ class Exchange(Call):
                     pieces += response.parts
                     transport.write(b"".join(pieces))
                 else:
-                    # In one call to the system: a small write of its own wakes the
-                    # client.
+                    # One system call sends all parts. A small write of its own would
+                    # wake the client early.
                     transport.writelines([b"".join(pieces), *response.parts])
                 if not self.keep_alive:
                     transport.close()
                 connection.on_exchange_complete()
             except Exception:
-                # How much of the answer has gone is unknown.
+                # An unknown part of the answer has been sent.
                 transport.abort()
                 raise
         if self._stamps is not None:

@@ -1,6 +1,6 @@
 """`Framer`: where an HTTP/1.1 message ends. Bytes in; heads, bodies and ends out.
 
-No other file knows where a message ends, and this one knows nothing else: it has no
+Only this file knows where a message ends, and it knows nothing else. It has no
 transport, no event loop and no clock.
 
 llhttp (httptools) reads heads and chunks. It reports the end of a message only after it
@@ -11,9 +11,9 @@ contains the end of one message and the beginning of another:
   accepts CRLF only, so a piece ends behind the first `CRLF CRLF`.
 - A body with a length is a piece of its own, and no longer than the length says.
 - A large body with a length needs no parser, which would copy it. The framer counts its
-  bytes. A new parser reads what follows.
+  bytes. A new parser reads the following bytes.
 
-The states and what leads from one to the next are the table `_NEXT`. Any error leads to
+The table `_NEXT` has the states and the events between them. Any error leads to
 `BROKEN`. There, and behind the last message, bytes are dropped.
 
 `python -m bench.fuzzers.framer` compares the framer with llhttp alone and with h11.
@@ -28,19 +28,19 @@ import httptools
 from app.codec.messages import Buffer, Header
 from app.errors import HttpError
 
-#: Nothing of a message has come.
+#: No byte of a message has arrived.
 IDLE: Final = 0
-#: The last message has ended: its client has asked for the connection to be closed.
+#: The last message has ended, because its client asked to close the connection.
 LAST: Final = 1
-#: A head is coming.
+#: A head is arriving.
 HEAD: Final = 2
-#: A body with a length is coming.
+#: A body with a length is arriving, through the parser.
 SIZED: Final = 3
-#: The same, and the parser does not see it.
+#: A body with a length is arriving, past the parser.
 PAST: Final = 4
-#: A body in chunks, or its trailers, are coming.
+#: A chunked body, or its trailers, are arriving.
 CHUNKED: Final = 5
-#: The bytes were no HTTP/1.1 message that this server reads.
+#: The bytes are not an HTTP/1.1 message that this server reads.
 BROKEN: Final = 6
 
 _NAMES: Final = (
@@ -53,9 +53,9 @@ _NAMES: Final = (
     "broken",
 )
 
-# What moves a framer from state to state: a first byte; a head with a length, with a
-# large one, or with chunks; a head that asks for another protocol; the end of a
-# message, and of the last one.
+# Events that change the state. A first byte begins a message. A head announces a
+# length, a large length or chunks, or asks for another protocol. A message ends, or the
+# last one does.
 _BEGIN: Final = 0
 _LENGTH: Final = 1
 _LARGE: Final = 2
@@ -80,17 +80,17 @@ _NEXT: Final = {
     (CHUNKED, _LAST_END): LAST,
 }
 
-#: Bytes of a head, or of the lines between and behind chunks.
+#: The most bytes of a head, or of the lines between and behind chunks.
 MOST_HEAD: Final = 64 * 1024
 MOST_URL: Final = 16 * 1024
-#: Header lines of a message, its trailers included.
+#: The most header lines of a message, including its trailers.
 MOST_HEADERS: Final = 256
-#: A body of this length or more goes past the parser.
+#: A body of this length or more bypasses the parser.
 PAST_FROM: Final = 64 * 1024
-# A piece of a head or of a chunked body: if its chunks are small, and if not.
+# Bytes of a piece of a head or of a chunked body. Pieces are large if the chunks are.
 _PIECE: Final = 4 * 1024
 _LARGE_PIECE: Final = 16 * 1024
-#: A callback of the parser takes as long as this number of bytes.
+#: A parser callback costs as much time as parsing this many bytes.
 CALL: Final = 256
 
 _EMPTY_LINE: Final = b"\r\n\r\n"
@@ -151,22 +151,23 @@ class Framer:
         self.body: list[Buffer] = []
         self.has_ended = False
         self.error: BaseException | None = None
-        #: Bytes of all bodies that have come.
+        #: The bytes of all bodies received so far.
         self.arrived = 0
-        #: Messages that have begun.
+        #: The number of messages that have begun.
         self.begun = 0
-        #: Pieces in which the body of this message has come.
+        #: The number of pieces received of this message's body.
         self.chunks = 0
         self._parser: Any = httptools.HttpRequestParser(self)
         self._url = b""
         self._lines: list[Header] = []
         self._last: Head | None = None
-        # Header lines of this message, and bytes that were read since the last event.
+        # The number of header lines of this message, and of bytes read since the last
+        # event.
         self._count = 0
         self._unused = 0
         self._missing = 0
         self._piece = _PIECE
-        # The last bytes that were read, if an empty line may be cut behind them.
+        # The last bytes read, if an empty line may continue behind them.
         self._tail = b""
         self._declines = False
 
@@ -287,7 +288,8 @@ class Framer:
     # -- the parser's callbacks
 
     def on_message_begin(self) -> None:
-        if self.state == CHUNKED:  # of the head in `_decline`
+        # `_decline` has fed the parser a head of its own.
+        if self.state == CHUNKED:
             return
         if self.has_ended:
             msg = "two messages in one piece"
@@ -305,14 +307,15 @@ class Framer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count += 1
-        if self.state != HEAD:  # a trailer is no header, whatever it says
+        if self.state != HEAD:  # a trailer never counts as a header
             return
         if value[-1:] <= b" ":  # white space around a value is not part of it
             value = value.rstrip(b" \t")
         self._lines.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        if self.state == CHUNKED:  # of the head in `_decline`
+        # `_decline` has fed the parser a head of its own.
+        if self.state == CHUNKED:
             return
         if self._unused > MOST_HEAD or self._count > MOST_HEADERS:
             raise _too_long("head")
@@ -360,7 +363,7 @@ class Framer:
         return f"<Framer {_NAMES[self.state]}>"
 
 
-# A body in chunks, in place of a length.
+# Stands for the length of a chunked body.
 _IN_CHUNKS: Final = -2
 
 
@@ -411,7 +414,8 @@ def _without_upgrade(lines: list[Header]) -> list[Header]:
 def _origin_form(url: bytes) -> bytes:
     """Return the path and query of an absolute URL; return other URLs unchanged."""
     try:
-        # Any: its types do not say that a path may be missing, and compiled code asks.
+        # Declared as Any: its types do not say that a path may be missing, and compiled
+        # code checks.
         parsed: Any = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:
         raise bad_http("") from None

@@ -9,8 +9,8 @@ The gateway accepts a head as known only if it is certain. It remembers a head o
 the received bytes were exactly one whole request. A later head is known if three
 conditions hold. All its bytes equal those of the first, except these values. The values
 are plain (visible ASCII up to the end of the line). Its Content-Length equals the
-number of bytes behind the head. None of these headers affects a request before its body
-is read.
+number of bytes behind the head. The headers that may vary do not affect a request
+before its body is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from app.serving.keys import Key, KeyTable
 
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length"
-# Longer ones are not worth their memory, and a large body is worth more than its head.
+# Longer heads are not worth their memory. Reading a large body costs more than its
+# head.
 _LONGEST: Final = 4096
 LARGEST_BODY: Final = 64 * 1024
 #: Headers whose values may differ from request to request.
@@ -67,8 +68,8 @@ class KnownHead:
         key: Key | None,
         rules: KeyTable,
     ) -> None:
-        # What stands in front of each value, its size, and the header's name; and what
-        # stands behind the last of them.
+        # The bytes before each varying value, the value's size, and the header's name.
+        # Then the bytes behind the last value.
         self._varying = varying
         self._rest = rest
         self._most = most
@@ -98,8 +99,8 @@ class KnownHead:
         if not 0 < size <= _LONGEST or len(data) - size > LARGEST_BODY:
             return None
         head = data[:size]
-        # The parser allows lines to end, and empty lines to stand in front, in ways
-        # that would move the end of the head.
+        # The parser allows other line ends and leading empty lines, which would move
+        # the end of the head.
         if head.find(_END) != size - len(_END) or head.count(b"\n") != head.count(
             b"\r\n"
         ):

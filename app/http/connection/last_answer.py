@@ -44,8 +44,9 @@ def last_answer(
 
 
 def asked_so_far(head: Head | None, peer: Peer) -> tuple[Asked, Mapping[bytes, bytes]]:
-    """Return the part of a message read so far, and its headers; `head` is None if its
-    URL has not arrived.
+    """Return the part of a message read so far, and its headers.
+
+    `head` is None if the URL has not arrived.
     """
     if head is None:
         return Asked(id_of({}), "-", "-", peer.client_of({})), {}

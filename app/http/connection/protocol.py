@@ -4,9 +4,9 @@ A `Framer` finds the messages in the received bytes, and `Dispatch` decides what
 each. An `Exchange` is answered here, from the device's `poll`. An `AsgiCycle` is
 answered by the application.
 
-A connection handles one request at a time. Bytes behind it wait in a `Backlog`, of
-which few are read, until the answer is written. So answers keep their order, even
-answers to invalid input. A client that disconnects leaves at most one run behind.
+A connection handles one request at a time. Bytes behind the request wait in a small
+`Backlog` until the answer is written. So answers keep their order, even answers to
+invalid input. A client that disconnects leaves at most one run behind.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from app.http.front import InferFront
 from app.http.tls import names_of
 from app.serving.transfer_memory import Share
 
-#: Bytes of heads and of chunked bodies that are parsed in a turn.
+#: Bytes of heads and of chunked bodies that are parsed in one turn.
 _IN_A_TURN: Final = 64 * 1024
-#: With this number of bytes that the application has not taken, no more are read.
+#: The server stops reading if the application has not taken this many bytes.
 _MOST_UNTAKEN: Final = 64 * 1024
-#: Seconds for which the rest of a client's request is read and dropped before its
-#: connection is closed: closing it with bytes unread takes the answer away from it.
+#: For this many seconds the rest of a request is read and dropped before its connection
+#: is closed. If a connection is closed with unread bytes, the client loses the answer.
 _LINGER: Final = 1.0
-#: After this number of requests, each unlike the one before, no head is remembered.
+#: If this many requests in a row differ, no head is remembered any more.
 _UNLIKE: Final = 8
-#: Seconds that connections have which are let in beyond the limit.
+#: The timeout in seconds of connections that are let in beyond the limit.
 _EXTRA_PATIENCE: Final = 1.0
 _NO_PATHS: Final[dict[str, Any]] = {}
 
@@ -86,7 +86,7 @@ class GatewayProtocol(asyncio.Protocol):
         self._dispatch = dispatch
         self._service = dispatch.service
         self._access = dispatch.access
-        # Paths of requests that can become exchanges.
+        # The paths of requests that can become exchanges.
         self._short: dict[str, Any] = dispatch.short
         self.common = common
         self._turns = turns
@@ -97,30 +97,31 @@ class GatewayProtocol(asyncio.Protocol):
         self.server_state = server_state
         self._app_state = app_state
         self._connections: set[Any] = server_state.connections
-        # Both ends, and the names of the client's certificate.
+        # The addresses of both ends, and the names of the client's certificate.
         self.server: tuple[str, int | None] | None = None
         self.client: tuple[str, int] | None = None
         self.scheme: Any = None
         self.names: tuple[str, ...] = ()
         self._address = ""
-        # Whether there were enough connections without this one, and of what.
+        # Whether the connection is beyond a limit, and which limit.
         self._is_extra = False
         self._entry = Entry.FREE
         self._framer = Framer()
         self._backlog = Backlog()
         self._clocks = Clocks(config.timeout_keep_alive, _loop.time())
-        # The last request whose head has come, and the same while its body comes.
+        # The last request whose head has arrived, and the request whose body is
+        # arriving.
         self.cycle: Exchange | AsgiCycle | None = None
         self._receiving: Exchange | AsgiCycle | None = None
-        # The base path that was taken off the target of the last request, and whether
-        # nothing was left.
+        # The base path removed from the target of the last request, and whether nothing
+        # was left.
         self.base = ""
         self.is_bare = False
-        # The head of the last request, if it came in one piece, and how many in a row
-        # were each unlike the one before.
+        # The head of the last request, if it came in one piece, and the number of
+        # successive requests that each differed from the one before.
         self._known: KnownHead | None = None
         self._unlike = -1
-        # What it has of the memory for transfers: for a large body, and for answers.
+        # Its shares of the transfer memory: for a large body, and for answers.
         self._held = Share(self._service.transfers)
         self._unsent = Share(self._service.transfers)
         self._closing: asyncio.TimerHandle | None = None
@@ -130,11 +131,11 @@ class GatewayProtocol(asyncio.Protocol):
     def serving(
         cls, front: InferFront, floods: Floods, limit: ConnectionLimit
     ) -> partial[GatewayProtocol]:
-        """Return what makes the connections of a listener."""
+        """Return the factory for the connections of a listener."""
         dispatch, common = Dispatch(front), CommonHead()
         return partial(cls, dispatch, common, Turns(), floods, limit, ReadBudget())
 
-    # -- what the client sends
+    # -- input from the client
 
     def data_received(self, data: bytes) -> None:
         if (
@@ -166,14 +167,14 @@ class GatewayProtocol(asyncio.Protocol):
         self.cycle = exchange
         try:
             exchange.begin()
-        except Exception as error:  # ours
+        except Exception as error:  # our fault
             self._end_with(error, exchange)
         return True
 
     def _take(self, data: bytes, at: int) -> None:
-        """Read one message of `data[at:]`, or the part of it received so far.
+        """Read one message of `data[at:]`, or the part received so far.
 
-        The rest waits, and so does work that takes long.
+        The rest waits, and so does slow work.
         """
         framer = self._framer
         learns = at == 0 and framer.state == IDLE and self._unlike < _UNLIKE
@@ -182,7 +183,7 @@ class GatewayProtocol(asyncio.Protocol):
         size = len(data)
         work = 0
         while at < size:
-            if self._closing is not None:  # nothing is answered any more
+            if self._closing is not None:  # no further request is answered
                 self.slow_down((size - at) / DROPPED)
                 return
             is_next = framer.state >= HEAD or (not has_ended and self._is_idle())
@@ -196,7 +197,7 @@ class GatewayProtocol(asyncio.Protocol):
                 if framer.head is not None:
                     self._begin(framer.head)
                 receiving = self._receiving
-                if receiving is None:  # the head goes on
+                if receiving is None:  # the head is incomplete
                     work += size_read + CALL
                 elif isinstance(receiving, Exchange):
                     receiving.body += framer.body
@@ -283,10 +284,10 @@ class GatewayProtocol(asyncio.Protocol):
         begun = self.cycle
         if isinstance(begun, Exchange) and begun.keep_alive:
             self._unlike += 1
-            if self._unlike > 0:  # many connections bring one request and no more
+            if self._unlike > 0:  # many connections carry only one request
                 self._known = self._dispatch.known(data, begun)
 
-    # -- what came behind a request, and when it is read
+    # -- bytes behind a request, and when they are read
 
     def _hold(self, data: bytes, at: int) -> None:
         """Keep `data[at:]` until the request before it is answered."""
@@ -330,7 +331,7 @@ class GatewayProtocol(asyncio.Protocol):
             flow.hold_reading()
             return
         flow.release_reading()
-        # Else its application reads on, once it has taken what there is.
+        # Otherwise the application resumes reading once it has taken the waiting body.
         if not isinstance(cycle, AsgiCycle) or len(cycle.body) <= _MOST_UNTAKEN:
             flow.resume_reading()
 
@@ -390,14 +391,15 @@ class GatewayProtocol(asyncio.Protocol):
         if self._closing is not None:
             self._closing.cancel()
         elif (
+            # The client has sent no request, or half of one.
             cycle is None or self._framer.state >= HEAD
-        ):  # it has asked nothing, or by half
+        ):
             is_tls = not self.transport.can_write_eof()
             self._floods.charge(HANDSHAKE if is_tls else 1.0)
         else:
-            self._floods.charge(-ENTRY)  # clients may take one for each request
-        # A cycle and its connection know each other. Nothing that they hold may wait
-        # for the garbage collector, which comes by rarely.
+            self._floods.charge(-ENTRY)  # clients may open one for each request
+        # A cycle and its connection refer to each other. Their objects must not wait
+        # for the garbage collector, which runs rarely.
         if isinstance(cycle, AsgiCycle):
             cycle.scope.pop(CONNECTION, None)
         self.cycle = self._receiving = None
@@ -471,13 +473,13 @@ class GatewayProtocol(asyncio.Protocol):
     def look_after(self, now: float, head: float, body: float, send: float) -> None:
         """Close the connection if its client has exceeded a timeout.
 
-        `Patience` holds the others.
+        `head`, `body` and `send` are the timeouts of `Patience`.
         """
         transport = self.transport
         if transport.is_closing():
             self._end_closing(now, send)
             return
-        if self._closing is not None:  # its last answer is sent
+        if self._closing is not None:  # its last answer has been sent
             return
         if self._is_extra:
             head = body = _EXTRA_PATIENCE
@@ -486,7 +488,7 @@ class GatewayProtocol(asyncio.Protocol):
         arrived = framer.arrived
         if cycle is None or cycle.response_complete:
             awaited = REST_OF_HEAD if framer.state == HEAD else REQUEST
-            # However steadily a head comes, it has to be there in time.
+            # A head must be complete in time, however steadily its bytes arrive.
             message, arrived = framer, framer.begun
         else:
             awaited = ANSWER if self._receiving is None else REST_OF_BODY
@@ -502,7 +504,8 @@ class GatewayProtocol(asyncio.Protocol):
             self._end_with(_too_slow(clocks.stood), None, clocks.stood)
         elif found is Verdict.BODY_STOPPED:
             self._end_with(BodyStopped(clocks.stood), cycle, clocks.stood)
-        # That goes unnoticed on a connection that is not read from.
+        # The event loop does not notice this while it is not reading from the
+        # connection.
         elif awaited == ANSWER and self.flow.read_paused and _has_gone(transport):
             transport.abort()
 
@@ -527,7 +530,7 @@ class GatewayProtocol(asyncio.Protocol):
             cycle.response_complete
             or (isinstance(cycle, AsgiCycle) and cycle.response_started)
         ):
-            self.transport.close()  # it has its answer, or half of one
+            self.transport.close()  # the client has the answer, or half of it
             return
         if isinstance(cycle, Exchange):
             asked, headers = cycle.asked(), cycle.headers
@@ -545,7 +548,7 @@ class GatewayProtocol(asyncio.Protocol):
         """
         self._receiving = self._known = None
         self._backlog.clear()
-        if self.transport.can_write_eof():  # not over TLS
+        if self.transport.can_write_eof():  # false over TLS
             self.transport.write_eof()
         self.slow_down(max(1.0, refusals))
         if self._slowed is None:

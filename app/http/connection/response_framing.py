@@ -37,7 +37,8 @@ class ResponseFramer:
     __slots__ = ("_is_chunked", "_is_to_head", "_left", "keep_alive")
 
     def __init__(self, keep_alive: bool, is_to_head: bool) -> None:
-        #: Whether the connection can go on behind the answer, also by its headers.
+        #: Whether the connection can continue after the answer. Its headers also
+        #: decide.
         self.keep_alive = keep_alive
         self._is_to_head = is_to_head
         self._is_chunked = False

@@ -15,7 +15,7 @@ import struct
 import termios
 from typing import Any, Final
 
-# In Linux's `struct tcp_info`: bytes that were acknowledged.
+# The offset of the acknowledged bytes in Linux's `struct tcp_info`.
 _ACKED_AT: Final = 120
 _ACKED = struct.Struct("=Q")
 _HELD = struct.Struct("i")
@@ -75,14 +75,14 @@ def _held(sock: Any) -> int:
         return 0
     try:
         held = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_HELD.size))
-    except (OSError, ValueError):  # it has gone
+    except (OSError, ValueError):  # the socket is closed
         return 0
     found: int = _HELD.unpack(held)[0]
     return found
 
 
 def _socket_of(transport: asyncio.Transport) -> Any:
-    """Return the socket below a transport; None after it has closed. uvloop has a
-    similar object of its own.
+    """Return the socket below a transport; None after it has closed. uvloop has its own
+    kind of socket object.
     """
     return transport.get_extra_info("socket")

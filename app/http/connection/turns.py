@@ -17,16 +17,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-#: Seconds of each turn of the event loop.
+#: Seconds of each turn that such work shares.
 PART: Final = 0.0003
-#: Bytes of large bodies of each turn: about a millisecond.
+#: Bytes of large bodies that are read in each turn: about a millisecond.
 BYTES: Final = 1 << 20
-#: Connections with large bodies that go on in a turn: each reads once at least.
+#: Connections with large bodies that resume in a turn. Each reads at least once.
 _AT_A_TIME: Final = 4
 
 
 class Turns:
-    """The queue of those requests; for the event loop's thread."""
+    """The queue of work that can wait; for the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,8 +38,8 @@ class Turns:
     ) -> None:
         """Call `go_on` when its turn has come.
 
-        It returns True if it did all its work itself; work that it leaves to a task
-        counts as the rest of this part.
+        It returns True if it did all its work itself. If it left work to a task, that
+        work counts as the rest of this turn's part.
         """
         self._line.append(go_on)
         if not self._is_due:
