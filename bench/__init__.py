@@ -1,1 +1,1 @@
-"""Measuring and proving programs: each is run as `python -m bench.<name>`."""
+"""Programs that measure and prove: run each as `python -m bench.<name>`."""

@@ -1,12 +1,12 @@
-"""Python calls of a request, from bytes to bytes: in the gateway and in its device.
+"""Count the Python calls of a request in the gateway and in its device.
 
     python -m bench.calls
     python -m bench.calls --scenario M-binary --by-file
 
 Serves the scenario's model as plain Python, sends its 256 differing requests twice, one
-at a time on one connection, and counts the calls of our functions while they are sent
-the second time (`sys.setprofile`; comprehensions and generator expressions are
-functions, too). docs/explanation/architecture.md lists them step by step.
+at a time on one connection, and counts the calls of our functions during the second
+pass. `sys.setprofile` counts comprehensions and generator expressions as functions,
+too. docs/explanation/architecture.md lists them step by step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bench.servers.server import HOST, ROOT, Server, compile_models, gateway
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls a request in one process, by "file function"."""
+    """Calls per request in one process, by "file function"."""
 
     counts: Counter[str]
 
@@ -80,7 +80,7 @@ def count(scenario: Scenario, folder: Path, most: int = VARIED) -> RequestPath:
     (counts / "sitecustomize.py").write_text(hook)
     environment = {
         "POPGATE_PURE": "1",
-        "POPGATE_SPIN_US": "0",  # looks are as many as there is time for
+        "POPGATE_SPIN_US": "0",  # spinning makes a varying number of calls
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, counts))),
     }
     with gateway(repository, devices="cpu:1", environment=environment) as server:
@@ -100,7 +100,7 @@ def _count(server: Server, scenario: Scenario, folder: Path, most: int) -> Reque
         for number, suffix in ((signal.SIGUSR1, ".on"), (signal.SIGUSR2, ".json")):
             for pid in pids:
                 os.kill(pid, number)
-            # A device handles it when it wakes.
+            # A device handles the signal when it wakes.
             while not all((folder / f"{pid}{suffix}").exists() for pid in pids):
                 send(connection, requests[:1])
             if number == signal.SIGUSR1:
@@ -109,7 +109,7 @@ def _count(server: Server, scenario: Scenario, folder: Path, most: int) -> Reque
 
 
 def _read(file: Path, requests: int) -> Calls:
-    """Read the calls a request; calls of fewer than half of them are timers'."""
+    """Read the calls per request, without those in fewer than half of the requests."""
     found = json.loads(file.read_text())
     return Calls(
         Counter(

@@ -1,11 +1,10 @@
-"""Kill and stop processes under load, and look what the clients see.
+"""Kill and stop processes under load, and check what the clients see.
 
     python -m bench.chaos                    # every act
     python -m bench.chaos device gateway     # only these
 
 Each act starts a real gateway, raises AssertionError if a promise of
-`docs/explanation/architecture.md` is broken, and returns one line that says what was
-seen.
+`docs/explanation/architecture.md` is broken, and returns its findings in one line.
 """
 
 from __future__ import annotations
@@ -80,8 +79,8 @@ async def _kill_device(server: Server, jobs: Sequence[Job], count: int) -> str:
                 ),
                 30.0,
             )
-            # Killed again only when all serve: while models load, requests for them
-            # are refused at once, and nothing might be in flight.
+            # Kill again only when all models serve: a loading model refuses requests at
+            # once, so nothing might be in flight.
             await traffic.until(
                 lambda seen, since=killed: (  # type: ignore[misc]
                     models <= seen.answered_since(since)
@@ -129,7 +128,7 @@ def gateway_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> s
 def terminated(
     folder: Path, jobs: Sequence[Job], count: int = CLIENTS, *, everyone: bool = False
 ) -> str:
-    """SIGTERM under load: accepted requests are answered, exit 0, nothing left.
+    """Check SIGTERM under load: accepted requests are answered, exit 0, nothing left.
 
     `everyone`: the device process gets the signal too, as from a service manager
     that signals a whole group (systemd's default).
@@ -153,8 +152,9 @@ def terminated(
         traffic, signalled, took = asyncio.run(stop())
         wait_gone(pids)
     only(traffic, 200, 503, 0)
-    # Sent before the signal: to be refused now is to be lost. What was sent within
-    # the last moment may not have been read, and is then closed without a byte.
+    # The gateway must answer requests sent before the signal, so a refusal counts as
+    # lost. It may not have read the last ones, and closes their connections without a
+    # byte.
     lost = [
         event
         for event in traffic.in_flight(signalled)
@@ -170,12 +170,12 @@ def terminated(
 
 
 def group_terminated(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
-    """SIGTERM to gateway and device process alike: as for the gateway alone."""
+    """Check SIGTERM to gateway and device process, as to the gateway alone."""
     return terminated(folder, jobs, count, everyone=True)
 
 
 def two_gateways(folder: Path, jobs: Sequence[Job], count: int = 1) -> str:
-    """One device, two gateways: the second does as its --device-wait says."""
+    """Check two gateways on one device: the second obeys its --device-wait."""
     wait = "--device-wait"
     seen = []
     with gateway(folder, devices="cpu:1", name="first") as first:

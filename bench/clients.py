@@ -4,8 +4,8 @@
     python -m bench.clients --rounds 5
 
 Both make the request from an array, send it in binary over one kept connection, and
-give back an array. Prints microseconds a call, and of them those of the client's own
-processor time: the rest is the server's and the machine's. Exit code 1 where
+give back an array. It prints the microseconds of a call and the client's own processor
+time within them. The server and the machine take the rest. Exit code 1 if
 `popgate.Client` took longer in a cell.
 """
 
@@ -37,7 +37,7 @@ CELLS = {
 
 
 def measure(call: Callable[[], Any], count: int) -> tuple[float, float]:
-    """Microseconds a call, and of them the processor's in this process."""
+    """Return microseconds per call, and this process's processor time within them."""
     call()
     started, used = time.perf_counter(), time.process_time()
     for _ in range(count):
@@ -47,7 +47,7 @@ def measure(call: Callable[[], Any], count: int) -> tuple[float, float]:
 
 
 def calls(server: Server, model: str, x: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """Return a call by each client; both are checked to say the same."""
+    """Return a call by each client, after checking that both give the same result."""
     stock = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     own = Client(server.url)
 

@@ -1,10 +1,11 @@
-"""Time that the gateway spends on one request besides the model: decoding and encoding.
+"""Measure how long the gateway decodes and encodes one request.
 
     python -m bench.codec [--seconds 0.3]
 
 Prints microseconds for the bodies of the three standard models, in every encoding: S
-(16 floats), M (784 floats in, 10 out), L (602 KB in and out). Best of five rounds, on
-one thread; nothing is sent. The last column is decoding plus encoding.
+(16 floats), M (784 floats in, 10 out), L (602 KB in and out). Each number is the best
+of five rounds, on one thread; nothing is sent. The last column is decoding plus
+encoding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CHUNK = 64 * 1024  # bytes in which a server hands over a large body
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One body and the headers it comes with."""
+    """One body and its headers."""
 
     name: str
     body: bytes

@@ -1,4 +1,4 @@
-"""Gateway against reference server, in one run and interleaved: R/G/R/G…
+"""Compare the gateway with the reference server in one run, interleaved: R/G/R/G…
 
     python -m bench.compare                       # every cell, 5 rounds of 2 s
     python -m bench.compare --seconds 1 --rounds 2 --scenarios S-json,M-json
@@ -11,8 +11,8 @@ second, latencies, CPU per request and the median ratio gateway/reference.
 
 Each cell is measured in two modes, also in turns: `varied`, the normal one, sends 256
 requests that differ in their numbers, traceparent, id and Content-Length; `same` sends
-the same bytes again and again. Required are ratios of the normal mode.
-Exit code 1 where an answer was wrong or not a 200, or a required ratio was missed.
+the same bytes again and again. Required are ratios of the normal mode. Exit code 1 if
+an answer was wrong or not a 200, or a required ratio was missed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bench.servers.server import HOST, Server, compile_models, free_port, gatewa
 CONNECTIONS = (1, 16, 64)
 #: Numbers of the varied requests whose answers are checked.
 CHECKED = (0, 1, 100, VARIED - 1)
-#: What of a core the client may use before it is it that is measured.
+#: CPU share above which the client, not the server, is the bottleneck.
 BUSY_CLIENT = 0.9
 
 
@@ -101,8 +101,7 @@ def median_rate(runs: tuple[Run, ...]) -> float:
 def check_answer(
     server: Server, scenario: Scenario, request: Request, expected: np.ndarray
 ) -> None:
-    """Raise AssertionError if the server's numbers are not ONNX Runtime's, or the id
-    that it gives back, if it does, is not the request's."""
+    """Raise AssertionError for numbers other than ONNX Runtime's, or a foreign id."""
     payload = request.payload
     connection = http.client.HTTPConnection(HOST, server.port, timeout=30)
     try:
@@ -147,7 +146,7 @@ def compare(
     requests: Mapping[Mode, Prepared],
     options: argparse.Namespace,
 ) -> list[Cell]:
-    """One cell in each mode. The order of all is turned round after each round."""
+    """Measure one cell in each mode. The order is reversed after each round."""
     turns = [(mode, server) for mode in requests for server in servers]
     runs: dict[tuple[Mode, str], list[Run]] = defaultdict(list)
     for number in range(options.rounds):
@@ -279,7 +278,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is measured, and for how long."""
+    """Add the options for what to measure, and for how long."""
     parser.add_argument("--seconds", type=float, default=2, help="of each run")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

@@ -4,11 +4,11 @@
     python -m bench.conformance --only softmax     # names that contain a text
     python -m bench.conformance --out bench/results/conformance.json
 
-Each case is run in ONNX Runtime in process first, as onnx's own runner does; what
-does not pass there is reported apart. The rest is compiled with `popgate compile`,
-served 150 models at a time from one repository folder, and called with
-`tritonclient.http`: once with binary data and once as JSON. Exit code 1 where a
-case that ONNX Runtime passes in process fails through the gateway.
+Each case is run in ONNX Runtime in process first, as onnx's own runner does; cases that
+fail there are reported apart. The rest is compiled with `popgate compile`, served 150
+models at a time from one repository folder, and called with `tritonclient.http`: once
+with binary data and once as JSON. Exit code 1 if a case that ONNX Runtime passes in
+process fails through the gateway.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Result:
             "failed_by_us": [asdict(each) for each in self.failures],
             **asdict(self),
         }
-        # One line a case is enough of what went well.
+        # One line for each case that passed is enough.
         document["calls"] = Counter(c.step for c in self.calls if c.passed)
         return document
 
@@ -110,7 +110,7 @@ def in_process(cases: Sequence[Case]) -> tuple[list[Case], list[Outcome]]:
 
 
 def compile_cases(cases: Sequence[Case], folder: Path) -> list[Outcome]:
-    """Compile into `folder`/NAME.popef; an outcome for each that was refused."""
+    """Compile into `folder`/NAME.popef; return an outcome for each refused case."""
     sources = folder.with_name("onnx")
     sources.mkdir(parents=True, exist_ok=True)
     refused = []
@@ -144,7 +144,10 @@ def _what_was_said(name: str, output: str) -> str:
 
 
 def call(client: triton.InferenceServerClient, case: Case, *, binary: bool) -> None:
-    """Send every data set and compare. Raises what the client or the check raises."""
+    """Send every data set and compare.
+
+    Raises the errors of the client and of the check.
+    """
     names = [output.name for output in case.model.graph.output]
     for data_set in case.data_sets:
         result = client.infer(
@@ -183,7 +186,7 @@ def client_cannot(case: Case) -> str:
 
 
 def call_cases(server: Server, cases: Sequence[Case]) -> Iterator[Outcome]:
-    """An outcome for each case and encoding, on a server that is ready."""
+    """Return an outcome for each case and encoding, on a server that is ready."""
     client = triton.InferenceServerClient(
         f"{HOST}:{server.port}", connection_timeout=60.0, network_timeout=60.0
     )
@@ -203,7 +206,7 @@ def call_cases(server: Server, cases: Sequence[Case]) -> Iterator[Outcome]:
 def serve_and_call(
     cases: Sequence[Case], compiled: Path, folder: Path, devices: str | None
 ) -> tuple[float, list[Outcome]]:
-    """Serve one group from `folder`: seconds until ready, and the outcomes."""
+    """Serve one group from `folder`; return seconds until ready, and the outcomes."""
     folder.mkdir()
     for case in cases:
         shutil.copy(compiled / f"{case.name}.popef", folder)

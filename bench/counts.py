@@ -47,10 +47,10 @@ CASES: dict[str, Scenario] = {
         ("npy", npy_request),
     )
 }
-#: Times that each request of a large case is sent: they are many megabytes together.
+#: Times that each request of a large case is sent: few, because it has megabytes.
 LARGE = 16
-#: How often the kernel is asked depends on who wakes first; so many calls more or less
-#: of one name are no change.
+#: The number of system calls depends on which process wakes first. A difference of up
+#: to this many calls of one name is no change.
 WAITING = {
     "epoll_wait": 1,
     "epoll_pwait": 1,
@@ -59,7 +59,7 @@ WAITING = {
     "poll": 1,
     "pselect6": 1,
 }
-#: Large bodies come in as many pieces as the kernel pleases.
+#: The kernel decides in how many pieces large bodies arrive.
 PIECES = {"recvfrom": 6, "read": 6, "sendto": 2, "sendmsg": 2, "writev": 2, "write": 2}
 
 Counts = Mapping[str, int]
@@ -143,7 +143,7 @@ def measured(*, traced: bool, compiled: bool) -> dict[str, dict[str, object]]:
 
 
 def differences(stated: object, found: object, where: str = "") -> Iterator[str]:
-    """Name each count that is not as it is stated, with both values."""
+    """Yield each count that differs from the stated one, with both values."""
     if isinstance(stated, dict) and isinstance(found, dict):
         for name in sorted(stated.keys() | found.keys()):
             absent = 0 if where else None
@@ -155,7 +155,7 @@ def differences(stated: object, found: object, where: str = "") -> Iterator[str]
 
 
 def _is_pause(where: str, stated: object, found: object) -> bool:
-    """Return whether the difference is one of waiting, or of pieces of a body."""
+    """Return whether waiting, or the pieces of a body, explain the difference."""
     name = where.rpartition(" ")[2]
     allowed = WAITING.get(name, 0)
     if where.startswith("large"):

@@ -1,4 +1,4 @@
-"""A program's own requests beside ONNX Runtime in the same process, in one run.
+"""Compare a program's own requests with ONNX Runtime in the same process, in one run.
 
     python -m bench.embedded
     python -m bench.embedded --seconds 0.2 --rounds 3 --sizes 64,4194304
@@ -51,14 +51,14 @@ from engine.compiler import compile_model
 from engine.programs.onnx_session import session_options
 
 SIZES = (64, 64 << 10, 1 << 20, 4 << 20)
-#: Rounds that are not counted: memory is touched for the first time in them.
+#: Rounds that are not counted, because they touch memory for the first time.
 WARM_UP = 1
-#: Seconds of a turn with real-time priority: others wait for so long at most.
+#: Longest turn with real-time priority in seconds: other processes wait meanwhile.
 _BRIEF = 0.04
 
 Floats = npt.NDArray[np.float32]
 Way = Callable[[], int]
-"""Does a few requests; how many."""
+"""Make a few requests; return how many."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Cell:
 
 @contextmanager
 def ways(size: int) -> Iterator[tuple[dict[str, Way], int]]:
-    """The ways to run one model, by name; and the process of its device."""
+    """Yield the ways to run one model, by name, and the process of its device."""
     model = doubled(size // 4).SerializeToString()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -147,7 +147,7 @@ def hurry(pids: Sequence[int], *, urgent: bool) -> None:
 def measure(
     size: int, rounds: int, seconds: float, *, urgent: bool = False
 ) -> dict[str, Cell]:
-    """All ways of one size, in turns."""
+    """Measure all ways of one size, in turns."""
     with ways(size) as (all_ways, pid):
         cells = {name: Cell() for name in all_ways}
         for number in range(WARM_UP + rounds):
@@ -189,7 +189,7 @@ def _turn(way: Way, cell: Cell, seconds: float, pid: int) -> None:
 
 
 def table(size: int, cells: Mapping[str, Cell]) -> Iterator[str]:
-    """The lines that show what was measured of one size."""
+    """Return the lines of a table for one size."""
     beside = cells["onnxruntime"].seconds
     yield f"{size} bytes"
     for name, cell in cells.items():

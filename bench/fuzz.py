@@ -1,11 +1,11 @@
-"""The server's own OpenAPI document, tried by schemathesis with all checks on.
+"""Test the server against its own OpenAPI document: schemathesis with all checks on.
 
     python -m bench.fuzz                     # some minutes
     python -m bench.fuzz --examples 20
 
-No answer may be a 5xx, undocumented, or other than its schema says; what a schema
-forbids must be refused. Exit code 1 where something was found; schemathesis prints
-the requests. The tests do the same with a few requests to each operation.
+No answer may be a 5xx, undocumented, or against its schema. The server must refuse
+requests that a schema forbids. Exit code 1 if a check failed; schemathesis prints the
+requests. The tests do the same with a few requests to each operation.
 """
 
 from __future__ import annotations

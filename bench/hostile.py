@@ -1,18 +1,18 @@
-"""Hostile clients: what each attack gets, and what other clients notice of it.
+"""Attack a gateway, and measure the effect of each attack on other clients.
 
     python -m bench.hostile                    # two minutes
     python -m bench.hostile --only "wrong keys" --windows 20
 
 A gateway with keys serves a few ordinary clients, quietly and attacked in turns. The
-attacks come from a process of the lowest priority. What it takes of the processor
-others notice too, whatever the gateway does; so in a third kind of window such a
-process only computes. Shown for each: what the attackers got and how often, the others'
-99th percentile attacked over that of the quiet windows and over that beside the process
-that computes, and what the gateway took at most of memory and descriptors.
+attacks come from a process of the lowest priority. Its processor time slows the others
+down, whatever the gateway does. So in a third kind of window such a process only
+computes. For each attack it shows how often each answer came, and the most memory and
+descriptors of the gateway. It also shows the ratios of the others' 99th percentile
+under attack to that of the quiet windows, and to that beside the computing process.
 
-Exit code 1 if an ordinary request failed, an attack was answered in another way than it
-should be, or something was held when it was over. The ratio is not judged: on a machine
-that does other things it says little alone.
+Exit code 1 if an ordinary request failed, an attack had an unexpected answer, or the
+gateway still held resources afterwards. The ratio is not judged, because other work on
+the machine changes it.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Wire:
         self.writer = writer
 
     async def status(self, patience: float = 30.0) -> str:
-        """Return the status of what comes next; `closed`, `reset`, or `nothing`
-        in time.
+        """Return the status of the next answer; else `closed`, `reset`, or `nothing` in
+        time.
         """
         try:
-            # No `wait_for`, which may lose a cancellation.
+            # `wait_for` may lose a cancellation.
             async with asyncio.timeout(patience):
                 data = await self.reader.read(1 << 16)
         except TimeoutError:
@@ -80,7 +80,7 @@ class Wire:
         return data[9:12].decode() if data else "closed"
 
     async def say(self, *pieces: bytes) -> str:
-        """Return the status that sending this gets."""
+        """Send this; return the status of the answer."""
         try:
             for piece in pieces:
                 self.writer.write(piece)
@@ -100,7 +100,7 @@ class Wire:
                 await self.writer.drain()
 
 
-#: On a new connection; returns what it got, and is called again and again.
+#: Attacks once, on a new connection, and returns the outcome. It is called repeatedly.
 Act = Callable[[Wire], Awaitable[str]]
 
 
@@ -185,8 +185,9 @@ async def stalled_handshake(wire: Wire) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`count` connections at a time, which `act`; what they may get, in words of
-    `Wire.status`."""
+    """`count` connections at a time call `act`; its allowed outcomes are those of
+    `Wire.status`.
+    """
 
     act: Act
     count: int
@@ -203,7 +204,7 @@ ATTACKS = {
     "half-open connections": _attack(half_open, 20, "left"),
     "two lengths": _attack(two_lengths, 16, "400"),
     "a length below zero": _attack(no_length, 16, "400"),
-    # Closing with bytes unread may take the answer away.
+    # If a peer closes with unread bytes, the answer may be lost.
     "chunks without end": _attack(chunk_bomb, 16, "413", "reset"),
     "gzip bombs": _attack(gzip_bomb, 16, "413"),
     "wrong keys": _attack(wrong_key, 16, "401"),
@@ -217,7 +218,7 @@ COMPUTE = "compute"
 
 
 def compute() -> Counter[str]:
-    """Take the processor until standard input ends, and leave the gateway alone."""
+    """Use the processor until standard input ends, without touching the gateway."""
     print("begun", flush=True)
     while not select.select([sys.stdin], [], [], 0)[0]:
         sum(range(100_000))
@@ -225,7 +226,7 @@ def compute() -> Counter[str]:
 
 
 async def attack(name: str, port: int) -> Counter[str]:
-    """Attack until standard input ends; how often each answer came."""
+    """Attack until standard input ends; print how often each answer came."""
     chosen, got = ATTACKS[name], Counter[str]()
 
     async def again_and_again() -> None:
@@ -253,7 +254,7 @@ async def attack(name: str, port: int) -> Counter[str]:
 
 @contextlib.contextmanager
 def attacked(name: str, port: int, got: Counter[str]) -> Iterator[None]:
-    """An attack that lasts as long as the block; what it got is added to `got`."""
+    """Attack during the block; add its outcomes to `got`."""
     command = [sys.executable, "-m", "bench.hostile", "--attack", name, str(port)]
     with subprocess.Popen(
         ["nice", "-n", "19", *command],
@@ -273,7 +274,7 @@ def attacked(name: str, port: int, got: Counter[str]) -> Iterator[None]:
 
 
 async def neighbours(port: int, tls: ssl.SSLContext | None) -> list[float]:
-    """Seconds of each request in one window. Raises for one that fails."""
+    """Return the seconds of each request in one window. Raises if one fails."""
     body = json.dumps({"inputs": {"x": [[1.0] * 16]}}).encode()
     request = INFER + KEY + b"Content-Length: %d\r\n\r\n" % len(body) + body
     took: list[float] = []
@@ -300,7 +301,7 @@ def percentile(took: Sequence[float]) -> float:
 
 
 def run(name: str, server: Server, tls: ssl.SSLContext | None, windows: int) -> bool:
-    """One attack, in turns with quiet; whether all went as it should."""
+    """Run one attack, in turns with quiet windows; return whether it passed."""
     got: Counter[str] = Counter()
     quiet, beside, noisy = [], [], []
     most_memory = most_open = 0

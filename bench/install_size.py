@@ -1,7 +1,8 @@
-"""Size of an installation without extras: `python -m bench.install_size`.
+"""Measure an installation without extras: `python -m bench.install_size`.
 
-Makes a fresh virtual environment, runs `pip install .` there and adds up what came.
-Bytecode is counted apart: pip writes it, and Python would write it at first import.
+It makes a fresh virtual environment, runs `pip install .` there and adds up the
+installed files. Bytecode is counted apart: pip writes it, and Python would write it at
+first import.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from pathlib import Path
 
 from bench.servers.server import ROOT
 
-#: What `python -m venv` brings along unasked.
+#: Distributions that `python -m venv` installs by itself.
 NOT_OURS = ("pip", "setuptools")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One distribution. Bytes."""
+    """Size of one distribution, in bytes."""
 
     name: str
     version: str
@@ -37,7 +38,7 @@ class Size:
 
 
 def installed(site_packages: Path) -> list[Size]:
-    """Distributions in a folder, the largest first."""
+    """Return the distributions in a folder, the largest first."""
     sizes = []
     for each in importlib.metadata.distributions(path=[str(site_packages)]):
         paths = {Path(str(each.locate_file(file))) for file in each.files or ()}
@@ -70,7 +71,7 @@ def copy_of_the_source(folder: Path) -> Path:
 
 
 def download_size(python: Path, sizes: Iterable[Size], folder: Path) -> int:
-    """Bytes of the wheels that such an installation fetches."""
+    """Return the bytes of the wheels that such an installation downloads."""
     needed = [f"{size.name}=={size.version}" for size in sizes]
     pip = [str(python), "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run(

@@ -1,17 +1,17 @@
-"""Isolation test: unrelated clients share one gateway and batches; answers are checked.
+"""Check the answers of unrelated clients that share one gateway and its batches.
 
     python -m bench.isolation                  # a minute
     python -m bench.isolation --seconds 600 --clients 128
 
-One batched model with priority levels, whose rows take a while. Each request has a
-kind: ordinary, with a deadline that is long, short or unreachable, of a high or a low
-level, poisoned (it makes the graph fail), or of a client that hangs up, before the body
-is complete, at once, or after a while. Meanwhile the model is replaced again and
-again. Shown: what became of each kind.
+The gateway serves one batched model with priority levels, whose rows take a while. Each
+request has a kind: ordinary, with a deadline that is long, short or unreachable, of a
+high or a low level, poisoned (it makes the graph fail), or of a client that closes its
+connection before the body is complete, at once, or after a while. Meanwhile the model
+is replaced again and again. It shows the outcomes of each kind.
 
-Exit code 1 if an answer was another's or wrong, a poisoned request had another outcome
-than its own failure, another request failed, an answer came later than a deadline
-allows, or something stayed in flight.
+Exit code 1 if an answer was wrong, another client's, or later than its deadline allows.
+The same holds if a poisoned request did not fail alone, another request failed, or a
+request stayed in flight.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ max_batch_size = 8
 max_queue_size = 64
 priority_levels = 3
 """
-#: An answer may be this much later than its deadline: the network's, ours, and that of
-#: a machine that does other things.
+#: An answer may be this much later than its deadline, because of the network, this
+#: process, and other work on the machine.
 SLACK = 1.0
-#: By kind: how often, and the timeout in seconds (0: the server's).
+#: By kind: its weight, and the timeout in seconds (0: the server's).
 KINDS = {
     "ordinary": (6, 0.0),
     "long": (3, 20.0),
@@ -63,7 +63,7 @@ KINDS = {
     "half": (1, 0.0),
 }
 PRIORITIES = {"high": 1, "low": 3}
-#: What may become of a request. 429 and 504 where a deadline or a full queue is near.
+#: Allowed statuses by kind. 429 and 504 if a deadline or a full queue is near.
 ALLOWED = {
     "unreachable": {200, 429, 504},
     "poisoned": {400, 429, 504},
@@ -74,7 +74,7 @@ ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, ready to send, and the row that must come back."""
+    """A request, ready to send, and the expected row."""
 
     kind: str
     payload: Payload
@@ -90,12 +90,12 @@ class Seen:
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     swaps: int = 0
-    #: Seconds by which this process was late itself, at the most.
+    #: Longest delay of this process itself, in seconds.
     lag: float = 0.0
 
 
 def picky() -> onnx.ModelProto:
-    """`looping`, plus a row of a table that the index of each row chooses."""
+    """Make `looping`, plus a row of a table, chosen by each row's index."""
     model = looping(WIDTH, ROUNDS)
     graph = model.graph
     for node in graph.node:
@@ -183,14 +183,14 @@ def complaint(asked: Asked, answer: Answer, took: float, lag: float) -> str:
     given = read_answer(answer.headers, answer.body)["y"]
     if given.shape != asked.expected.shape:
         return f"{asked.kind}: shape {given.shape} instead of {asked.expected.shape}"
-    # Rows of the table are whole numbers apart, so one of another is far off.
+    # Rows of the table are whole numbers apart, so a wrong row is far off.
     if not np.allclose(given, asked.expected, 1e-3, 1e-3):
         return f"{asked.kind}: the answer is another's"
     return ""
 
 
 async def ask(server: Server, asked: Sequence[Asked], seed: int, seen: Seen) -> None:
-    """One client after the other, each with a request of some kind."""
+    """Act as one client after the other, each with a random request."""
     chance = random.Random(seed)
     async with Client(HOST, server.port) as client:
         while not seen.over:
@@ -212,7 +212,7 @@ async def ask(server: Server, asked: Sequence[Asked], seed: int, seen: Seen) -> 
 
 
 async def swap(server: Server, models: Path, seen: Seen) -> None:
-    """Replace the model by its like, again and again."""
+    """Replace the model by an equal one, again and again."""
     place = models / MODEL / "1"
     content = (place / "m.popef").read_bytes()
     async with Client(HOST, server.port, timeout=60) as client:
@@ -227,7 +227,7 @@ async def swap(server: Server, models: Path, seen: Seen) -> None:
 
 
 async def watch(seen: Seen) -> None:
-    """Measure how late this process wakes up. It shares the gateway's cores."""
+    """Measure how late this process wakes up, because it shares the gateway's cores."""
     while not seen.over:
         began = time.monotonic()
         await asyncio.sleep(0.01)

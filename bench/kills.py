@@ -3,13 +3,13 @@
     python -m bench.kills                       # 2 workers, 30 s
     python -m bench.kills --workers 4 --seconds 120
 
-Clients ask models in ONNX and one in Python, and check every answer. Meanwhile a worker
-or a device process is ended by `kill -9`, chosen at random, once all is back from the
-time before. Shown: what was killed, what the clients saw, and what the server counted.
+Clients call models in ONNX and one in Python, and check every answer. Meanwhile `kill
+-9` ends a random worker or device process, each time after all have recovered. It shows
+the kills, the outcomes of the clients, and the server's counters.
 
-Exit code 1 where an answer was wrong, an error was none that such an end explains, the
-counters do not agree with what clients counted, or anything was left behind: a process,
-descriptors, named memory.
+Exit code 1 if an answer was wrong, a kill does not explain an error, or the counters
+differ from the clients' counts. The same holds if a process, descriptors or named
+memory were left behind.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Same:
         return {"y": x}
 """
 CLIENTS = 32
-#: Answers of each model between two kills, and seconds that they may take.
+#: Answers of each model between two kills, and their timeout in seconds.
 BETWEEN, BACK_WITHIN = 50, 30.0
 #: Seconds that gauges and descriptors take to settle.
 SETTLE = 10.0
 
 
 def write_python(folder: Path, seed: int) -> list[Job]:
-    """Return a model in Python that gives what it takes, and its requests."""
+    """Write a model in Python that returns its input; return its requests."""
     home = folder / "same" / "1"
     home.mkdir(parents=True)
     (home / "model.py").write_text(PYTHON)
@@ -84,8 +84,9 @@ def counted(server: Server) -> Counter[str]:
 
 
 def disagreements(server: Server, events: Sequence[Event]) -> list[str]:
-    """Return the differences between the counts of server and clients: answers that a
-    killed worker counted and did not send belong to no client.
+    """Return the differences between the counts of server and clients.
+
+    No client has the answers that a killed worker counted and did not send.
     """
     found = []
     told = counted(server)
@@ -101,9 +102,11 @@ def disagreements(server: Server, events: Sequence[Event]) -> list[str]:
 
 
 def wait_workers(server: Server, path: str, count: int) -> None:
-    """Return when all workers take connections: the ids that one makes begin alike,
-    and the kernel chooses one for each connection. What they refuse counts as no
-    answer of the model at `path`."""
+    """Return when all workers take connections.
+
+    The kernel chooses a worker for each connection, and all ids of one worker begin
+    alike. Refused requests do not count as answers of the model at `path`.
+    """
     own = _answers(server, "GET", "/v2/health/live")
     found: set[str] = set()
     end = time.monotonic() + BACK_WITHIN
@@ -114,7 +117,7 @@ def wait_workers(server: Server, path: str, count: int) -> None:
 
 
 def _answers(server: Server, method: str, path: str) -> str:
-    """Return which process answers on a connection of its own."""
+    """Return the process that answers on a new connection."""
     connection = http.client.HTTPConnection(HOST, server.port, timeout=BACK_WITHIN)
     try:
         connection.request(method, path)
@@ -157,7 +160,7 @@ async def kill_at_random(
 
 def check(server: Server, traffic: Traffic) -> list[str]:
     """Return what is wrong with the traffic."""
-    # A killed worker takes its connections along, and half an answer with one.
+    # A killed worker closes its connections, perhaps in the middle of an answer.
     found = [c for c in traffic.complaints() if not c.startswith("cut")]
     strange = set(traffic.statuses()) - {200, 503, 0}
     if strange:
@@ -170,7 +173,7 @@ def run(folder: Path, jobs: Sequence[Job], options: argparse.Namespace) -> list[
     flags = "--workers", workers, "--allow-python"
     with gateway(folder, *flags, devices="cpu:2") as server:
         server.wait_ready()
-        # The first seconds open what stays open.
+        # Lasting descriptors are opened in the first seconds.
         warm, _ = asyncio.run(
             kill_at_random(server, jobs, 0.0, options.seed, options.workers)
         )

@@ -1,4 +1,4 @@
-"""1, 100 and 500 copies of a small model, each in a gateway: what each one costs.
+"""Measure what each model costs: gateways with 1, 100 and 500 copies of a small model.
 
     python -m bench.many_models
     python -m bench.many_models --counts 1,50 --rounds 2 --idle 1
@@ -7,11 +7,10 @@
 One gateway for each count; all of them run at once, one after the other is started.
 Start-up time, memory, threads, descriptors and idle CPU of gateway and device process
 together. Then requests per second on one of the models, in turns: 1, 100, 500, 500,
-100, 1 and so on. A machine changes its speed from minute to minute, so a gateway is
-compared with the first one in the same round only: medians over the rounds of these
-ratios, and between which two of them they lie 95 times of 100. Exit code 1 where the
-throughput on one model falls by more than 10 % against the first count, and the noise
-does not explain it.
+100, 1 and so on. The speed of a machine changes from minute to minute, so a gateway is
+compared with the first one only within a round. It prints the medians of these ratios
+and their 95 % intervals. Exit code 1 if the throughput on one model falls by more than
+10 % against the first count, and the noise does not explain it.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ CONNECTIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One gateway driven once: requests per second, those that were not answered with
-    200, and microseconds of processor time of its gateway and device a request."""
+    """One measurement of one gateway: requests per second, answers other than 200, and
+    microseconds of processor time of gateway and device per request.
+    """
 
     rate: float
     failed: int
@@ -106,7 +106,7 @@ def turn(
 
 
 def idle_cpu(servers: list[Server], seconds: float) -> list[float]:
-    """Cores that each uses without requests."""
+    """Return the cores that each gateway uses without requests."""
     time.sleep(0.5)
     before, started = [server.cpu() for server in servers], time.monotonic()
     time.sleep(seconds)
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> list[Reading]:
     turns: list[list[Turn]] = [[] for _ in numbers]
     with ExitStack() as stack:
         servers, ready = serve(stack, options)
-        # Some load first: what is made at first use is there when idle.
+        # Load the model first, so that everything made at first use exists when idle.
         for server, count in zip(servers, options.counts, strict=True):
             turn(server, count, payload, options)
         idle = idle_cpu(servers, options.idle)
@@ -171,7 +171,7 @@ def run(options: argparse.Namespace) -> list[Reading]:
 
 
 def table(readings: list[Reading]) -> str:
-    """One line for each gateway; what is measured in rounds as medians."""
+    """Return one line for each gateway, with medians over the rounds."""
     head = (
         f"{'models':>6} {'ready s':>8} {'RSS MiB':>8} {'PSS MiB':>8} {'threads':>7}"
         f" {'fds':>5} {'idle CPU':>8} {'requests/s':>10} {'CPU us':>6}"
@@ -189,7 +189,7 @@ def table(readings: list[Reading]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A median of ratios, and between which two of them it lies 95 times of 100."""
+    """A median of ratios, and its 95 % interval."""
 
     middle: float
     low: float
@@ -204,7 +204,7 @@ class Ratio:
         return cls(statistics.median(ranked), ranked[at], ranked[count - 1 - at])
 
     def verdict(self, least: float) -> str:
-        """FAIL only where the noise of the machine does not explain it."""
+        """Return FAIL only if the noise of the machine does not explain the ratio."""
         if self.middle >= least:
             return "pass"
         if self.high < least:
@@ -216,7 +216,9 @@ class Ratio:
 
 
 def judge(readings: list[Reading]) -> int:
-    """Costs per added model, and whether the throughput held. The exit code."""
+    """Print costs per added model, and whether the throughput held; return the exit
+    code.
+    """
     first = readings[0]
     code = 0
     if any(not turn.rate or turn.failed for each in readings for turn in each.turns):

@@ -1,16 +1,15 @@
-"""Cost of recording tracepoints.
+"""Measure the cost of recording tracepoints.
 
     python -m bench.monitoring
 
-One runner of the smallest model records in some turns of a few requests and does not in
-others beside them, two of three, in an order that is drawn: where things lie in memory
-is the same then, which differs more between two runners than recording costs. It
-happens in the thread that calls, so what it costs is that thread's time on the
-processor, which depends less on what else the machine does than what passes on the
-clock. Each number is the median of what a turn took more than those beside it, with the
-95 % interval of that median. The control is what the turns without it differ by.
-Exit code 1 where recording takes more than one percent of the time of a request, in
-either way of calling.
+One runner of the smallest model makes turns of a few requests. It records in one of
+three neighbouring turns, in random order. One runner serves for all turns, because the
+places in memory of two runners differ by more than recording costs. The calling thread
+records, so the cost is that thread's processor time, which depends less on other work
+than the clock does. Each number is the median of what a turn took more than its
+neighbours, with the 95 % interval of that median. The control is the difference between
+the turns without recording. Exit code 1 if recording takes more than one percent of the
+time of a request, in either way of calling.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from engine.compiler import compile_model
 
 _ALLOWED = 0.01
 _OUTSTANDING = 64
-#: Garbage is collected between turns, once in so many rounds.
+#: Rounds between two collections of garbage, which happen between turns.
 _COLLECT = 100
 
 
@@ -53,16 +52,14 @@ def many_at_once(runner: ModelRunner, count: int) -> None:
 
 
 def measure(run: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that passed, and seconds of the processor that this thread took."""
+    """Return the passed seconds, and this thread's seconds of processor time."""
     wall, cpu = time.perf_counter(), time.thread_time()
     run()
     return time.perf_counter() - wall, time.thread_time() - cpu
 
 
 def median(values: list[float]) -> tuple[float, float, float]:
-    """Return the median, and the order statistics between which it lies in 95 of 100
-    cases.
-    """
+    """Return the median, and its 95 % interval from order statistics."""
     values = sorted(values)
     middle, spread = len(values) / 2, 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(middle - spread))
@@ -76,8 +73,8 @@ def compare(
     rounds: int,
     requests: int,
 ) -> float:
-    """Print what a way of calling takes; what recording adds to it, as a fraction."""
-    clock = runner._clock  # None: what `record_tracepoints` is to a request
+    """Print the time of a way of calling; return the share that recording adds."""
+    clock = runner._clock  # None: a request does not record
     taken: list[list[tuple[float, float]]] = [[], [], []]
     order = [0, 1, 2]
     way(runner, 64 * requests)

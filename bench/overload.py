@@ -1,22 +1,21 @@
-"""Twice what a model can do: who is taken keeps the deadline, the rest know when.
+"""Send twice the load that a model can serve, and check deadlines and Retry-After.
 
     python -m bench.overload                   # about a minute
     python -m bench.overload --seconds 3 --tries 5
 
 Three parts for each of two models (one request at a time, and batched), over HTTP:
 
-1. capacity: what clients that ask one after the other get through;
-2. overload: requests at random times, twice as many as that, each with the deadline of
-   a few batches. Shown: how many were taken and answered in time, taken and late,
-   refused, and how long the slowest of each had to wait for that;
-3. Retry-After: the queue is filled, a request that cannot be served in time is sent,
-   and is sent again and again until it is taken: when that was, against what the first
-   refusal had said.
+1. capacity: requests per second of clients that each wait for their answers;
+2. overload: twice as many requests, at random times, each with a deadline of a few
+   batches. It shows how many were accepted and in time, accepted and late, or refused,
+   and the longest wait of each;
+3. Retry-After: the queue is filled, and a request that cannot be served in time is sent
+   again until it is accepted. That time is compared with the Retry-After of the first
+   refusal.
 
-Exit code 1 if less than 99 of 100 of those taken were in time, a refusal had no
-Retry-After, a client waited longer than the deadline, or more than one
-Retry-After in ten
-was wrong by more than a factor of two.
+Exit code 1 if less than 99 of 100 accepted requests were in time, a refusal had no
+Retry-After, a client waited longer than the deadline, or more than one Retry-After in
+ten was wrong by more than a factor of two.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from bench.cases.payloads import Payload, binary_request
 from bench.drivers.client import Answer, Client
 from bench.servers.server import HOST, Server, compile_models, gateway
 
-#: About 50 ms a batch: much more than a busy machine makes us wait for a processor.
+#: About 50 ms a batch: much longer than the waits for a processor on a busy machine.
 WIDTH, ROUNDS = 512, 1000
 PROBE_EVERY = 0.005  # seconds
 CLIENTS = 16
-#: The deadline of a request, in what a full batch takes.
+#: The deadline of a request, as a multiple of the time of a full batch.
 DEADLINE_BATCHES = 10
 IN_TIME = 0.99
 RIGHT = 0.9
@@ -77,7 +76,7 @@ class Connections:
 
 @dataclass(slots=True)
 class Overload:
-    """Outcomes of the requests of the second part; times in seconds."""
+    """Outcomes of the overload; times in seconds."""
 
     deadline: float
     taken: list[float] = field(default_factory=list)
@@ -99,13 +98,13 @@ class Overload:
 
     @property
     def in_time(self) -> float:
-        """The share of those that were taken."""
+        """Return the share of accepted requests that were in time."""
         taken = len(self.taken) + len(self.late)
         return len(self.taken) / taken if taken else 0.0
 
     def complaints(self, slack: float) -> Iterator[str]:
-        """Yield what was not as predicted; `slack` seconds are the network's
-        and ours.
+        """Yield the wrong predictions; `slack` seconds are for the network and this
+        process.
         """
         if self.other:
             yield f"{len(self.other)} other answers, the first: {self.other[0]}"
@@ -129,7 +128,9 @@ class Overload:
 
 
 def retry_after(answer: Answer) -> float | None:
-    """Seconds; None if the headers are missing or contradict each other."""
+    """Return Retry-After in seconds; None if headers are missing or contradict each
+    other.
+    """
     try:
         seconds = int(answer.headers["retry-after"])
         exact = int(answer.headers["retry-after-ms"]) / 1000
@@ -150,7 +151,7 @@ def payload(timeout: float = 0.0) -> Payload:
 
 
 async def measure_capacity(server: Server, path: str, seconds: float) -> float:
-    """Requests a second, of clients that each ask one after the other."""
+    """Return requests per second of clients that each wait for their answers."""
     count = 0
     end = time.monotonic() + seconds
 
@@ -169,7 +170,7 @@ async def measure_capacity(server: Server, path: str, seconds: float) -> float:
 async def overload(
     server: Server, path: str, rate: float, deadline: float, seconds: float
 ) -> Overload:
-    """Requests at random times, `rate` a second on average."""
+    """Send requests at random times, `rate` per second on average."""
     found = Overload(deadline)
     connections = Connections(server.port)
     request = payload(deadline)
@@ -195,8 +196,9 @@ async def overload(
 async def check_retry_after(
     server: Server, path: str, waiting: int, allowed: float
 ) -> tuple[float, float] | None:
-    """(announced, real) seconds until a request is taken that must be answered within
-    `allowed` seconds; None if it was taken at once."""
+    """Return (announced, real) seconds until the gateway accepts a request with a
+    deadline of `allowed` seconds; None if it accepted the request at once.
+    """
     connections = Connections(server.port)
     announced = real = 0.0
     async with asyncio.TaskGroup() as group, connections.one() as probe:
@@ -230,7 +232,7 @@ async def in_flight(client: Client) -> int:
 
 
 async def run_model(server: Server, name: str, seconds: float, tries: int) -> list[str]:
-    """All parts for one model; what was not as predicted."""
+    """Run all parts for one model; return the wrong predictions."""
     path = f"/v1/models/{name}/infer"
     rows = 8 if name == "batched" else 1
     await measure_capacity(server, path, min(1.0, seconds))
@@ -275,7 +277,7 @@ def prepare(
 
 
 async def run(server: Server, seconds: float, tries: int) -> list[str]:
-    """Run both models, one after the other; returns what was not as predicted."""
+    """Run both models, one after the other; return the wrong predictions."""
     found = []
     for name in CONFIGS:
         found += await run_model(server, name, seconds, tries)

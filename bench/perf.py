@@ -1,20 +1,19 @@
-"""`popgate perf` beside wrk, in turns on one server.
+"""Compare `popgate perf` with wrk, in turns on one server.
 
     python -m bench.perf                    # 1, 16 and 64 connections, 10 rounds
     python -m bench.perf --rounds 20 --pin
 
-Both keep connections busy with 64 requests in turn that differ in their values.
-What else runs on the machine can only slow one of them down, so the fastest of all
-rounds are compared: requests a second, and the median latency. Beside them stands what
-the server's own statistics say: how many requests it answered for each that the client
-counted, and how long one took.
+Both keep connections busy with 64 requests in turn that differ in their values. Other
+work on the machine can only slow one of them down, so the fastest of all rounds are
+compared: requests per second, and the median latency. The server's own statistics stand
+beside them: its requests for each one that the client counted, and their mean duration.
 
 Then `popgate perf` keeps an open loop of 2,000 requests a second on one core.
 
-Exit code 1 where a best is further from wrk's than 5 %, the server counted others
-than the client, or a second of the open loop is off by more than 1 %. `--pin` gives the
-server all cores but the last, and the client that one: on few cores it is the kernel's
-choice of core that differs most between two runs.
+Exit code 1 if a best round differs from wrk's by more than 5 %, the counts of server
+and client differ, or a second of the open loop is off by more than 1 %. `--pin` gives
+the client the last core and the server all others. On few cores the kernel's choice of
+core differs most between two runs.
 """
 
 from __future__ import annotations
@@ -43,14 +42,16 @@ MODEL, SHAPE = "small", (1, 16)
 REQUESTS = 64
 RATE, WITHIN = 2000, 0.01
 AGREE = 0.05
-#: Windows that `popgate perf` takes at least; wrk runs as long as all of them.
+#: Fewest windows of `popgate perf`; wrk runs as long as all of them.
 WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Result of one run: requests a second and seconds; `counted` are the requests that
-    the server answered for each that the client did, `server` seconds of one there.
+    """Result of one run: requests per second, and seconds.
+
+    `counted`: requests of the server's statistics for each request of the client;
+    `server`: their mean seconds.
     """
 
     rate: float
@@ -61,7 +62,7 @@ class Seen:
 
 @contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
-    """Run what is started meanwhile on these cores."""
+    """Run the processes started in the block on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -80,7 +81,7 @@ def successes(client: Client) -> tuple[int, int]:
 
 
 def perf(server: Server, *options: str) -> dict[str, Any]:
-    """Return the one step of a run of the command."""
+    """Run the command with one step; return the step."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [*POPGATE, "perf", MODEL, "--url", server.url, "--within", "1000"]
         subprocess.run(
@@ -114,7 +115,7 @@ def by_wrk(
 
 
 def compared(connections: int, own: list[Seen], wrk: list[Seen]) -> bool:
-    """Print both, and says whether they agree."""
+    """Print both; return whether they agree."""
     shown, bests = [], []
     for runs in (own, wrk):
         fastest = max(runs, key=lambda run: run.rate)
@@ -133,7 +134,7 @@ def compared(connections: int, own: list[Seen], wrk: list[Seen]) -> bool:
         f"      ratios of the bests: rate x{ratios[0]:.3f}, p50 x{ratios[1]:.3f}",
         flush=True,
     )
-    # What is under way when a run ends, the server counts and the client does not.
+    # The server counts the requests in flight at the end of a run, the client does not.
     same = all(abs(run.counted - 1) < AGREE for run in own)
     return same and all(abs(ratio - 1) <= AGREE for ratio in ratios)
 
@@ -151,7 +152,7 @@ def open_loop(server: Server, seconds: float) -> bool:
 
 
 def write_requests(server: Server, file: Path) -> Prepared:
-    """Write the requests of `popgate perf`, with other values."""
+    """Write requests like those of `popgate perf`, with other values."""
     random = np.random.default_rng(0)
     with Client(server.url) as client:
         made = [

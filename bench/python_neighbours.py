@@ -1,13 +1,13 @@
-"""Cost of a misbehaving Python model for its neighbour, an ONNX model.
+"""Measure how a misbehaving Python model affects its neighbour, an ONNX model.
 
     python -m bench.python_neighbours                  # two minutes
     python -m bench.python_neighbours --rounds 20
 
-Each kind of bad model is asked all the time by two clients, in turns with rounds in
-which it is not: shown are the neighbour's median and 99th percentile with it and alone,
-what became of the bad model's requests, and how long it took to answer a good request
-afterwards. Exit code 1 if a request of the neighbour failed, or one to a good row of a
-bad model's batch did, or the bad model did not come back.
+Two clients call each kind of bad model without pause, in turns with rounds without
+them. It shows the neighbour's median and 99th percentile in both, the outcomes of the
+bad model's requests, and how soon the bad model answered a good request afterwards.
+Exit code 1 if a request of the neighbour failed, a good row in a bad model's batch
+failed, or the bad model did not recover.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.cases.payloads import Payload, json_request
 from bench.drivers.client import Client, NoAnswer
 from bench.servers.server import HOST, ROOT, Server, gateway
 
-#: What a row of 0 means; every other row is answered.
+#: The kinds of bad models, by what they do with a row of 0. They answer other rows.
 BAD = {
     "sleeps 5 s": "time.sleep(5)",
     "raises": "raise ValueError('a bad row')",
@@ -52,7 +52,8 @@ DIGIT = json_request({"image": np.ones((1, 1, 8, 8), np.float32)})
 GOOD, POISON = (json_request({"x": np.full(1, n, np.float32)}) for n in (1, 0))
 #: Of ten requests to the bad model, one has a bad row.
 OF_TEN = 10
-#: Seconds between the requests of a client: what they do is measured, not their number.
+#: Seconds between the requests of a client: the test measures their effect, not their
+#: number.
 PAUSE = 0.05
 
 
@@ -63,7 +64,7 @@ async def _ask(port: int, model: str, payload: Payload) -> int:
 
 
 async def _neighbour(port: int, seconds: float, took: list[float]) -> int:
-    """Asks the neighbour one request after the other; how many failed."""
+    """Send the neighbour one request after the other; return how many failed."""
     failed, end = 0, time.monotonic() + seconds
     async with Client(HOST, port) as client:
         while time.monotonic() < end:
@@ -76,7 +77,7 @@ async def _neighbour(port: int, seconds: float, took: list[float]) -> int:
 
 
 async def _abuse(port: int, model: str, found: Counter[tuple[str, int]]) -> None:
-    """Asks the bad model until it is cancelled."""
+    """Send the bad model requests until cancelled."""
     number = 0
     while True:
         number += 1

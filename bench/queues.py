@@ -1,20 +1,20 @@
-"""Rings between two processes beside `multiprocessing.Queue` and `Pipe`, in one run.
+"""Compare rings between two processes with `multiprocessing.Queue` and `Pipe`.
 
     python -m bench.queues
     python -m bench.queues --seconds 0.2 --rounds 1 --sizes 64,65536
     python -m bench.queues --out bench/results/NAME.json
 
-A message goes to another process and comes back. The rings are the engine's: the
-channel, the link and the wake-ups that a request takes, with an echo in the place of
-the model. `Queue` and `Pipe` do the same work as Python's documentation has them. The
-bound is what the rings copy (in, across, out), in one process without wake-ups. All
-processes tell malloc to keep large blocks, as gateway and devices do.
+A message goes to another process and comes back. The rings are the engine's: channel,
+link and wake-ups of a request, with an echo in place of the model. `Queue` and `Pipe`
+do the same work, used as in Python's documentation. The bound is the time of the rings'
+copies (in, across, out), in one process without wake-ups. All processes tell malloc to
+keep large blocks, as gateway and devices do.
 
 Two numbers for each way and size: the median round trip with one message in flight, and
 messages a second with several. Ways take turns within a round; medians of the rounds.
-Rounds that would begin after `--limit` seconds are left out, but for each size's first.
-Every message that comes back is compared in length and its first bytes, the last one
-of a measurement in full. Exit code 1 where one was wrong.
+Rounds that would begin after `--limit` seconds are left out, except the first of each
+size. The length and first bytes of every returned message are checked, and all bytes of
+the last one. Exit code 1 if a message was wrong.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Cell:
 
 
 def in_flight_of(size: int) -> int:
-    """Fewer large ones, as little memory would hold many."""
+    """Return how many messages are in flight: few large ones, to limit memory."""
     return 8 if size <= 1 << 20 else 2
 
 
@@ -78,7 +78,7 @@ def payloads(size: int) -> list[bytes]:
 
 
 class Exchange:
-    """Sends messages and checks what comes back, in order."""
+    """Sends messages and checks the returned ones, in order."""
 
     def __init__(self, way: Way, payloads: Sequence[bytes]) -> None:
         self._way = way
@@ -103,7 +103,7 @@ class Exchange:
         return len(messages)
 
     def warm_up(self, messages: int) -> None:
-        """Messages that are not measured, one in flight."""
+        """Exchange messages without measuring, one in flight."""
         for _ in range(messages):
             self.send()
             self.receive()
@@ -128,7 +128,7 @@ def round_trips(way: Way, payloads: Sequence[bytes], seconds: float) -> float:
 def throughput(
     way: Way, payloads: Sequence[bytes], in_flight: int, seconds: float
 ) -> float:
-    """Messages a second with `in_flight` of them on their way."""
+    """Return messages per second with `in_flight` of them in flight."""
     exchange = Exchange(way, payloads)
     waiting = 0
     exchange.warm_up(2)
@@ -155,11 +155,11 @@ def measure(
     limit: float = 3600.0,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> list[Cell]:
-    """All ways at all sizes. `on_done` is told how many rounds of all are behind us."""
+    """Measure all ways at all sizes. `on_done` receives the number of rounds so far."""
     cells: list[Cell] = []
     began = time.monotonic()
     for number, size in enumerate(sizes):
-        # Each size has its share of the time, and what those before it left.
+        # Each size has its share of the time, and unused time of the sizes before it.
         end = began + limit * (number + 1) / len(sizes)
         columns = Columns(size, seconds, ways)
         with columns:
@@ -174,8 +174,11 @@ def measure(
 
 
 class Columns:
-    """All ways at one size. A context manager: their processes run that long, and do
-    nothing while it is not their turn."""
+    """All ways at one size.
+
+    A context manager: the processes of the ways run during the block, and idle between
+    their turns.
+    """
 
     def __init__(
         self, size: int, seconds: float, ways: Sequence[Callable[[int, int], Way]]
@@ -200,7 +203,8 @@ class Columns:
                     for each in (1, window)
                 )
                 self._ways.append((one, several, window))
-            # A process has started, and every page of its rings has been touched.
+            # After this every process has started and has touched every page of its
+            # rings.
             for one, several, window in self._ways:
                 for way in (one, several):
                     Exchange(way, self._payloads).warm_up(window + WARM_UP)
@@ -211,7 +215,7 @@ class Columns:
         self._stack.close()
 
     def measure_round(self) -> None:
-        """Each way once."""
+        """Measure each way once."""
         self.rounds += 1
         messages, seconds = self._payloads, self._seconds
         for one, several, window in self._ways:

@@ -1,4 +1,4 @@
-"""Threads on a runner: every row right, no deadlock, whatever dies.
+"""Stress a runner with threads: every row right, no deadlock, even if devices die.
 
     python -m bench.runner_stress                       # 60 s, 16 threads, 4 replicas
     python -m bench.runner_stress --kill                # devices are killed meanwhile
@@ -7,10 +7,10 @@
 Two models on the same two devices, one that runs any number of rows and one that is
 compiled for four, with `batching_dim` 0; each has its replicas spread over the devices.
 Threads send requests of one to nine rows, synchronously and several at once, with
-memory of their own and of the library. With `--kill` device processes get SIGKILL at
-random moments: requests may then fail with DeviceLost, and what comes after must be
-served (`auto_reset`). Exit code 1 where a row was wrong, a request failed otherwise or
-a thread did not come to an end.
+memory of their own and of the library. With `--kill` device processes receive SIGKILL
+at random moments. Requests may then fail with DeviceLost, and later ones must succeed
+(`auto_reset`). Exit code 1 if a row was wrong, a request failed otherwise or a thread
+did not end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TIMEOUT = 60.0
 
 @dataclass(slots=True)
 class Stress:
-    """Counts so far; each thread counts for itself and adds at its end."""
+    """Counts so far. Each thread counts for itself and adds its counts at its end."""
 
     end: float
     counts: Counter[str] = field(default_factory=Counter)
@@ -124,7 +124,7 @@ class Worker(threading.Thread):
 
 
 def kill_now_and_then(stress: Stress, devices: Sequence[Device], seed: int) -> None:
-    """SIGKILL for a device that is up, every 0.1 to 1.5 seconds."""
+    """Send SIGKILL to a running device every 0.1 to 1.5 seconds."""
     rng = np.random.default_rng(seed)
     pause = threading.Event()
     while not stress.over:
@@ -137,8 +137,10 @@ def kill_now_and_then(stress: Stress, devices: Sequence[Device], seed: int) -> N
 
 
 def answers_again(runner: ModelRunner, replica: int) -> None:
-    """Return when a replica gives a result: the next request may be the first to meet
-    a process that was killed last, and fails then like those before it."""
+    """Return when a replica gives a result.
+
+    Requests that meet a killed process fail with DeviceLost until then.
+    """
     row = np.ones((1, WIDTH), np.float32)
     end = time.monotonic() + TIMEOUT
     while True:
@@ -154,7 +156,7 @@ def answers_again(runner: ModelRunner, replica: int) -> None:
 def run(
     seconds: float, threads: int, replicas: int, *, kill: bool, seed: int = 0
 ) -> Stress:
-    """One run; `wrong` of what is returned says what must not be."""
+    """Run the threads; return the counts, whose `wrong` lists the faults."""
     stress = Stress(time.monotonic() + seconds)
     manager = DeviceManager("cpu:70-71")
     with (

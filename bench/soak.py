@@ -3,10 +3,10 @@
     python -m bench.soak                       # 60 s
     python -m bench.soak --seconds 5 --clients 16
 
-Each answer is compared with ONNX Runtime's for the very inputs of its request. After
-a warm-up, memory and file descriptors of the gateway and of its device processes are
-read again and again while the clients stay connected. Exit code 1 where an answer
-was wrong or not a 200, or memory or descriptors grew.
+Each answer is compared with ONNX Runtime's for the very inputs of its request. After a
+warm-up, memory and file descriptors of the gateway and of its device processes are read
+again and again while the clients stay connected. Exit code 1 if an answer was wrong or
+not a 200, or memory or descriptors grew.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.servers.processes import Usage
 from bench.servers.server import HOST, Server, compile_models, gateway
 
 MODELS = ("small", "middle", "mixing", "words", "large")
-#: Growth of memory after warm-up that is taken for noise of the allocator.
+#: Growth of memory after warm-up that counts as noise of the allocator.
 MEMORY_NOISE = 8 * 2**20
 MEMORY_SHARE = 0.03
 
@@ -44,7 +44,7 @@ class Soak:
     usage: list[tuple[float, Usage]] = field(default_factory=list)
 
     def complaints(self) -> list[str]:
-        """Return everything that must not be; empty if all was well."""
+        """Return all faults; empty if all was well."""
         found = self.wrong[:20]
         if not self.answered:
             found.append("no request was answered")
@@ -66,7 +66,7 @@ def growth(usages: Sequence[Usage]) -> list[str]:
         found.append(f"open descriptors grew from {old}: {usages[-1].descriptors}")
     if (old := max(u.threads for u in before)) < min(u.threads for u in after):
         found.append(f"threads grew from {old}: {usages[-1].threads}")
-    # Medians: what large bodies in flight take for a moment is no growth.
+    # Medians ignore the short use of memory by large bodies in flight.
     old, new = (int(median(u.rss for u in some)) for some in (before, after))
     if new - old > max(MEMORY_NOISE, MEMORY_SHARE * old):
         found.append(f"memory grew from {old >> 20} to {new >> 20} MiB")
@@ -76,7 +76,7 @@ def growth(usages: Sequence[Usage]) -> list[str]:
 async def run_client(
     server: Server, jobs: Sequence[Job], seed: int, soak: Soak
 ) -> None:
-    """One client: a request after the other until the soak is over."""
+    """Run one client: a request after the other until the soak is over."""
     async with Client(HOST, server.port) as client:
         for job in endless(jobs, seed):
             if soak.over:
@@ -87,7 +87,7 @@ async def run_client(
             except (OSError, TimeoutError) as error:
                 complaint = f"{type(error).__name__}: {error}"
             if len(soak.wrong) >= 1000:
-                return  # enough is known
+                return  # enough wrong answers
             if complaint:
                 what = f"{job.model} {job.encoding} to {job.accept or 'the same'}"
                 soak.wrong.append(f"{what}: {complaint}")
@@ -119,7 +119,7 @@ async def soak_server(
 
 
 def prepare(folder: Path, models: Sequence[str], count: int) -> list[Job]:
-    """Compile the models into `folder`/models; jobs with their answers."""
+    """Compile the models into `folder`/models; return jobs with their answers."""
     jobs = make_jobs(folder / "onnx", models, count)
     sources = [folder / "onnx" / f"{name}.onnx" for name in models]
     compiled = compile_models(sources, folder / "models")

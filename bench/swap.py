@@ -1,16 +1,16 @@
-"""Replace models under load, again and again, and look what the clients see.
+"""Replace models under load, again and again, and check what the clients see.
 
     python -m bench.swap                       # a minute
     python -m bench.swap --seconds 3600 --clients 64
 
-Clients ask for two models and check every answer. Meanwhile the models are replaced, in
-turn: by a new file, by a version more, by a load with other options, by files in the
-request, and by one that cannot be loaded (which no request may notice). Shown: how many
-requests and swaps there were, how long the requests took while nothing was swapped and
-while something was, and what the processes hold at the beginning and at the end.
+Clients call two models and check every answer. Meanwhile the models are replaced, in
+turn: by a new file, by an additional version, by a load with other options, by files in
+the request, and by an invalid file, which no request may notice. It shows the numbers
+of requests and swaps, the durations of requests during swaps and without, and the
+resources of the processes at the beginning and at the end.
 
-Exit code 1 where any request failed or was answered wrongly, a swap did not do what it
-should, or a replaced model stayed on its device or its file in memory.
+Exit code 1 if a request failed or had a wrong answer, a swap failed, or a replaced
+model stayed on its device or its file in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bench.soak import prepare
 
 MODELS = ("small", "middle")
 SETTLE = 20  # answers between two swaps
-TIMEOUT = 2.0  # seconds until what was replaced must be gone
+TIMEOUT = 2.0  # seconds until a replaced model must be gone
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Repository:
             self._place(name, 1)
 
     def _place(self, name: str, version: int, content: bytes | None = None) -> None:
-        """Put a file there as operators do: beside, then renamed into its place."""
+        """Put a file there as operators do: write it elsewhere, then rename it."""
         folder = self._root / name / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         new = folder / ".new"
@@ -94,7 +94,7 @@ class Repository:
         return self.load(name) == 200
 
     def new_version(self, name: str) -> bool:
-        """Version 2 takes over, and goes again."""
+        """Add version 2, then remove it again."""
         self._place(name, 2)
         came = self.load(name)
         shutil.rmtree(self._root / name / "2")
@@ -109,7 +109,7 @@ class Repository:
         return self.load(name, config="{}", **{"file:1/up.popef": content}) == 200
 
     def broken(self, name: str) -> bool:
-        """Is refused; what served serves on."""
+        """Load an invalid file, which the server must refuse, then a valid one."""
         self._place(name, 1, b"not a container")
         refused = self.load(name)
         self._place(name, 1)
@@ -137,8 +137,8 @@ def models_on_devices(server: Server) -> int:
 
 
 def mapped_models(server: Server, expected: int) -> list[str]:
-    """Return the model files that the gateway and its devices have mapped; waits a
-    moment where they are more than expected.
+    """Return the model files that the gateway and its devices have mapped, after a
+    short wait if they are more than expected.
     """
     end = time.monotonic() + TIMEOUT
     while True:
@@ -151,7 +151,7 @@ def mapped_models(server: Server, expected: int) -> list[str]:
 async def swap(
     repository: Repository, server: Server, jobs: Sequence[Job], count: int, end: float
 ) -> tuple[Traffic, Swaps]:
-    """Replaces models in every way, in turn, until `end` (at least once each)."""
+    """Replace models in every way, in turn, until `end`, at least once."""
     swaps = Swaps()
     async with clients(server, jobs, count) as traffic:
         await traffic.answers(SETTLE * count)
@@ -184,7 +184,7 @@ def milliseconds(events: Sequence[Event]) -> str:
 
 
 def report(traffic: Traffic, swaps: Swaps) -> list[str]:
-    """Print what was seen; returns what is wrong."""
+    """Print the findings; return the faults."""
     statuses = traffic.statuses()
     wrong = swaps.complaints + traffic.complaints()
     failed = statuses.total() - statuses[200]

@@ -12,12 +12,11 @@ its modes (256 that differ, the same one again and again), and prints requests p
 second, the processor time of the gateway and of its devices a request, and the ratios
 of this version to the earlier one: medians over the rounds of each pair of neighbours.
 
-Here the compiled hot path is used where it is up to date (docs/how-to/tune.md);
-`--pure`
-runs both as plain Python. `--compiled` compiles both first (some minutes), each with
-its own `native.build` at -O3, and runs the earlier one by a virtual environment made
-for it: what has a version's compiled modules taken is a hook of the environment. One
-that is compiled already, at whatever level, stays as it is.
+This version uses its compiled hot path if that is up to date (docs/how-to/tune.md);
+`--pure` runs both as plain Python. `--compiled` compiles both first (some minutes),
+each with its own `native.build` at -O3. The earlier version then runs in a virtual
+environment made for it, because a hook of the environment loads the compiled modules. A
+version that is compiled already, at any level, stays as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Requests a second, and microseconds of processor time for each of them."""
+    """Requests per second, and microseconds of processor time for each request."""
 
     rate: float
     gateway: float
@@ -65,7 +64,7 @@ class Run:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A folder with the files of a commit, or the folder that is meant."""
+    """Yield a folder with the files of a commit, or the given folder."""
     if Path(commit).is_dir():
         yield Path(commit).resolve()
         return
@@ -78,7 +77,7 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 
 def environment(tree: Path, number: int, *, pure: bool) -> dict[str, str]:
-    """Variables with which Python takes a tree's packages, and no other's."""
+    """Return variables that make Python import a tree's packages, and no other's."""
     places = [tree, tree / "compat", *sorted(tree.glob("plugins/*/src"))]
     variables = {
         "PYTHONPATH": os.pathsep.join(map(str, places)),
@@ -98,7 +97,8 @@ def environment_beside(folder: Path) -> str:
     packages = subprocess.run(
         [python, "-c", ask], check=True, capture_output=True, text=True
     ).stdout.strip()
-    # Files of that kind are looked for in an environment's own folder only.
+    # Python reads .pth files only in an environment's own folder, so it skips the
+    # hooks.
     Path(packages, "packages.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return python
 
@@ -177,7 +177,7 @@ def in_turns(
     connections: int,
     options: argparse.Namespace,
 ) -> dict[Mode, list[tuple[Run, Run]]]:
-    """Then and now in each mode, neighbours of each other in every round."""
+    """Measure both versions in each mode, one right after the other in every round."""
     pairs: dict[Mode, list[tuple[Run, Run]]] = {mode: [] for mode in requests}
     for number in range(options.rounds):
         order = servers if number % 2 else servers[::-1]

@@ -1,16 +1,16 @@
-"""`popgate serve --workers N` beside one process, in turns: S as JSON, 64 connections.
+"""Compare `popgate serve --workers N` with one process: S as JSON, 64 connections.
 
     python -m bench.workers                     # 2 workers, 10 rounds of 2 s
     python -m bench.workers --workers 4 --rounds 5
 
-Both gateways are up all the time. Shown: requests a second and processor time a request
-of each (median, least, most), and the ratio, in each round and of the fastest rounds.
-The client (wrk, where it is installed) shares the cores, as does the device process; on
-two cores what else runs on the machine takes away what a second worker would have had,
-so that the fastest rounds say most.
+Both gateways are up all the time. It shows requests per second and processor time per
+request of each (median, least, most), and the ratios in each round and of the fastest
+rounds. The client (wrk, if installed) and the device process share the cores. On two
+cores, other work on the machine takes the share of a second worker, so the fastest
+rounds say most.
 
-Exit code 1 where their ratio is below what is required for two workers on two cores, or
-a request was not ok.
+Exit code 1 if their ratio is below the required one for two workers on two cores, or a
+request failed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ CONNECTIONS = 64
 
 
 def measure(server: Server, requests: Prepared, seconds: float) -> tuple[float, float]:
-    """Requests a second, and microseconds of the server's processor time for each."""
+    """Return requests per second, and microseconds of the server's processor time for
+    each.
+    """
     before = server.cpu()
     load = drive(server.url, requests, CONNECTIONS, seconds, wrk=has_wrk())
     if load.not_ok or load.broken:

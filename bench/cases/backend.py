@@ -1,9 +1,9 @@
 """The onnx package's backend tests as a list of cases with inputs and answers.
 
-A case is one model with one or more data sets. Three questions are asked here,
-none of which involves PopGate: what the case is, whether the Open Inference
-Protocol can carry its types, and whether ONNX Runtime passes it in process. The
-comparison is that of `onnx.backend.test.runner`, with its tolerances.
+A case is one model with one or more data sets. This module answers three questions
+without PopGate: what the case is, whether the Open Inference Protocol can carry its
+types, and whether ONNX Runtime passes it in process. The comparison is that of
+`onnx.backend.test.runner`, with its tolerances.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class NotCarriable:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Inputs that a caller gives: those that are not initializers."""
+    """Return the inputs that a caller gives: all except initializers."""
     weights = {tensor.name for tensor in graph.initializer}
     weights |= {tensor.values.name for tensor in graph.sparse_initializer}
     return [value for value in graph.input if value.name not in weights]
@@ -168,7 +168,7 @@ def _named(names: Sequence[str], values: Sequence[Any]) -> dict[str, np.ndarray]
 
 
 def _why_not_carriable(graph: onnx.GraphProto) -> str:
-    """Empty where every input and output is a tensor of a protocol datatype."""
+    """Return why the protocol cannot carry the model; empty if it can."""
     for value in (*graph_inputs(graph), *graph.output):
         kind = value.type.WhichOneof("value")
         if kind != "tensor_type":
@@ -198,7 +198,7 @@ def assert_similar(
 
 
 def _comparable(array: np.ndarray) -> np.ndarray:
-    """Strings as an object array of str, whatever they came as."""
+    """Return strings as an object array of str, from any form."""
     if array.dtype.kind not in "OSU":
         return array
     texts = [
@@ -211,8 +211,7 @@ def _comparable(array: np.ndarray) -> np.ndarray:
 def run_in_process(case: Case) -> None:
     """Run every data set in ONNX Runtime and compare, as onnx's runner would.
 
-    Raises:
-        Exception: whatever ONNX Runtime or the comparison says against it.
+    Raises: Exception: any error of ONNX Runtime or of the comparison.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -246,7 +245,7 @@ def _to_ort(array: np.ndarray) -> onnxruntime.OrtValue:
 def _from_ort(value: onnxruntime.OrtValue) -> np.ndarray:
     if value.element_type() != onnx.TensorProto.BFLOAT16:
         return np.asarray(value.numpy())
-    # ONNX Runtime's Python face has no numpy type for it: read its memory.
+    # ONNX Runtime's Python API has no numpy type for it: read its memory.
     shape = value.shape()
     size = int(np.prod(shape)) * 2
     raw = ctypes.string_at(value.data_ptr(), size) if size else b""

@@ -1,6 +1,6 @@
-"""The models that are measured, made from nothing: `python -m bench.cases.models DIR`.
+"""Build the models that are measured: `python -m bench.cases.models DIR`.
 
-S, M and L are those of the comparison; the others are for soak and chaos.
+The comparison uses S, M and L; soak and chaos use the others.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def large() -> onnx.ModelProto:
 
 
 def doubled(elements: int) -> onnx.ModelProto:
-    """y = x * 2 on float32[elements]: as many bytes out as in, and little between."""
+    """y = x * 2 on float32[elements]: equal bytes in and out, little computation."""
     shape: Dims = [elements]
     return _model(
         [helper.make_node("Mul", ["x", "two"], ["y"])],
@@ -103,7 +103,9 @@ def doubled(elements: int) -> onnx.ModelProto:
 
 
 def mixing() -> onnx.ModelProto:
-    """Softmax over the first dimension: rows depend on each other, never batch it."""
+    """Softmax over the first dimension: its rows depend on each other, so never batch
+    it.
+    """
     return _model(
         [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
         {"x": (TensorProto.FLOAT, ["n", 8])},
@@ -126,7 +128,8 @@ def words() -> onnx.ModelProto:
 
 
 def slow(size: int = 1024, rounds: int = 64) -> onnx.ModelProto:
-    """Matrix products in a row: tens of milliseconds a batch, to be hit mid-run.
+    """Successive matrix products: a batch takes tens of milliseconds, so a kill hits
+    it.
 
     The matrix is orthogonal, so rounding errors do not grow from product to product.
     """
@@ -146,7 +149,7 @@ def slow(size: int = 1024, rounds: int = 64) -> onnx.ModelProto:
 
 
 def looping(size: int = 512, rounds: int = 300) -> onnx.ModelProto:
-    """`slow` as a loop: quick to load, however many rounds."""
+    """`slow` as a loop: loads quickly with any number of rounds."""
     random = np.random.default_rng(2)
     w = np.linalg.qr(random.standard_normal((size, size)))[0].astype(np.float32)
     state: Dims = ["n", size]

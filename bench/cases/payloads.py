@@ -1,6 +1,6 @@
 """Requests as bytes, in each encoding, and answers back to arrays.
 
-Independent of the code under test on purpose: written from the protocol's text.
+This module uses no code under test: it was written from the protocol's text.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def npy_request(inputs: Arrays, request_id: str | None = None) -> Payload:
 
 
 def read_answer(headers: Mapping[str, str], body: bytes) -> dict[str, np.ndarray]:
-    """Named outputs of an answer in any encoding (`.npy`: under the name ``""``).
+    """Return the outputs of an answer by name, in any encoding (`.npy`: named ``""``).
 
     `headers` have lower-case names.
     """

@@ -64,9 +64,9 @@ OF_EACH_ODD = 3
 
 
 def sample(cases: Iterable[Case], count: int) -> list[Case]:
-    """About `count` cases: odd ones, then each set of datatypes in turn.
+    """Return about `count` cases: odd ones, then each set of datatypes in turn.
 
-    The choice is the same on every run: by a digest of the names.
+    A digest of the names decides, so every run has the same choice.
     """
     ordered = sorted(cases, key=lambda c: hashlib.sha256(c.name.encode()).digest())
     chosen: dict[str, Case] = {}

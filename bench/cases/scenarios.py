@@ -1,4 +1,4 @@
-"""The cells of the comparison: model, encoding, what is sent, required ratios."""
+"""The cells of the comparison: model, encoding, requests, required ratios."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from bench.cases.payloads import Arrays, Payload, binary_request, json_request
 
-#: float32 of the gateway and of ONNX Runtime in process may differ by the order in
-#: which a batch is summed; far below what a wrong row would show.
+#: The gateway and ONNX Runtime in process may sum a batch in different orders. A wrong
+#: row differs far more than this.
 TOLERANCE = 1e-4
-#: Requests that are sent in turn where they differ.
+#: Number of different requests that are sent in turn.
 VARIED = 256
-#: A request's numbers have 1 to so many decimals; float32 has no more.
+#: Most decimals of a request's numbers; float32 has no more.
 MOST_DECIMALS = 8
 
 
@@ -43,7 +43,7 @@ class Encode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: what is asked, and how that is sent."""
+    """One request: its content, and its bytes."""
 
     inputs: dict[str, np.ndarray]
     payload: Payload
@@ -73,7 +73,7 @@ class Scenario:
     def requests(self, mode: Mode) -> Iterator[Request]:
         """Yield the requests in turn, the same at each call.
 
-        An iterator, as all of a large model take much memory.
+        It is an iterator, because all requests of a large model take much memory.
         """
         if mode is Mode.SAME:
             inputs = self.inputs()
@@ -84,9 +84,7 @@ class Scenario:
             yield self._varied(number, sizes)
 
     def _varied(self, number: int, sizes: set[int]) -> Request:
-        """Return the request with this number, and a body of a size that no
-        other has.
-        """
+        """Return the request with this number; its body has a size of its own."""
         inputs = self.inputs(number, 1 + number % MOST_DECIMALS)
         source = random.Random(number)
         trace = f"00-{source.getrandbits(128):032x}-{source.getrandbits(64):016x}-01"

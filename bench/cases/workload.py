@@ -29,7 +29,7 @@ from bench.cases.payloads import (
 from bench.drivers.client import Answer
 from bench.servers.reference import open_session
 
-#: A batch is summed in another order than a single row; a wrong row is far off.
+#: Batches and single rows are summed in different orders. A wrong row is far off.
 TOLERANCE = 1e-4
 
 ENCODINGS: Mapping[str, Callable[[Arrays], Payload]] = {
@@ -44,7 +44,7 @@ ACCEPTS = (None, "application/json", MSGPACK, "application/octet-stream")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request, ready to send, and what must come back."""
+    """One request, ready to send, and its expected answer."""
 
     model: str
     encoding: str
@@ -99,14 +99,14 @@ def _encodings(model: str) -> list[str]:
     if model == "words":
         return [name for name in ENCODINGS if name != "npy"]
     if model == "large":
-        return ["binary", "msgpack", "npy"]  # 150 528 numbers as text are of no use
+        return ["binary", "msgpack", "npy"]  # 150 528 numbers as JSON take too long
     return list(ENCODINGS)
 
 
 def make_jobs(
     sources: Path, models: Sequence[str], count: int, *, seed: int = 0, rows: int = 5
 ) -> list[Job]:
-    """`count` jobs for each model, of 1 to `rows` rows, answers from ONNX Runtime.
+    """Make `count` jobs for each model, of 1 to `rows` rows, answers from ONNX Runtime.
 
     `sources` is where the ONNX files are written (`NAME.onnx`).
     """
@@ -117,7 +117,7 @@ def make_jobs(
         session = open_session(paths[model])
         names = [output.name for output in session.get_outputs()]
         encodings = _encodings(model)
-        large = model == "large"  # few and short, or little else would happen
+        large = model == "large"  # few and short, or they would take most of the time
         for number in range(count // 5 if large else count):
             inputs = _inputs(model, 1 + number % (2 if large else rows), source)
             values = session.run(names, dict(inputs))
@@ -140,7 +140,7 @@ def _accept(model: str, number: int) -> str | None:
 
 
 def endless(jobs: Sequence[Job], seed: int) -> Iterator[Job]:
-    """The jobs in an order of one's own, for ever."""
+    """Yield the jobs for ever, in a random order."""
     order = random.Random(seed)
     while True:
         yield from order.sample(jobs, len(jobs))

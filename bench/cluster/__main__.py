@@ -5,11 +5,12 @@
     python -m bench.cluster --price        # the proxy beside a PopGate without one
 
 Needs popgate[ray]. Two nodes of one replica each, both on this machine. Half of the
-clients ask again what failed, as `Client(idempotent=True)` does, the others ask once.
-Shown: what each kind saw, the longest time without any answer, and seconds from the
-loss until Ray counts the replica as gone, and until there are two again.
+clients retry failed requests, as `Client(idempotent=True)` does; the others do not. It
+shows the outcomes of each kind and the longest time without any answer. It also shows
+the seconds from the loss until Ray counts the replica as gone, and until there are two
+again.
 
-Exit code 1 where a client that asks again failed, or a process was left.
+Exit code 1 if a client that retries failed, or a process was left.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from bench.servers.server import compile_models, gateway
 from popgate import Client
 
 CLIENTS = 4
-#: Seconds before the loss, and that anything may take.
+#: Seconds of load before the loss, and the timeout of every wait.
 BEFORE, PATIENCE = 3.0, 120.0
 REPLICAS = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 1}}
 
 
 class Clients:
-    """Threads that ask until they are told to end; half of them ask again."""
+    """Threads that send requests until `end`; half of them retry."""
 
     def __init__(self, url: str) -> None:
         self.answered: list[float] = []
@@ -76,13 +77,13 @@ class Clients:
             thread.join()
 
     def longest_wait(self, since: float) -> float:
-        """Seconds in which no client got an answer."""
+        """Return the longest time in seconds without any answer."""
         times = sorted(t for t in self.answered if t > since - 1)
         return max(b - a for a, b in pairwise(times))
 
 
 def wait(condition: Callable[[], object]) -> float:
-    """Wait for the condition; returns when it came true."""
+    """Wait for the condition; return the time at which it became true."""
     end = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > end:
@@ -92,7 +93,7 @@ def wait(condition: Callable[[], object]) -> float:
 
 
 def lose(root: Path, how: str, settings: dict[str, Any] | None) -> int:
-    """Lose a node of two; the number of what must not be."""
+    """Lose one node of two; return the number of faults."""
     with ExitStack() as stack:
         cluster = stack.enter_context(ray_cluster(settings))
         cluster.run({"model_repository": str(root)}, **REPLICAS)
@@ -131,7 +132,7 @@ def lose(root: Path, how: str, settings: dict[str, Any] | None) -> int:
 
 
 def price(root: Path, rounds: int) -> None:
-    """Requests a second through Ray's proxy and without it, in turns."""
+    """Print requests per second through Ray's proxy and without it, in turns."""
     scenario = SCENARIOS["S-json"]
     payloads = [request.payload for request in scenario.requests(Mode.VARIED)]
     with (

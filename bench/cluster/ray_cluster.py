@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-# Read when Ray is imported: no token, no report, and no address but this machine's.
+# Ray reads these at import: no token, no report, and no address but this machine's.
 os.environ |= {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -50,7 +50,8 @@ class RayCluster:
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={
-                "num_cpus": 0,  # no replica where the proxy is: it would get all
+                # no replica beside the proxy: it would receive all requests
+                "num_cpus": 0,
                 "include_dashboard": False,
                 "temp_dir": str(temporary),
                 "_system_config": SETTINGS if settings is None else settings,
@@ -79,13 +80,13 @@ class RayCluster:
         return {r["replica_id"]: r for r in found if r["state"] == "RUNNING"}
 
     def kill(self, node: Any) -> None:
-        """Kill all its processes, as `kill -9` does."""
+        """Kill all processes of the node, as `kill -9` does."""
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
     @contextmanager
     def hung(self, node: Any) -> Iterator[None]:
-        """The node does nothing and refuses nothing; at the end it dies."""
+        """Suspend the node: it neither answers nor refuses. It dies after the block."""
         of_node = [p.process.pid for v in node.all_processes.values() for p in v]
         stopped = [pid for each in of_node for pid in tree(each)]
         for pid in stopped:
@@ -112,9 +113,9 @@ class RayCluster:
 @contextmanager
 def ray_cluster(settings: dict[str, Any] | None = None) -> Iterator[RayCluster]:
     """A cluster that leaves no file behind."""
-    # Not below a long path: the names of Ray's sockets would be too long.
+    # A long path would make the names of Ray's sockets too long.
     temporary = Path(tempfile.mkdtemp(prefix="popgate-ray-", dir="/tmp"))
-    # Where Ray writes the address of the cluster; it makes no folder for that.
+    # Ray writes the address of the cluster there, but does not make the folder.
     (temporary / "ray").mkdir()
     before = os.environ.get("RAY_TMPDIR")
     os.environ["RAY_TMPDIR"] = str(temporary)

@@ -1,4 +1,4 @@
-"""Good and bad requests at once: does the server count each answer, and once?
+"""Send good and bad requests at once: does the server count each answer once?
 
     python -m bench.drivers.answers
     python -m bench.drivers.answers --requests 5000 --workers 1
@@ -48,7 +48,7 @@ sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"
     )
 )
 OPTIONS = ("--max-body-size", "64KiB", "--header-timeout", "1")
-#: Seconds without a byte after which a client gives up: nothing takes so long.
+#: Seconds without a byte after which a client gives up. No request takes so long.
 PATIENCE = 60.0
 _SAMPLE = re.compile(r"^popgate_http_responses_total\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -56,8 +56,9 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A request, its route and the key that its answer is counted for; it
-    makes the share `weight` over the sum of all weights."""
+    """A request, its route, the key that its answer counts for, and how often it is
+    sent.
+    """
 
     raw: bytes
     route: str
@@ -125,7 +126,7 @@ def _get(path: str, key: str = "") -> bytes:
 
 
 class Client:
-    """One connection at a time, over which requests go one by one."""
+    """A client that sends one request after the other over one connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -238,8 +239,7 @@ def parse(text: str) -> Counter[Answer]:
 def differences(
     seen: Mapping[Answer, int], now: Mapping[Answer, int], before: Mapping[Answer, int]
 ) -> Iterator[str]:
-    """Yield where the server's counters moved by something else than `seen`; the
-    scrapes themselves are left out."""
+    """Yield the counters whose change differs from `seen`, except for scrapes."""
     for answer in sorted({*seen, *now}):
         if answer[0] == "metrics":
             continue

@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client over asyncio streams that says exactly what happened.
+"""A small HTTP/1.1 client over asyncio streams that reports exactly what happened.
 
 Ordinary clients retry, pool and translate errors; under test we want to know
 whether an answer began, was cut, or never came.

@@ -1,8 +1,8 @@
 """Drive an infer URL with many connections: wrk where it is, else our own client.
 
-Both keep each connection busy with one request after the other and count answers,
-latencies and everything that was not a 200. What they send is made beforehand: whole
-requests as bytes, taken in turn by whichever connection is free.
+Both keep each connection busy with one request after the other, and count answers,
+latencies and everything that was not a 200. The requests are made beforehand, as bytes.
+Each free connection takes the next one.
 """
 
 from __future__ import annotations
@@ -49,8 +49,11 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Result of one run. Latencies in seconds; `broken` counts socket errors; `client`
-    is what of a core the client itself used."""
+    """Result of one run.
+
+    Latencies in seconds; `broken` counts socket errors; `client` is the share of a core
+    that the client used.
+    """
 
     requests: int
     seconds: float
@@ -80,7 +83,7 @@ class Prepared:
 
 @contextmanager
 def prepared(path: str, payloads: Iterable[Payload]) -> Iterator[Prepared]:
-    """The requests that post `payloads` to `path` of any server, as bytes."""
+    """Return the requests that post `payloads` to `path` of any server, as bytes."""
     with tempfile.TemporaryDirectory() as folder:
         sizes = []
         place = Path(folder, "requests")
@@ -119,7 +122,7 @@ def drive(
     )
     load = Load(**json.loads(done.stdout.splitlines()[-1]))
     if not wrk:
-        return load  # it has counted that itself, without its start
+        return load  # our client counts its own time, without its start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return replace(load, client=used / load.seconds if load.seconds else 0.0)

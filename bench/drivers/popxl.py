@@ -1,11 +1,11 @@
-"""Programs of `popxl` beside bare ONNX Runtime calls of the same graphs, in one run.
+"""Compare programs of `popxl` with bare ONNX Runtime calls of the same graphs.
 
     python -m bench.drivers.popxl
     python -m bench.drivers.popxl --seconds 0.3 --rounds 5
 
-Each program becomes one ONNX graph. `bare` is ONNX Runtime's own `run` of that very
-graph with the same number of threads, on the arrays that the session has: what cannot
-be done faster. Ways take turns within a round; a number is the median over the rounds.
+Each program becomes one ONNX graph. `bare` is ONNX Runtime's own `run` of that graph
+with the same number of threads, on the arrays of the session. It is the lower bound.
+Ways take turns within a round; a number is the median over the rounds.
 
     train       two linear layers (32, 64, 10), batch 8: forward, gradients, updates
     infer       a transformer of six layers (64 tokens of 128, 4 heads): session.run
@@ -210,7 +210,7 @@ def torch_learner(
 
 
 def learn(seconds: float, rounds: int, tokens: int = 64, width: int = 128) -> None:
-    """Print what a training step takes beside torch's, if torch is there."""
+    """Print the time of a training step beside torch's, if torch is installed."""
     try:
         torch = importlib.import_module("torch")
     except ModuleNotFoundError:
@@ -262,7 +262,7 @@ def bare(session: popxl.Session, inputs: dict[Any, Any]) -> Way:
 
 
 def turns(ways: dict[str, Way], seconds: float, rounds: int) -> dict[str, float]:
-    """Seconds of one call of each way; they take turns."""
+    """Return the seconds of one call of each way, measured in turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         way()
@@ -277,7 +277,7 @@ def turns(ways: dict[str, Way], seconds: float, rounds: int) -> dict[str, float]
 
 
 def compare(name: str, made: Any, seconds: float, rounds: int) -> None:
-    """Print what a run takes beside the bare call."""
+    """Print the time of a run beside the bare call."""
     ir, inputs = made
     start = time.perf_counter()
     session = popxl.Session(ir, "ipu_model")
@@ -298,7 +298,7 @@ def compare(name: str, made: Any, seconds: float, rounds: int) -> None:
 
 
 def loops(seconds: float, rounds: int) -> None:
-    """Print what an iteration of a loop takes beside a bare call of its body."""
+    """Print the time of a loop's iteration beside a bare call of its body."""
     ir = popxl.Ir()
     with ir.main_graph, popxl.in_sequence():
         v = popxl.variable(np.zeros(16, np.float32), name="v")
@@ -324,7 +324,7 @@ def loops(seconds: float, rounds: int) -> None:
 
 
 def imports(rounds: int) -> None:
-    """Print what importing takes, in processor time of new processes."""
+    """Print the processor time of importing, in new processes."""
 
     def took(text: str) -> float:
         code = f"import time; {text}; print(time.process_time())"

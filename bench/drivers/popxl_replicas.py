@@ -1,4 +1,4 @@
-"""PopXL programs on several replicas beside what cannot be done faster, in one run.
+"""Compare PopXL programs on several replicas with a lower bound, in one run.
 
     python -m bench.drivers.popxl_replicas
     python -m bench.drivers.popxl_replicas --rounds 9 --only step reduce
@@ -99,7 +99,7 @@ def _training(replicas: int) -> tuple[popxl.Ir, Any, Any]:
 
 
 def _bare(session: popxl.Session, replicas: int) -> Way:
-    """ONNX Runtime's own runs of all graphs of a program, as often as replicas."""
+    """Run all graphs of a program by ONNX Runtime alone, once for each replica."""
     from engine.programs.onnx_session import OnnxSession
 
     calls = []
@@ -258,7 +258,7 @@ def _layers(count: int) -> popxl.Ir:
 
 
 def cache(rounds: int) -> None:
-    """A session that is loaded beside one that is compiled."""
+    """Measure loading a session beside compiling it."""
     popxl.Session(_layers(1), "ipu_model")  # imports
     with tempfile.TemporaryDirectory() as folder:
 
@@ -283,7 +283,7 @@ def cache(rounds: int) -> None:
 
 
 def rows(rounds: int) -> None:
-    """Rows of a file that is larger than what is read of it."""
+    """Measure loads of rows from a file of which only a small part is read."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         count = (4 << 30) // 1024

@@ -1,8 +1,8 @@
-"""The other ends of `bench.queues`: processes that give back what they get.
+"""The other ends of `bench.queues`: processes that send messages back.
 
-`rings` is what a device process does with a request, without a model: it takes
+`rings` handles a request as a device process does, without a model. It takes
 submissions from the link, reads the input ring, copies to the output ring, completes,
-and sleeps where nothing is left.
+and sleeps if nothing is left.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RingsEcho:
         source.read_complete()
 
     def _looked(self) -> bool:
-        """Look for a moment before sleeping; returns whether anything came."""
+        """Poll for a moment before sleeping; return whether anything came."""
         end = time.monotonic_ns() + self._spin_ns
         while time.monotonic_ns() < end:
             if self._link.submissions.read_available:
@@ -73,7 +73,7 @@ class RingsEcho:
         return False
 
     def _slept(self) -> bool:
-        """Wait for news; False if the client is gone."""
+        """Sleep until woken; return False if the client is gone."""
         link = self._link
         link.words[PARKED] = 1
         full_fence()
@@ -87,7 +87,7 @@ class RingsEcho:
 
 
 def echo_pipe(connection: Connection) -> None:
-    """`Connection.send_bytes` what `recv_bytes` gave."""
+    """Send each message back by `multiprocessing.Connection`."""
     keep_large_blocks()
     while True:
         try:
@@ -97,7 +97,7 @@ def echo_pipe(connection: Connection) -> None:
 
 
 def echo_queue(source: Queue[bytes | None], target: Queue[bytes]) -> None:
-    """`Queue.put` what `get` gave; None ends it."""
+    """Put each message of one queue into the other; None ends it."""
     keep_large_blocks()
     while (data := source.get()) is not None:
         target.put(data)

@@ -1,5 +1,7 @@
-"""The ways that `bench.queues` compares: each sends messages to another process, which
-sends them back."""
+"""The ways that `bench.queues` compares.
+
+Each sends messages to another process, which sends them back.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +131,10 @@ class LookingRings(Rings):
 
 
 class Pipe:
-    """`multiprocessing.Pipe`: `send_bytes` and `recv_bytes`. A thread receives, for
-    both ends of a pipe that is full would wait for each other."""
+    """`multiprocessing.Pipe`, by `send_bytes` and `recv_bytes`.
+
+    A thread receives, because both ends of a full pipe would wait for each other.
+    """
 
     name: ClassVar[str] = "Pipe"
 
@@ -164,7 +168,7 @@ class Pipe:
             try:
                 message = self._connection.recv_bytes()
             except BlockingIOError:
-                continue  # it was not our turn for as long as that
+                continue  # idle for longer than the limit: wait again
             except (EOFError, OSError):
                 return
             with self._news:
@@ -178,7 +182,7 @@ class Pipe:
 
 
 def _limit_waits(connection: Connection) -> None:
-    """Limit in the kernel how long a wait for the other end lasts; costs nothing."""
+    """Limit in the kernel how long a wait for the other end lasts. It costs no time."""
     limit = struct.pack("ll", int(TIMEOUT), 0)
     with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -211,13 +215,13 @@ class Queue:
         self._process.kill()
         self._process.join()
         for queue in (self._there, self._back):
-            # If that process failed, what the thread has left is not taken.
+            # If that process failed, it takes nothing more from the thread.
             queue.cancel_join_thread()
             queue.close()
 
 
 class Copies:
-    """The bound: the copies that the rings make, in one process, without wake-ups."""
+    """Lower bound: the copies of the rings, in one process, without wake-ups."""
 
     name: ClassVar[str] = "three copies"
 

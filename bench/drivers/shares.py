@@ -1,15 +1,15 @@
-"""Two keys at a busy device: does each get the share of it that its weight says?
+"""Check that two keys at a busy device receive shares by their weights.
 
     python -m bench.drivers.shares                # one process, then two workers
     python -m bench.drivers.shares --workers 1 --seconds 20
 
-Each key has closed loops of its own; shown is how much of the device's work the first
-one gets over what the second one gets, divided by what their weights say: 1 is exact.
-Work is counted in equal requests or in rows where both ask one model, and in the time
-of the device (`nv_inference_compute_infer_duration_us`) where each asks its own.
+Each key has closed loops of its own. The result is the ratio of the work done for the
+two keys, divided by the ratio of their weights: 1 is exact. If both call one model,
+work is counted in equal requests or in rows. If each calls its own, work is the time of
+the device (`nv_inference_compute_infer_duration_us`).
 
-Exit code 1 if a case is off by more than 10 %. On a machine that does other things, the
-time of single requests differs, and with it the counts.
+Exit code 1 if a case is off by more than 10 %. Other work on the machine changes the
+time of single requests, and so the counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.cases.models import slow
 from bench.servers.server import HOST, Server, compile_models, gateway
 
 SECONDS, LOOPS, MOST_OFF = 10.0, 48, 0.1
-#: More wait than run together, or nothing would have to be shared.
+#: More requests wait than run together, or nothing would have to be shared.
 CONFIG = "max_batch_size = 16\n"
 SIZE = 512
 ROUNDS = {"one": 128, "quick": 64, "slow": 256}
@@ -42,7 +42,7 @@ _TIME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The weights of two keys, the models that they ask, and rows of their requests."""
+    """The weights of two keys, their models, and the rows of their requests."""
 
     name: str
     weights: tuple[int, int]
@@ -71,7 +71,7 @@ def keys_of(case: Case) -> str:
 
 
 class Loops:
-    """The closed loops of one key; `rows` counts what was answered."""
+    """The closed loops of one key; `rows` counts answered rows."""
 
     def __init__(self, server: Server, key: str, model: str, rows: int) -> None:
         self._over = threading.Event()
@@ -111,7 +111,7 @@ class Loops:
 
 
 def times(server: Server) -> dict[str, float]:
-    """Return the time of the device that each model has had, in microseconds."""
+    """Return the device time of each model so far, in microseconds."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         return {n: float(v) for n, v in _TIME.findall(answer.read().decode())}
 

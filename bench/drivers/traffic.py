@@ -1,4 +1,4 @@
-"""Clients that keep asking whatever happens, and a record of every request."""
+"""Clients that keep sending through all failures, and a record of every request."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Traffic:
         return Counter(event.status for event in self.events)
 
     def complaints(self) -> list[str]:
-        """Wrong, cut and missing answers: never right, whatever was killed."""
+        """Return wrong, cut and missing answers: no kill excuses them."""
         return [event.complaint for event in self.events if event.complaint]
 
     def in_flight(self, moment: float) -> list[Event]:
-        """Requests that were sent before `moment` and ended after it."""
+        """Return the requests that were sent before `moment` and ended after it."""
         return [event for event in self.events if event.sent < moment < event.ended]
 
     def answered_since(self, moment: float) -> set[str]:
-        """Models of which a request sent after `moment` was answered with 200."""
+        """Return the models that answered 200 to a request sent after `moment`."""
         return {e.model for e in self.events if e.status == 200 and e.sent > moment}
 
     async def until(self, seen: Callable[[Traffic], bool], seconds: float) -> float:
@@ -98,7 +98,7 @@ async def _ask(client: Client, job: Job) -> tuple[int, str]:
         return 0, f"cut: {error}"
     except TimeoutError:
         return 0, f"no answer in {TIMEOUT} s"
-    # An error is right or wrong by what was going on: the caller decides.
+    # The caller knows which errors are allowed at the moment.
     return answer.status, job.complaint(answer) if answer.status == 200 else ""
 
 

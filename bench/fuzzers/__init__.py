@@ -1,1 +1,1 @@
-"""Fuzzers with a seed: random bytes for the parts that read what others send."""
+"""Fuzzers with a seed: random bytes for the parts that read input of other programs."""

@@ -1,4 +1,4 @@
-"""The framer of connections, with random requests, beside llhttp alone and h11.
+"""Compare the framer of connections with llhttp alone and with h11, on random requests.
 
     python -m bench.fuzzers.framer --cases 1000000
     python -m bench.fuzzers.framer --cases 1 --seed 4711     # one of them again
@@ -28,7 +28,7 @@ import httptools
 from app.errors import HttpError
 from app.http.connection.framing import Framer, Head
 
-#: Characters of what is printed of a case.
+#: Characters of a case that are printed.
 SHOWN: Final = 2000
 #: Why the framer and another reader may find different messages.
 DIFFERENCES: Final = {
@@ -43,7 +43,7 @@ DIFFERENCES: Final = {
 
 
 class Message(NamedTuple):
-    """One request. `is_whole` says that its end has come."""
+    """One request. `is_whole`: its end has arrived."""
 
     method: bytes
     target: bytes
@@ -65,8 +65,10 @@ class Found:
 
 
 def by_framer(stream: bytes, cuts: Iterable[int] = ()) -> Found:
-    """Read a stream that comes in pieces, cut at these places. Raises AssertionError
-    if the framer breaks a promise of its own."""
+    """Read a stream in pieces, cut at these places.
+
+    Raises AssertionError if the framer breaks a promise of its own.
+    """
     framer = Framer()
     found = Found()
     head: Head | None = None
@@ -111,8 +113,7 @@ def _message(head: Head, body: bytes, is_whole: bool) -> Message:
 
 
 class _Llhttp:
-    """llhttp's callbacks, with nothing between it and the stream but the heads that
-    this server does not speak."""
+    """llhttp's callbacks. Only heads that this server does not support are filtered."""
 
     def __init__(self) -> None:
         self.found = Found()
@@ -155,7 +156,7 @@ class _Llhttp:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_body:
             return
-        # A tab behind a coding is a mistake that llhttp sees behind the head only.
+        # llhttp reports a tab behind a coding only after the head.
         is_coding = name.lower() == b"transfer-encoding"
         assert not (is_coding and value.endswith(b"\t"))
         self._headers.append((name.lower(), value.rstrip(b" \t")))
@@ -181,7 +182,7 @@ class _Llhttp:
 
 
 def _path(target: bytes) -> bytes:
-    """Return the path and query of a target; empty if an absolute URL is none."""
+    """Return the path and query of a target; empty for an invalid absolute URL."""
     if target[:1] == b"/":
         return target
     try:
@@ -221,7 +222,7 @@ def by_h11(stream: bytes) -> Found:
                 if connection.our_state is not h11.DONE:
                     break
                 connection.start_next_cycle()
-            else:  # more is needed, or another protocol is asked for
+            else:  # h11 needs more, or the request asks for another protocol
                 break
     except h11.RemoteProtocolError as error:
         found.error = str(error)
@@ -354,8 +355,9 @@ def _damaged(choose: random.Random, stream: bytes) -> bytes:
 
 
 def check(seed: int) -> tuple[str, str]:
-    """Return the name of the difference that a case shows, and what is wrong with it;
-    both are empty if all readers agree."""
+    """Return the name of a case's difference, and its fault; both empty if all readers
+    agree.
+    """
     stream, cuts = make(seed)
     try:
         found = by_framer(stream)
@@ -374,7 +376,7 @@ def check(seed: int) -> tuple[str, str]:
 
 
 def _beside_no_upgrade(found: Found, stream: bytes) -> str:
-    """Return what is wrong, beside the same stream without a wish for a protocol."""
+    """Return what differs from the same stream without its Upgrade headers."""
     other = _Llhttp().read(re.sub(rb"(?i)upgrade", b"xpgrade", stream))
     ours, theirs = (
         [(m.method, m.target, len(m.body), m.is_whole) for m in each.messages]
@@ -386,7 +388,7 @@ def _beside_no_upgrade(found: Found, stream: bytes) -> str:
 
 
 def _lowered(found: Found) -> list[Message]:
-    """Return whole messages as h11 has them: the coding in lower case."""
+    """Return whole messages in h11's form, with the coding in lower case."""
     coding = b"transfer-encoding"
     return [
         message._replace(

@@ -1,12 +1,12 @@
 """A simulator of the request path: clients, rings and device processes in one thread.
 
-All that decides is the product's own code: the runners, channels and links of the
-clients, and the scheduler and the replicas of the device processes. The processes, the
-clock and the model's programs are simulated. A seed chooses what happens next: requests
-of every kind, cancellations, deadlines, failing rows, clients that take no results,
-devices that die and come back, models that are loaded again, jumps of the clock. These
-happen between two batches and while a program runs. At the end everything that was
-asked is answered, and each answer is checked.
+The tested code is the product's own: the runners, channels and links of the clients,
+and the scheduler and the replicas of the device processes. The processes, the clock and
+the model's programs are simulated. A seed chooses what happens next: requests of every
+kind, cancellations, deadlines, failing rows, clients that take no results, devices that
+die and come back, models that are loaded again, jumps of the clock. These happen
+between two batches and while a program runs. At the end every request has an answer,
+and each answer is checked.
 
 `python -m bench.fuzzers.simulator 100000` runs so many seeds and prints what failed;
 `python -m bench.fuzzers.simulator --seed 7` prints the events of one.
@@ -75,10 +75,11 @@ MOST_ROWS, MOST_OF_ONE = 8, 3
 MICROSECOND, MILLISECOND, SECOND = 1_000, 1_000_000, 1_000_000_000
 #: Steps after which everything must have ended.
 PATIENCE = 20_000
-#: How requests become runs: rows of all of them; one at a time; in runs of a fixed
-#: number of rows; rows of the same width; rows of nearly the same width, padded.
+#: Ways in which requests become runs: rows of all requests; one request at a time; a
+#: fixed number of rows; rows of the same width; rows of nearly the same width, padded.
 KINDS = ("rows", "single", "regrouped", "shapes", "ragged")
-#: Bytes that a thread copies at once, and from which it copies, in some worlds.
+#: In some worlds: bytes that a copying thread copies at once, and the fewest that it
+#: copies.
 BLOCK = 300
 WIDTHS = (8, 28, WIDTH)
 RAGGED = RaggedPlan((0.0,), ((1,),), max_tokens=4 * WIDTH, max_padding=0.5)
@@ -93,13 +94,13 @@ class Died(BaseException):
 
 
 class Clock:
-    """The time, in place of the module `time` where the engine looks at it."""
+    """The clock that replaces the module `time` for the engine."""
 
     def __init__(self) -> None:
         self.now = 10 * SECOND
 
     def monotonic_ns(self) -> int:
-        # No two looks see the same time, as on a machine.
+        # No two calls return the same time, as on a real machine.
         self.now += 100
         return self.now
 
@@ -112,7 +113,7 @@ class Clock:
 
 @contextlib.contextmanager
 def patches() -> Iterator[Callable[[Any, str, object], None]]:
-    """Give a function that sets an attribute of a module for the time being."""
+    """Yield a function that sets an attribute of a module until the block ends."""
     with contextlib.ExitStack() as ends:
 
         def patch(module: Any, name: str, value: object) -> None:
@@ -124,7 +125,7 @@ def patches() -> Iterator[Callable[[Any, str, object], None]]:
 
 @contextlib.contextmanager
 def ruled_by(clock: Clock) -> Iterator[None]:
-    """Have all modules of the engine look at this clock."""
+    """Make all modules of the engine use this clock."""
     looks: dict[str, tuple[object, object]] = {
         "time": (time, clock),
         "monotonic_ns": (time.monotonic_ns, clock.monotonic_ns),
@@ -139,7 +140,10 @@ def ruled_by(clock: Clock) -> Iterator[None]:
 
 
 class Copier:
-    """Stands for the thread that copies what is large: the world lets it go on."""
+    """Stands for the thread that copies large data.
+
+    The world decides when it continues.
+    """
 
     def __init__(self) -> None:
         self.copies: list[BulkCopy] = []
@@ -149,7 +153,7 @@ class Copier:
         self.copies.append(copy)
 
     def go_on(self, chance: random.Random) -> None:
-        """Copy one more block of any copy, as if they were copied at many speeds."""
+        """Copy one more block of a random copy, as if copies had different speeds."""
         if self.copies:
             copy = chance.choice(self.copies)
             self.blocks += not copy.is_over
@@ -159,7 +163,7 @@ class Copier:
 
 @contextlib.contextmanager
 def threads_of(world: World) -> Iterator[None]:
-    """Have the world run what threads do that open channels, or copy."""
+    """Let the world do the work of the threads that open channels or copy."""
 
     class Thread:
         def __init__(self, target: Any, args: Any, **options: Any) -> None:
@@ -269,7 +273,9 @@ class DeviceProcess:
         return number
 
     def turn(self) -> int:
-        """Let it do one thing; returns the nanoseconds it would wait for the next."""
+        """Let the process do one thing; return the nanoseconds it would wait for the
+        next.
+        """
         scheduler = self.scheduler
         scheduler._drain()
         return scheduler._step() if scheduler._ready else -1
@@ -312,7 +318,7 @@ class Connected:
 
 
 class SimulatedDevice(JoinedDevice):
-    """A device as a client sees it; its process is in this thread."""
+    """A device from a client's view; its process is in this thread."""
 
     def __init__(self, process: DeviceProcess) -> None:
         LinkedDevice.__init__(self, process.id, spin_us=0)
@@ -342,13 +348,13 @@ class SimulatedDevice(JoinedDevice):
 
 @dataclass
 class Asked:
-    """A request, with all that its answer is judged by."""
+    """A request, with all that is needed to judge its answer."""
 
     request: Request
     x: np.ndarray[Any, Any]
     line: int
     deadline: int
-    #: Of the client: how often it has lost a device or closed a runner before.
+    #: How often its client had lost a device or closed a runner before.
     ends_before: int
     answers: int = 0
     was_cancelled: bool = False
@@ -360,13 +366,12 @@ class Asked:
 
 @dataclass
 class Client:
-    """A client process: its devices and its runners, the last of which takes
-    requests."""
+    """A client process: its devices and its runners. The last runner takes requests."""
 
     devices: dict[str, SimulatedDevice] = field(default_factory=dict)
     runners: list[JoinedRunner] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
-    #: By line, the last of its requests that has succeeded.
+    #: Number of the last successful request of each line.
     last: dict[int, int] = field(default_factory=dict)
     lines: list[object] = field(default_factory=list)
     lost: int = 0
@@ -413,7 +418,7 @@ class World:
         self.copier = Copier()
         self.copied_at_once = chance.choice((COPIED_AT_ONCE, COPIED_AT_ONCE, BLOCK))
         self._is_running = False
-        #: Calls of other threads that are carried out between two batches.
+        #: Calls of other threads, which run between two batches.
         self.threads: list[Callable[[], None]] = []
         count = chance.choice((1, 2, 2))
         self.processes = {f"d{n}": self._start(f"d{n}") for n in range(count)}
@@ -427,7 +432,7 @@ class World:
         return DeviceProcess(self, device_id, next(self._numbers))
 
     def _join(self, client: Client) -> None:
-        """Let a client use what is loaded now, with a runner of its own."""
+        """Let a client use the loaded model, with a runner of its own."""
         for key, process in self.processes.items():
             device = client.devices.get(key)
             if device is None or device.process is not process:
@@ -461,7 +466,7 @@ class World:
     # -- what happens
 
     def run(self) -> list[str]:
-        """Let it all happen; returns what was wrong."""
+        """Run the world to its end; return the faults."""
         with ruled_by(self.clock), threads_of(self):
             try:
                 for _ in range(self._events):
@@ -475,7 +480,7 @@ class World:
         return self.faults
 
     def _catch_up(self) -> None:
-        """Carry out what other threads have asked for."""
+        """Run the calls of other threads."""
         while self.threads:
             self.threads.pop(0)()
 
@@ -488,7 +493,7 @@ class World:
         action()
 
     def meanwhile(self, process: DeviceProcess) -> None:
-        """Let things happen while a program runs: clients, and the death of it."""
+        """Let clients act while a program runs; its process may die."""
         self.clock.now += self.random.choice((5, 50, 500, 5_000)) * MICROSECOND
         self._is_running = True
         for _ in range(self.random.choice((0, 0, 1, 3))):
@@ -503,7 +508,7 @@ class World:
 
     def run_began(self, process: DeviceProcess, given: np.ndarray[Any, Any]) -> None:
         self._say(f"run {process.id} {given[:, 0].tolist()}")
-        # The last request that is taken may bring rows beyond the limit.
+        # The last request of a run may bring rows beyond the limit.
         most = MOST_ROWS + MOST_OF_ONE - 1
         self._expect(len(given) <= most, f"{len(given)} rows in a run")
 
@@ -620,7 +625,7 @@ class World:
         self._say(f"death {process.id}")
         for client in self.clients:
             client.lost += 1
-            if process.id in client.devices:  # else it has not connected yet
+            if process.id in client.devices:  # otherwise it has not connected yet
                 client.devices[process.id]._lose()
         process.close()
         self.processes[process.id] = self._start(process.id)
@@ -628,7 +633,9 @@ class World:
             self._join(client)
 
     def _reload(self) -> None:
-        """Publish the model anew to a client: the runner before it gets no requests."""
+        """Publish the model to a client again: its earlier runner gets no more
+        requests.
+        """
         client = self.random.choice(self.clients)
         self._say("reload")
         self._join(client)
@@ -639,7 +646,7 @@ class World:
         runner.close()
 
     def _abscond(self) -> None:
-        """End a client process; another one takes its place."""
+        """End a client process and start another in its place."""
         number = self.random.randrange(len(self.clients))
         gone, self.clients[number] = self.clients[number], Client()
         self._say(f"client {number} dies")
@@ -662,7 +669,7 @@ class World:
     # -- the end
 
     def _settle(self) -> None:
-        """Let everything end that was begun."""
+        """Let everything that was begun end."""
         for client in self.clients:
             client.is_stalled = False
         for _ in range(PATIENCE):
@@ -738,7 +745,7 @@ class World:
 
 
 def simulate(seed: int, events: int = 60) -> World:
-    """Run one seed; `faults` of what it returns says what was wrong."""
+    """Run one seed; return its world, whose `faults` say what was wrong."""
     world = World(seed, events)
     world.run()
     return world

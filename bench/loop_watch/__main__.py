@@ -1,19 +1,19 @@
-"""Requests that are right and large: what they do to the event loop, and to others.
+"""Measure the effect of large correct requests on the event loop and other clients.
 
     python -m bench.loop_watch                 # each case alone, then all at once
     python -m bench.loop_watch --workers 2 --only "classification of 57 M"
     python -m bench.loop_watch --transfer-memory 1024  # MiB
 
-A few neighbours ask a small model, and one connection asks `/v1/health/live`, first
-alone and then beside each case, whose clients are processes of their own. Shown for
-each: what the clients got, how late health was answered at worst, the neighbours' 99th
-percentile over that alone, and the memory that the gateway (its workers, too) took at
-most above what it had. At the end every turn of an event loop of more than 20 ms of
-processor time (`POPGATE_LOOP_WATCH`), with where it was.
+A few neighbours call a small model, and one connection requests `/v1/health/live`,
+first alone and then beside each case. The clients of a case are separate processes. For
+each case it shows the answers, the slowest answer of health, the ratio of the
+neighbours' 99th percentile to that alone, and the most additional memory of the gateway
+and its workers. At the end it shows every turn of an event loop of more than 20 ms of
+processor time (`POPGATE_LOOP_WATCH`), with its place in the code.
 
-Exit code 1 if there was such a turn, an answer was none that is expected, or, with
-`--transfer-memory`, the gateway took more than that and 200 MiB beside a case. Times
-are not judged: on a machine that does other things they say little alone.
+Exit code 1 if there was such a turn, or an unexpected answer. With `--transfer-memory`
+the same holds if the gateway took more than that and 200 MiB in a case. Times are not
+judged, because other work on the machine changes them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Ask = tuple[str, dict[str, str], bytes]
 
 
 def identity(kind: int, *dims: str) -> onnx.ModelProto:
-    """Return a model that gives back as many elements as it gets."""
+    """Return a model that returns its input of any number of elements."""
     node = helper.make_node("Identity", ["x"], ["y"])
     x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
     graph = helper.make_graph([node], "identity", [x], [y])
@@ -127,7 +127,7 @@ def one_nan() -> Ask:
     return in_json("numbers", "FP32", count, "[NaN," + "0.5," * (count - 2) + "1]")
 
 
-#: What is asked, and which answers are right.
+#: A kind of large request, and its expected answers.
 CASES: dict[str, tuple[Callable[[], Ask], set[int]]] = {
     "60 M empty strings, gzip": (empty_strings, {400, 413}),
     "classification of 57 M": (classes, {200}),
@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Callable[[], Ask], set[int]]] = {
 
 
 def attack(port: int, names: Sequence[str], seen: Any) -> None:
-    """Ask for each case, some times; in a process of its own."""
+    """Send each case several times. Runs in a process of its own."""
     for name in names:
         path, headers, body = CASES[name][0]()
         for _ in range(TIMES):
@@ -160,7 +160,7 @@ def attack(port: int, names: Sequence[str], seen: Any) -> None:
 
 
 class Others:
-    """Other clients meanwhile: neighbours, and one that checks health."""
+    """The other clients: neighbours, and one that checks health."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -210,7 +210,7 @@ class Others:
 
 
 def memory(server: Server) -> int:
-    """Bytes that the gateway and its workers have of their own."""
+    """Return the bytes of memory that only the gateway and its workers have."""
     total = 0
     for pid in tree(server.pid):
         if pid != server.pid and "worker" not in " ".join(command_line(pid)[:4]):
@@ -229,9 +229,10 @@ def memory(server: Server) -> int:
 def beside(
     server: Server, groups: Sequence[Sequence[str]], alone: float, most: int
 ) -> bool:
-    """Show what these cases do, each group by a process of its own at the same time.
-    Returns whether the answers were right, and no more than `most` MiB were taken
-    (0: no matter)."""
+    """Run these cases, each group in its own process at the same time, and print the
+    effects. Return whether the answers were right and at most `most` MiB were taken (0:
+    any).
+    """
     seen: Any = multiprocessing.Queue()
     before = memory(server)
     with Others(server) as others:
@@ -282,7 +283,7 @@ def run(folder: Path, workers: int, names: Sequence[str], most: int) -> bool:
         with Others(server) as others:
             time.sleep(SECONDS)
         print(f"{workers} process(es), alone: p99 {others.p99 * 1e3:.1f} ms")
-        watched.unlink(missing_ok=True)  # of starting
+        watched.unlink(missing_ok=True)  # memory of the start
         groups = [[[name]] for name in names] + [[[name] for name in names]]
         is_right = True
         for group in groups:

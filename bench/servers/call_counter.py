@@ -1,7 +1,8 @@
-"""Counts the calls of our functions in a process: between SIGUSR1 and SIGUSR2.
+"""Count the calls of our functions in a process between SIGUSR1 and SIGUSR2.
 
-Only of its main thread, which is that of requests in a gateway and in a device; the
-next request has it look. Imported by what `bench.calls` has its processes import.
+It counts only the main thread, which handles the requests in a gateway and in a device.
+A sleeping thread handles a signal at its next request. The `sitecustomize` of
+`bench.calls` imports this module.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ _counts: Counter[str] = Counter()
 
 
 def install(folder: Path) -> None:
-    """Install signal handlers: at SIGUSR1 make the file `PID.on` in `folder` and count
-    from then on; at SIGUSR2 write `PID.json` there: calls by "file function".
+    """Install signal handlers.
+
+    SIGUSR1 makes the file `PID.on` in `folder` and starts counting. SIGUSR2 writes
+    `PID.json` there: calls by "file function".
     """
 
     def begin(*_: object) -> None:

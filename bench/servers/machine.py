@@ -1,4 +1,4 @@
-"""Machine of a result: written beside every number that is kept."""
+"""The machine of a result, written beside every kept number."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def children(pid: int) -> list[int]:
 
 
 def tree(pid: int) -> list[int]:
-    """`pid` and everything below it that lives."""
+    """Return `pid` and all living processes below it."""
     if not alive(pid):
         return []
     return [pid, *(each for child in children(pid) for each in tree(child))]
@@ -77,7 +77,7 @@ def usage(pids: list[int], *, pss: bool = True) -> Usage:
 
 
 def named_memory(pids: list[int]) -> set[str]:
-    """Names in /dev/shm that the processes hold: those could be left there."""
+    """Return the names in /dev/shm that the processes hold and could leave behind."""
     lines = [line for pid in pids for line in _read(Path(f"/proc/{pid}/maps")).split()]
     return {path for path in lines if path.startswith("/dev/shm/")}
 
@@ -91,8 +91,9 @@ def descriptors(pid: int) -> int:
 
 
 def mapped_files(pids: list[int], suffix: str) -> list[str]:
-    """Files that the processes have mapped, a line for each mapping, also of files
-    that have been deleted meanwhile."""
+    """Return a line for each mapping of a file in the processes, deleted files
+    included.
+    """
     found: list[str] = []
     for pid in pids:
         for line in _read(Path(f"/proc/{pid}/maps")).splitlines():

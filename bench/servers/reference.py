@@ -29,7 +29,7 @@ HEADER_LENGTH = b"inference-header-content-length"
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
-    """One thread, on this core: what an unbatched small model wants."""
+    """Open a session with one thread, which is fastest for an unbatched small model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(

@@ -27,9 +27,9 @@ from bench.servers.processes import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-#: How the command line is called by an interpreter, so that it is that of its path.
+#: Arguments with which an interpreter runs the command line of its own path.
 _MAIN = ["-c", "from app.cli import main; main()"]
-#: And by this one: always that of this tree.
+#: The command line of this tree, run by this interpreter.
 POPGATE = [sys.executable, *_MAIN]
 
 
@@ -38,10 +38,10 @@ class ServerFailed(RuntimeError):
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on, nor will by chance.
+    """Return a free port of 127.0.0.1.
 
-    It is none of those that the kernel gives out on request, so no process
-    gets it between this call and the start of a server.
+    The kernel never chooses this port by itself, so no process receives it by chance
+    before a server starts.
     """
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     first = int(given.split()[0])
@@ -61,7 +61,7 @@ class Server:
     """One server process, its children and its log. A context manager.
 
     Leaving the context stops it with SIGTERM, and with SIGKILL after `stop_timeout`
-    seconds. `environment` is added to that of this process.
+    seconds. `environment` is added to the variables of this process.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Server:
         return "\n".join(text.splitlines()[-last:])
 
     def status(self, path: str, timeout: float = 5.0) -> int:
-        """HTTP status of a GET; 0 if there is no answer."""
+        """Return the HTTP status of a GET; 0 if there is no answer."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
         try:
             connection.request("GET", path)
@@ -136,7 +136,7 @@ class Server:
     def wait_ready(
         self, timeout: float = 60.0, path: str = "/v2/health/ready"
     ) -> float:
-        """Wait until `path` answers 200; seconds since the process was started.
+        """Wait until `path` answers 200; return seconds since the start of the process.
 
         Raises:
             ServerFailed: the process ended, or `timeout` seconds passed.
@@ -176,7 +176,10 @@ class Server:
         return usage(self.pids())
 
     def stop(self) -> int:
-        """SIGTERM, then wait, then SIGKILL. The exit code (negative: by signal)."""
+        """Send SIGTERM, wait, then send SIGKILL.
+
+        Return the exit code (negative: by signal).
+        """
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -187,7 +190,9 @@ class Server:
         return self.process.returncode
 
     def kill(self) -> None:
-        """SIGKILL to the server process itself; its children are left to notice."""
+        """Send SIGKILL to the server process only; its children must notice by
+        themselves.
+        """
         self.process.kill()
         self.process.wait()
 
@@ -201,12 +206,13 @@ def gateway(
     name: str = "gateway",
     python: str = sys.executable,
 ) -> Server:
-    """`popgate serve` on a repository folder; `options` go to its command line.
+    """Return `popgate serve` on a repository folder; `options` go to its command line.
 
-    The device pool is this process's own, so that other gateways on the machine and
-    ours do not wait for each other.
+    This process has its own device pool, so its gateways and others on the machine do
+    not wait for each other.
     """
-    # Some load and unload. As variables: a version before this one warns of it.
+    # Some callers load and unload. Earlier versions only warn about variables that they
+    # do not know.
     pool = {"POPGATE_POOL": f"bench-{os.getpid()}", "POPGATE_TRUST_LOOPBACK": "1"}
     port = free_port() if port is None else port
     command = [python, *_MAIN, "serve", "--model-repository", str(repository)]
@@ -224,7 +230,7 @@ def compile_models(
     environment: dict[str, str] | None = None,
     python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:
-    """`popgate compile A.onnx … --out-dir DIR`. Exit code 1 where one was refused."""
+    """Run `popgate compile A.onnx … --out-dir DIR`; exit code 1 for refused models."""
     command = [python, *_MAIN, "compile", *map(str, models), "--out-dir", str(out_dir)]
     return subprocess.run(
         [*command, *options],

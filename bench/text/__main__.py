@@ -1,4 +1,4 @@
-"""Texts of many lengths: how fast they are served, and how much of it is padding.
+"""Measure how fast texts of many lengths are served, and the share of padding.
 
     python -m bench.text
     python -m bench.text --texts 1000 --median 8 --connections 1,16,64
@@ -7,18 +7,18 @@
 
 An encoder of MiniLM's size with random weights is served twice: rows of different
 length run together, or only rows of one length do. Each connection sends one text after
-the other. The bound is a loop in one process that has all texts and their tokens
-beforehand, sorts them by length and runs them in batches of the same limits, on one
-thread as the device does. Shown are texts a second of processor time, the whole
-server's, as shares of the bound in the same run: other work on the machine changes that
-less than texts a second of wall time.
+the other. The bound is a loop in one process that has all tokens beforehand, sorts the
+texts by length and runs them in batches of the same limits, on one thread like the
+device. It shows texts per second of the whole server's processor time, as shares of the
+bound in the same run. Other work on the machine changes these less than texts per
+second of wall time.
 
 With one connection the median time of a request is shown beside that of the tokenizer
 and one run of ONNX Runtime in a process. All is measured `--rounds` times in turns, and
 the median of the ratios is shown.
 
-The share of padding is measured on the same model without a server: the batches are
-told apart by when they began.
+The share of padding is measured on the same model without a server. Rows with the same
+time of start belong to one batch.
 
 `--fastembed` and `--infinity` name programs of environments that have those; they serve
 the same folder (bench/text/peer_servers.py), and their texts a second of wall and of
@@ -167,8 +167,8 @@ def alone(model: Path, given: Sequence[str]) -> float:
 
 
 def batches_run(path: Path, tokens: Sequence[int], in_flight: int) -> list[list[int]]:
-    """Return the lengths of the batches that a device makes of so many rows
-    at a time.
+    """Return the lengths in each batch that a device makes, with `in_flight` rows at a
+    time.
     """
     began: dict[int, list[int]] = defaultdict(list)
     with DeviceManager("cpu:1").get_device() as device:
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--fastembed", help="Python with fastembed, fastapi, litserve")
     parser.add_argument("--infinity", help="infinity_emb of an environment")
     options = parser.parse_args()
-    # As the gateway's: others on this machine have devices of their own.
+    # A pool of this process's own: gateways of others on this machine do not share it.
     os.environ["POPGATE_POOL"] = f"bench-{os.getpid()}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -13,7 +13,7 @@ LAYERS, WIDTH, HEADS, INNER = 6, 384, 12, 1536
 POSITIONS, WORDS = 512, 2000
 SHORTEST, LONGEST, MEDIAN, SPREAD = 4, 400, 50, 0.9
 INPUTS = ("input_ids", "attention_mask")
-#: The padding token, what an unknown word is, and what is put around a text.
+#: The padding token, the unknown token, and the tokens around a text.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 

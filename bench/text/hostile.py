@@ -6,9 +6,8 @@
 Empty and 10 MB texts, lone surrogates, control characters, 10^5 texts, token ids beyond
 the vocabulary, deep JSON, wrong types and random documents go to all routes, over 16
 connections, among requests whose vectors are known: ONNX Runtime and the tokenizer gave
-them in this process. Another process asks for `/v1/health/live` all the time, and says
-how long the slowest answer took; beside it the same for a server that does nothing
-else, which is what the machine itself takes.
+them in this process. Another process requests `/v1/health/live` without pause, and
+reports the slowest answers. The same for an idle server shows the share of the machine.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ class Cases:
 
 
 def _wrong(case: Case, status: int, body: bytes) -> str:
-    """Return why an answer is none that may come; empty if it may."""
+    """Return why an answer is not allowed; empty if it is."""
     if status == 200:
         if case.any_answer:
             json.loads(body)
@@ -228,7 +227,7 @@ async def _attack(
 
 
 def _watch(port: int, path: str, begun: Any, stop: Any, answer: Any) -> None:
-    """Ask for a path again and again; send how long the slowest answers took."""
+    """Request a path again and again; send the durations of the slowest answers."""
     took: list[float] = []
     connection = http.client.HTTPConnection(HOST, port, timeout=30)
     begun.wait()

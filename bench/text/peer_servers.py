@@ -36,7 +36,9 @@ def embedding(folder: str) -> Any:
 
 
 def fastapi(folder: str, port: int) -> None:
-    """Serve one text a request, as the pages of both show it."""
+    """Serve one text per request, as the documentation of fastembed and FastAPI shows
+    it.
+    """
     import uvicorn
     from fastapi import FastAPI
     from pydantic import BaseModel
@@ -72,7 +74,7 @@ class Embeds(_LitAPI):  # type: ignore[misc]
         return {"embedding": vector.tolist()}
 
 
-# It would take an annotation for the type of a query parameter.
+# LitServe would treat an annotation as the type of a query parameter.
 Embeds.decode_request.__annotations__.clear()
 
 

@@ -1,9 +1,9 @@
 """Inference under the names of Graphcore's `model_runtime` module.
 
-A thin face over `engine`: spelling and conventions are the original's, and so are the
-defaults. docs/how-to/migrate-from-model-runtime.md says name by name what works, what
-differs, and why a name is not there. Errors are RuntimeErrors; what is of another type
-is a TypeError as well.
+A thin front end of `engine`, with the original's spelling, conventions and defaults.
+docs/how-to/migrate-from-model-runtime.md says name by name what works, what differs,
+and why a name is not there. Errors are RuntimeErrors; values of a wrong type also raise
+a TypeError.
 """
 
 from importlib.metadata import version
@@ -67,7 +67,7 @@ from model_runtime.tensor_memory import (
 )
 from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 
-#: That of the distribution, PopGate.
+#: The version of the distribution, PopGate.
 __version__ = version("popgate")
 
 __all__ = [

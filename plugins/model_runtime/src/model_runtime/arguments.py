@@ -1,4 +1,4 @@
-"""Arguments: of several names, one for each overload, and of the right type."""
+"""Checks of arguments: one of several names, and the right type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WrongOption(InvalidConfig, ValueError):
 
 
 def one_of(names: str, *given: Any) -> Any:
-    """Return the one that is given; WrongType, with `names`, unless it is one."""
+    """Return the only given value; raise WrongType with `names` for none or several."""
     found = [value for value in given if value is not None]
     if len(found) != 1:
         raise WrongType(f"expected one of {names}, got {len(found)}")
@@ -26,13 +26,15 @@ def one_of(names: str, *given: Any) -> Any:
 
 
 def at_most_one_of(names: str, *given: Any) -> Any:
-    """Take at most one of the names; None if none is given."""
+    """Return the given value, or None; raise WrongType for several."""
     return one_of(names, *given) if any(v is not None for v in given) else None
 
 
 def checked_callback(name: str, callback: T) -> T:
-    """`callback`, which can be called; WrongType otherwise, when it is given and not
-    when it is wanted."""
+    """Return `callback`; raise WrongType if it cannot be called.
+
+    So the error comes when a callback is given, not when it is called.
+    """
     if not callable(callback):
         raise WrongType(f"expected a {name} to call, {got(callback)}")
     return callback
@@ -52,7 +54,7 @@ def named(name: str, take: Callable[[Any], T], value: object) -> T:
 
 
 def unsigned(value: SupportsIndex) -> int:
-    """`value` as a number that is not negative."""
+    """Return `value` as a number; raise an error if it is negative."""
     taken = number(value)
     if taken < 0:
         raise WrongOption(f"expected no negative number, got {taken}")

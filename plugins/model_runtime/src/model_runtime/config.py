@@ -31,15 +31,16 @@ from popef_io import Model, TensorType
 NO_BATCHING_DIM = engine.NO_BATCHING_DIM
 
 #: Called with the name of an input that lacks rows, and two views to fill: rows of
-#: inputs, and memory for the outputs of those rows. It may return two others.
+#: inputs, and memory for the outputs of those rows. The callback may return two other
+#: views instead.
 FlushCallback: TypeAlias = Callable[
     [str, InputMemoryView, OutputMemoryView],
     tuple[InputMemoryView, OutputMemoryView] | None,
 ]
 Descs: TypeAlias = Mapping[str, engine.DataDesc]
-#: The device of each replica that is not to get one by itself, by number from 0.
+#: Devices of replicas, by number from 0. Other replicas attach a device themselves.
 ReplicaIdToDevice: TypeAlias = dict[int, Device]
-#: Memory for what the save programs of each replica deliver, by number from 0.
+#: Memory for the outputs of the save programs of each replica, by number from 0.
 ReplicaIdToOutputMemoryView: TypeAlias = dict[int, OutputMemoryView]
 
 #: Requests that may be in flight in one replica: `executeAsync` does not wait.
@@ -260,7 +261,9 @@ def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]
 def _over_views(
     callback: FlushCallback | None, inputs: Descs, outputs: Descs
 ) -> engine.FlushCallback | None:
-    """Return the engine's callback, over views as callers of the original know them."""
+    """Return the engine's callback, which calls `callback` with the original's
+    views.
+    """
     if callback is None:
         return None
     asked = checked_callback("flush_callback", callback)

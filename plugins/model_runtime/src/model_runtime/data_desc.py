@@ -1,4 +1,4 @@
-"""`DataDesc`: what a tensor of a model is."""
+"""`DataDesc`: the description of a model's tensor."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ Data = TypeVar("Data", InputData, OutputData)
 
 
 class _DataRing(SpscRingBuffer[Data]):
-    """A ring whose buffers are there from the beginning, to be filled.
+    """A ring whose buffers exist from the beginning, to be filled.
 
-    `write` copies what `obj` says; the memory that it refers to is not copied.
+    `write` copies the members of `obj`, but not the memory to which `obj` refers.
     """
 
     _buffer: ClassVar[type[Any]]
@@ -36,7 +36,7 @@ class _DataRing(SpscRingBuffer[Data]):
         super().__init__(num_buffers, label, timeout_cb, timeout_ns, make=make)
 
     def write(self, obj: Data) -> None:
-        """Lock a buffer, let it say what `obj` says, and publish it."""
+        """Lock a buffer, copy the members of `obj` into it, and publish it."""
         self._ring.write(copy.copy(expected(obj, self._face)._slot))
 
     def writeLock(self) -> Data:
@@ -55,7 +55,9 @@ class _DataRing(SpscRingBuffer[Data]):
 
 
 class InputRingBuffer(_DataRing[InputData]):
-    """Batches of an input, between who brings them and who takes them."""
+    """Batches of an input, from the thread that writes them to the thread that reads
+    them.
+    """
 
     _buffer, _face = popgate_sessions.InputData, InputData
 

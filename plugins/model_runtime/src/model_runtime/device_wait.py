@@ -18,7 +18,7 @@ def _strategy(value: DeviceWaitStrategy) -> DeviceWaitStrategy:
 
 
 class DeviceWaitConfig(Options):
-    """Retries when attaching to a device: at once or not at all, by default.
+    """Retries when attaching to a device. By default there are none.
 
     `DeviceWaitConfig(strategy, timeout, sleepTime)`, or `DeviceWaitConfig(timeout,
     sleepTime)` for WAIT_WITH_TIMEOUT. Durations are `timedelta`, or a number of

@@ -20,10 +20,10 @@ DeviceOptions: TypeAlias = Mapping[str, str]
 
 
 class _Version(int):
-    """An IPU version that can be told from the same number."""
+    """An IPU version that differs in type from an equal number."""
 
 
-#: The default version, which in the form for models stands where those have tiles.
+#: The default version. In the overload for models this argument holds the tiles.
 _MK2 = _Version(2)
 
 
@@ -37,8 +37,9 @@ class Device(NotPickled):
         close_with(self, device.close)
 
     def ipuVersion(self) -> int:
-        """-1, an architecture that the original does not know; of an IPU model, the
-        one it was made as."""
+        """Return -1, which no architecture of the original has; for an IPU model, its
+        version.
+        """
         return self.engine.ipu_version
 
     def __repr__(self) -> str:
@@ -46,7 +47,10 @@ class Device(NotPickled):
 
 
 class DeviceConstraints(Options):
-    """Requirements on a device; every device of ours meets all. False: not required."""
+    """Requirements on a device.
+
+    All devices of PopGate meet them. False: not required.
+    """
 
     __slots__ = ()
 
@@ -64,16 +68,16 @@ class DeviceConstraints(Options):
 class DeviceManager:
     """Attaches devices of the pool.
 
-    A device is asked for by a number of units or for a model. Of `device_options` ours
-    have an effect (`popgate.threads`), Poplar's have none. A device is known by its
-    place in the pool, or by its own id ("cpu:1").
+    You request a device by a number of units, or for a model. In `device_options`
+    PopGate's options have an effect (`popgate.threads`), Poplar's have none. A device
+    is identified by its place in the pool, or by its own id ("cpu:1").
     """
 
     def __init__(self) -> None:
         self._manager = engine.DeviceManager()
 
     def ipuHardwareVersion(self) -> int:
-        """-1: devices of an architecture that the original does not know."""
+        """Return -1, which no architecture of the original has."""
         return self._manager.ipu_hardware_version()
 
     def getDevice(
@@ -88,7 +92,7 @@ class DeviceManager:
     ) -> Device:
         """Return a device of `num_ipus` units, or for a model; raises if there is none.
 
-        What a device must be able to do goes by both spellings in use.
+        The requirements have two spellings; both are accepted.
         """
         flags, wait = _split(device_options, wait_config)
         _constrained(constrains, constraints)
@@ -162,8 +166,10 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device:
-        """Return a software device outside the pool: of so many IPUs, or for a
-        model, whose version it has and after which the tiles follow.
+        """Return a software device outside the pool: of so many IPUs, or for a model.
+
+        A device for a model has the model's version, and the tiles are the next
+        argument.
         """
         wanted = _io(num_ipus, model)
         make = self._manager.create_ipu_model_device
@@ -203,9 +209,7 @@ class DeviceManager:
 
 
 def _constrained(*given: DeviceConstraints | bool | None) -> None:
-    """Check the requirements, which every device of ours meets. Raises WrongType for
-    others.
-    """
+    """Check that the requirements have the right type: all devices meet them."""
     for asked in given:
         if not isinstance(asked, DeviceConstraints | bool | None):
             raise WrongType(f"expected DeviceConstraints, {got(asked)}")
@@ -223,8 +227,10 @@ def _split(
     config: DeviceWaitConfig | None,
     model: Model | None = None,
 ) -> tuple[Any, engine.DeviceWaitConfig]:
-    """Options, or the model that has them, and the wait policy, which may be in the
-    place of the options where those were left out."""
+    """Return the options, or the model that has them, and the wait policy.
+
+    Without options, the wait policy may be in their place.
+    """
     if isinstance(options, DeviceWaitConfig):
         options, config = None, one_of("wait_config", options, config)
     flags = at_most_one_of("device_options and model", options, model)

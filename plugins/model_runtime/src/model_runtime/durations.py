@@ -17,7 +17,7 @@ from popef.taking import got
 Nanoseconds: TypeAlias = timedelta | float | SupportsIndex
 Seconds: TypeAlias = timedelta | float
 MAX_NS = 2**63 - 1
-#: The original's maximum, as far as a `timedelta` tells microseconds.
+#: The original's maximum, in the whole microseconds of a `timedelta`.
 MAX = timedelta(microseconds=MAX_NS // 1000)
 
 

@@ -1,8 +1,8 @@
-"""The end of the program, which closes what is open.
+"""Closing of open objects at the end of the program.
 
-Python runs the finalizers of what still lives, so that save programs are run and
-devices are free, while daemon threads go on. For them everything is closed all of a
-sudden; that they end of it is no error to report.
+Python then runs the finalizers of the remaining objects, so save programs run and
+devices become free. Daemon threads still run and suddenly meet closed objects. Their
+errors are not reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _hush() -> None:
     threading.excepthook = hook
 
 
-# What is registered later is called sooner: before the finalizers, which register
-# themselves with the first one.
+# Python calls exit functions in reverse order. The first finalizer registers all of
+# them, so `_hush` is called before them.
 close_with(_hush, int)
 atexit.register(_hush)

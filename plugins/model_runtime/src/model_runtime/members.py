@@ -1,5 +1,8 @@
-"""Public members of the original's structs: a value of another type is refused where it
-is given, what is given is copied, and help() says what each is for."""
+"""Public members of the original's structs.
+
+An assignment copies the value and refuses values of a wrong type. help() describes each
+member.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ Given = TypeVar("Given")
 
 
 class Member(Generic[Held, Given]):
-    """One member: `take` makes of what is given what is held, and raises WrongType or
-    WrongOption; `default` is taken at first; `doc` is for help().
+    """One member.
+
+    `take` converts a given value into the held one, and raises WrongType or
+    WrongOption. `default` is the first value; `doc` is for help().
     """
 
     def __init__(self, take: Callable[[Given], Held], default: Any, doc: str) -> None:

@@ -1,4 +1,4 @@
-"""Memory that callers hand over, by tensor name (Model Runtime User Guide 3.1)."""
+"""Memory that callers pass, by tensor name (Model Runtime User Guide 3.1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WrongName(KeyError, RuntimeError):
 
 
 class ByName(dict[str, Value]):
-    """A dict that says what it has, where it is asked for something else."""
+    """A dict whose error for a missing name lists its names."""
 
     def __missing__(self, name: object) -> Value:
         if isinstance(name, bytes) and (key := text(name)) in self:
@@ -32,14 +32,14 @@ class ByName(dict[str, Value]):
 
 
 def wrong_name(name: object, known: Iterable[str]) -> WrongName:
-    """Return the error that lists what there is."""
+    """Return the error that lists the existing names."""
     return WrongName(f"there is no {name!r}; there are {list(known)}")
 
 
 class InputMemoryView(UserDict[str, Any]):
     """Name to memory of inputs: numpy arrays, or anything with their buffer protocol.
 
-    Holds what is assigned; may be changed and used again for many calls.
+    It refers to the assigned memory, and may be changed and used again for many calls.
     """
 
     def __setitem__(self, name: Text, memory: Any) -> None:
@@ -53,7 +53,7 @@ class InputMemoryView(UserDict[str, Any]):
         raise wrong_name(name, self)
 
     def _check(self, name: str, memory: Any) -> None:
-        """WrongType for what is no memory."""
+        """Raise WrongType for objects that are not memory."""
         buffer_of(name, memory).release()
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ def buffer_of(name: str, memory: Any) -> memoryview:
 
 
 def mapping(memory: Any) -> Mapping[Any, Any]:
-    """`memory`, which is a mapping; WrongType otherwise."""
+    """Return `memory`; raise WrongType unless it is a mapping."""
     if not isinstance(memory, Mapping):
         raise WrongType(f"expected a view or a dict, {got(memory)}")
     return memory
@@ -90,25 +90,25 @@ def mapping(memory: Any) -> Mapping[Any, Any]:
 def arrays_of(
     memory: Mapping[str, Any], descs: Mapping[str, DataDesc]
 ) -> dict[str, Array]:
-    """Each memory as an array of the tensor of its name."""
+    """Return each memory as an array of the tensor with its name."""
     if not isinstance(memory, Mapping):
         raise WrongType(f"expected a view or a dict of memory by name, {got(memory)}")
     try:
         return {name: typed(value, descs[name]) for name, value in memory.items()}
-    except KeyError:  # names in bytes, and those that the model does not have
+    except KeyError:  # names in bytes, or names that the model does not have
         named = {text(k, "the name of a tensor"): v for k, v in memory.items()}
         return {k: typed(v, descs.get(k), k) for k, v in named.items()}
 
 
 def typed(memory: Any, desc: DataDesc | None, name: str = "") -> Array:
-    """`memory` as an array of the tensor `desc`; a view of it.
+    """Return `memory` as an array of the tensor `desc`, without a copy.
 
-    To the original, memory is bytes with a length: plain bytes, and arrays of the right
-    type in another shape, are taken for the rows they hold.
+    The original sees memory as bytes with a length. So plain bytes, and arrays of the
+    right type in another shape, count as the rows that they hold.
     """
     array: Array
     if isinstance(memory, np.ndarray):
-        # Without what a subclass thinks of its data, as a mask.
+        # A plain array ignores additions of subclasses, such as a mask.
         array = memory if type(memory) is np.ndarray else np.asarray(memory)
     else:
         try:
@@ -129,4 +129,4 @@ def typed(memory: Any, desc: DataDesc | None, name: str = "") -> Array:
         flat = array.reshape(-1).view(dtype)
         return flat.reshape(-1, *shape[1:]) if shape else flat.reshape(())
     except ValueError:
-        return array  # the engine says what is wrong with it
+        return array  # the engine reports the fault

@@ -31,8 +31,8 @@ class ModelRunner(NotPickled):
 
     `model` is the path of a file, `PopefPaths` or another sequence of paths, or a
     `popef.Model`; paths also by their own names. Devices are attached and the model is
-    loaded when this returns. Unloaded once it is no longer referenced; a result refers
-    to it. Errors are RuntimeErrors. Thread-safe.
+    loaded when this returns. The runner is unloaded once nothing refers to it; results
+    refer to it. Errors are RuntimeErrors. Thread-safe.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class ModelRunner(NotPickled):
         Both are views or dicts of memory by tensor name: arrays of the type and shape
         that `getExecuteInputs` and `getExecuteOutputs` tell, or a multiple of the batch
         in the first dimension. The result of a view holds `TensorMemory`, that of a
-        dict arrays. A RuntimeError if names, types or shapes are wrong, and how the
-        request failed.
+        dict arrays. Raises a RuntimeError if names, types or shapes are wrong, or if
+        the request fails.
         """
         result = self._submit(input_data, output_data, replica_id)
         result.wait()
@@ -124,7 +124,7 @@ class ModelRunner(NotPickled):
     ) -> OutputFutureMemory:
         """Queue a request, as `execute` runs it; the result waits on first access.
 
-        The memory of its inputs must stay as it is until the result is there.
+        The memory of its inputs must not change before the result arrives.
         """
         return self._submit(input_data, output_data, replica_id)
 
@@ -145,10 +145,10 @@ class ModelRunner(NotPickled):
         return _listed(self._runner.model_outputs)
 
     def config(self) -> ModelRunnerConfig:
-        """Return a copy of the options it was made with."""
+        """Return a copy of the options of its construction."""
         return copy.copy(self._config)
 
-    # Each fills the dictionary it is given, or a new one, and returns it.
+    # Each method fills the given dictionary, or a new one, and returns it.
 
     def getTimeTrace(
         self,

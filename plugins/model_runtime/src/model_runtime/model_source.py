@@ -16,14 +16,14 @@ FilesOrModel: TypeAlias = Path | Sequence[Path] | Model
 
 
 class PopefPaths(list[str]):
-    """The files of one model. One path alone is a list of it."""
+    """The files of one model. A single path stands for a list with that path."""
 
     def __init__(self, paths: Path | Iterable[Path] = ()) -> None:
         super().__init__(_listed(paths))
 
 
 def opened(source: FilesOrModel) -> popef_io.Model:
-    """Return the model beneath; `engine.InvalidModel` where it cannot be read."""
+    """Return the engine's model. Raises `engine.InvalidModel` if it cannot be read."""
     if isinstance(source, Model):
         return source.io
     if not isinstance(source, str | bytes | os.PathLike | Iterable):

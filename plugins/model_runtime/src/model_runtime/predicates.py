@@ -18,9 +18,9 @@ from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 T = TypeVar("T")
 Policy = TypeVar("Policy", bound=IntEnum)
 Predicate: TypeAlias = Callable[[Anchor], Policy]
-#: Says of an anchor whether its callback, or its queue, is set: `AnchorCallbackPolicy`.
+#: Decides whether an anchor's callback, or queue, is set: `AnchorCallbackPolicy`.
 AnchorCallbackPredicate: TypeAlias = Predicate[AnchorCallbackPolicy]
-#: Says of an anchor whether the data of the file are used: `PopefDataUsagePolicy`.
+#: Decides whether an anchor takes the data of the file: `PopefDataUsagePolicy`.
 PopefDataUsagePredicate: TypeAlias = Predicate[PopefDataUsagePolicy]
 
 null_anchor_callback_predicate: AnchorCallbackPredicate | None = None
@@ -28,7 +28,7 @@ null_popef_data_usage_predicate: PopefDataUsagePredicate | None = None
 
 
 class AnchorWithPolicy(Generic[Policy]):
-    """The policy of one anchor, which is given itself or by its name or handle.
+    """The policy of one anchor, given as an anchor, a name or a handle.
 
     For `predAnchorsPolicies`.
     """
@@ -149,8 +149,9 @@ class Factories(Generic[Policy]):
         *,
         accepted_programs_policies: Iterable[Any] | None = None,
     ) -> Predicate[Policy]:
-        """Accept the anchors of any of these programs; given programs with policies,
-        gives theirs."""
+        """Accept the anchors of any of these programs; for programs with policies, give
+        theirs.
+        """
         given = one_of(
             "program_indexes and accepted_programs_policies",
             program_indexes,
@@ -163,7 +164,8 @@ class Factories(Generic[Policy]):
             return _face(popgate_sessions.used_by(numbers(items), accept, reject))
         if not all(grouped):
             raise WrongType("expected ProgramsWithPolicy, and nothing besides")
-        if accept_policy is not None:  # by place, the reject policy is the second here
+        # as positional arguments, the reject policy is the second
+        if accept_policy is not None:
             if reject_policy is not None or accepted_programs_policies is not None:
                 raise WrongType("programs with policies take no accept_policy")
             reject_policy = accept_policy

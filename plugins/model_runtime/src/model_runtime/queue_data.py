@@ -12,11 +12,11 @@ from model_runtime.memory import buffer_of
 from popef.errors import WrongValue
 from popef.taking import number
 
-#: Called just before the first byte of what was enqueued is taken.
+#: Called just before the first byte of the enqueued memory is taken.
 ReadStartCallback: TypeAlias = Callable[[], None]
-#: Called when the last byte of what was enqueued was taken: its memory is free.
+#: Called when the last byte of the enqueued memory was taken: the memory is free.
 ReadCompleteCallback: TypeAlias = Callable[[], None]
-#: Called after data were written to the memory that was enqueued for them.
+#: Called after results were written to the memory that was enqueued for them.
 WriteCompleteCallback: TypeAlias = Callable[[], None]
 
 Slot = TypeVar("Slot", popgate_sessions.InputData, popgate_sessions.OutputData)
@@ -53,7 +53,7 @@ class _Data(Generic[Slot]):
 
 
 class InputData(_Data[popgate_sessions.InputData]):
-    """A batch of one input: `data_size` bytes of `data`, and who wants to know."""
+    """A batch of one input: `data_size` bytes of `data`, and its callbacks."""
 
     __slots__ = ()
 
@@ -101,7 +101,9 @@ class OutputData(_Data[popgate_sessions.OutputData]):
 
 
 def bytes_of(data: Any, size: SupportsIndex | None = None) -> memoryview:
-    """Return the first `size` bytes of `data`, in place; all of them without it."""
+    """Return the first `size` bytes of `data`, in place; without `size`, all of
+    them.
+    """
     view = buffer_of("data", data)
     if not view.c_contiguous:
         raise WrongValue(

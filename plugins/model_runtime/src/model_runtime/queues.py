@@ -2,8 +2,8 @@
 """Queues of a session (Model Runtime User Guide, queue management).
 
 The memory that is enqueued is not copied, and must stay until its callback is called.
-The enqueueing side of a queue is for one thread. A queue that is disconnected takes
-nothing, and says nothing: every call returns at once, as in the original.
+The enqueueing side of a queue is for one thread. Calls of a disconnected queue return
+at once, without effect or error, as in the original.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ class IQueue(NotPickled):
         return self._queue.num_buffers
 
     def disconnect(self) -> None:
-        """Make all waits return; what they return is to be ignored."""
+        """Make all waits return; ignore their results."""
         self._queue.disconnect()
 
     def reset(self) -> None:
-        """Empty again, after the session was stopped."""
+        """Empty the queue, after the session was stopped."""
         self._queue.reset()
 
     def flush(self) -> None:
-        """Complete a partial batch, with zeros or with room for what comes of them; a
-        whole one if there is none."""
+        """Complete a partial batch, with zeros or with room for their results; without
+        a partial batch, add a whole one.
+        """
         self._queue.flush()
 
     def _allocate(self, extra_buffers: int) -> popgate_sessions.RingMemoryPool:
@@ -94,7 +95,7 @@ class InputQueue(IQueue):
         read_start_callback: ReadStartCallback | None = None,
         read_complete_callback: ReadCompleteCallback | None = None,
     ) -> None:
-        """Queue `data_size` bytes of `input`, all of it without a size."""
+        """Queue `data_size` bytes of `input`; without a size, all of them."""
         view = bytes_of(input, data_size)
         start = optional_callback("read_start_callback", read_start_callback)
         complete = optional_callback("read_complete_callback", read_complete_callback)
@@ -121,7 +122,7 @@ class OutputQueue(IQueue):
         data_size: SupportsIndex | None = None,
         write_complete_callback: WriteCompleteCallback | None = None,
     ) -> None:
-        """Queue room for `data_size` bytes in `output`, all of it without a size."""
+        """Queue room for `data_size` bytes in `output`; without a size, all of it."""
         view = bytes_of(output, data_size)
         written = optional_callback("write_complete_callback", write_complete_callback)
         with _unless_disconnected():
@@ -154,7 +155,7 @@ class QueueManager(NotPickled):
         self._manager.flush_all()
 
     def disconnectAll(self) -> None:
-        """`disconnect` all queues: who runs programs, or waits for a queue, returns."""
+        """`disconnect` all queues: runs of programs, and waits for a queue, return."""
         self._manager.disconnect_all()
 
     def resetAll(self) -> None:
@@ -168,5 +169,7 @@ class QueueManager(NotPickled):
 def allocateQueueStorage(
     queue: IQueue, extra_buffers: SupportsIndex = 0
 ) -> RingMemoryPool:
-    """Memory for as many compiled batches as the queue has buffers, and some more."""
+    """Allocate memory for as many compiled batches as the queue has buffers, and some
+    more.
+    """
     return RingMemoryPool.of(expected(queue, IQueue)._allocate(number(extra_buffers)))

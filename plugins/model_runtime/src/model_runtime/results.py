@@ -1,7 +1,8 @@
 """Results of execute calls (Model Runtime User Guide 3.1).
 
-On every Python we run on, only numpy's arrays have both the buffer protocol and a
-method `numpy`: the future arrays are arrays, and asking a result for one waits.
+On every supported Python, only subclasses of numpy's array can have both the buffer
+protocol and a method `numpy`. So the future arrays are arrays, and access to one in a
+result waits.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from popef.taking import NotPickled, text
 
 
 class OutputMemory(ByName[Array]):
-    """Name to the memory of an output: an array, which is a `TensorMemory` where the
-    request was a view."""
+    """Name to the memory of an output: an array, or `TensorMemory` if the request was a
+    view.
+    """
 
 
 class FuturePyArray(TensorMemory):
@@ -43,7 +45,7 @@ class FuturePyArrayView(TensorMemoryView):
 class OutputFutureMemory(NotPickled, Mapping[str, Array]):
     """The result of `executeAsync`: name to array, waiting on first access.
 
-    `runner` is held until the result is, as it must not end before.
+    The result refers to `runner`, which must not end before it.
     """
 
     _array: type[FuturePyArray] | type[FuturePyArrayView] = FuturePyArray
@@ -53,7 +55,7 @@ class OutputFutureMemory(NotPickled, Mapping[str, Array]):
         self._runner = runner
 
     def wait(self) -> None:
-        """Return when the result is there; raises how the request failed."""
+        """Wait for the result. Raises the error of a failed request."""
         self._result.wait()
 
     def memory(self, *, as_memory: bool) -> OutputMemory:

@@ -20,8 +20,8 @@ T = TypeVar("T")
 class SpscRingBuffer(NotPickled, Generic[T]):
     """A ring between one writing thread and one reading thread.
 
-    Ours: `make` makes the buffers, which `writeLock` hands out to be filled; without it
-    they mean nothing, and `write` puts objects into the ring (any but None).
+    An addition of PopGate: `make` makes the buffers, which `writeLock` returns to be
+    filled. Without `make`, `write` puts objects into the ring (any but None).
     """
 
     #: Called with the ring when a reader has waited for as long as its timeout says.
@@ -53,7 +53,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
 
     @classmethod
     def of(cls, ring: engine.SpscRingBuffer[Any]) -> Self:
-        """Return the face of a ring of the engine."""
+        """Wrap a ring of the engine."""
         face = cls.__new__(cls)
         face._ring = ring
         return face
@@ -95,15 +95,15 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         return self._ring.read_available()
 
     def invalidate(self) -> None:
-        """Make every call return at once; what it returns is to be ignored."""
+        """Make every call return at once; ignore the results."""
         self._ring.invalidate()
 
     def isValid(self) -> bool:
-        """False after `invalidate`, until `reset`; to be asked after each lock."""
+        """Return False after `invalidate`, until `reset`. Check it after each lock."""
         return self._ring.is_valid()
 
     def reset(self) -> None:
-        """Back to the initial state."""
+        """Restore the initial state."""
         self._ring.reset()
 
     def getState(self, prefix: Text = "") -> str:
@@ -111,7 +111,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         return self._ring.state(text(prefix))
 
     def printState(self, prefix: Text = "") -> str:
-        """`getState`, as it was called before."""
+        """Return `getState`, by its older name."""
         return self.getState(prefix)
 
     def numBuffers(self) -> int:
@@ -148,7 +148,7 @@ class RingMemoryPool(NotPickled, IMemoryPool):
 
     @classmethod
     def of(cls, pool: popgate_sessions.RingMemoryPool) -> RingMemoryPool:
-        """Return the face of a pool of the engine."""
+        """Wrap a pool of the engine."""
         face = cls.__new__(cls)
         face._pool = pool
         return face

@@ -14,7 +14,7 @@ import popgate_sessions
 from popef import Anchor, Model
 from popef.taking import expected, number, numbers
 
-#: Says of an anchor how many batches the ring of its queue has room for.
+#: Returns how many batches the ring of an anchor's queue has room for.
 RingSizeMultiplierProdType: TypeAlias = Callable[[Anchor], int]
 
 

@@ -67,10 +67,10 @@ class CallbackInfo:
     anchor: Anchor
 
 
-#: Called with an array of the anchor's shape and type, valid during the call only: an
-#: input's is to be filled, an output's to be read.
+#: Called with an array of the anchor's shape and type, valid only during the call. Fill
+#: the array of an input; read that of an output.
 CallbackHandle: TypeAlias = Callable[[Any], Any]
-#: Called with each anchor that is to be served: its callback, or None to leave it.
+#: Called with each anchor to serve; returns its callback, or None to leave it.
 CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
 
 
@@ -89,7 +89,7 @@ def _predicate(
 
 
 class SessionConfig(Options):
-    """Options of a session, which takes them as they are when it is made.
+    """Options of a session, which copies them when it is made.
 
     A value of another type is refused on assignment.
     """
@@ -147,8 +147,9 @@ class SessionConfig(Options):
 class Session(NotPickled):
     """Links a model to a device; ends once it is no longer referenced.
 
-    `model` is as for `ModelRunner`. Programs are run by one thread; `stop` is for any.
-    Errors are RuntimeErrors; what a callback raises comes out of the run as it is.
+    `model` is as for `ModelRunner`. One thread runs programs; any thread may call
+    `stop`. Errors are RuntimeErrors. A run raises the exceptions of callbacks
+    unchanged.
     """
 
     ProgIdxType = int
@@ -169,8 +170,11 @@ class Session(NotPickled):
         self._device: Device | None = None
 
     def bindToDevice(self, device: Device) -> None:
-        """Load the model on a device; leaves another, and so does another session that
-        is on this one. Save programs of what leaves are run first."""
+        """Load the model on a device, and leave the previous one.
+
+        Another session on this device leaves it. The save programs of a leaving session
+        run first.
+        """
         self._session.bind_to_device(expected(device, Device).engine)
         self._device = device
 
@@ -182,9 +186,9 @@ class Session(NotPickled):
     def setCallbackForAnchor(
         self, anchor_handle: Text, callback: CallbackHandle
     ) -> None:
-        """Connect the anchor with this handle, instead of what it was connected to.
+        """Connect the anchor with this handle, replacing its present connection.
 
-        Ours: the name of the tensor is enough if only one anchor has it.
+        An addition of PopGate: a tensor's name is enough if only one anchor has it.
         """
         handle = text(anchor_handle)
         self._session.set_callback_for_anchor(
@@ -223,7 +227,7 @@ class Session(NotPickled):
     def errorIfAnchorsAreNotConnectedToCallbacks(
         self, progs: Iterable[SupportsIndex]
     ) -> None:
-        """An exception that lists them, if there are any."""
+        """Raise an exception that lists the unconnected anchors, if there are any."""
         self._session.error_if_anchors_are_not_connected_to_callbacks(numbers(progs))
 
     def createQueueManager(
@@ -267,8 +271,8 @@ class Session(NotPickled):
     def runLoadPrograms(self) -> bool:
         """Run the load programs.
 
-        Ours: this and the next return False if the session was stopped, or queues
-        were disconnected, meanwhile.
+        An addition of PopGate: all runs return False if the session was stopped, or
+        queues were disconnected, meanwhile.
         """
         return self._session.run_load_programs()
 
@@ -293,16 +297,17 @@ class Session(NotPickled):
         self._session.reload()
 
     def isStopped(self) -> bool:
-        """Return whether nothing runs until `reload`: it was stopped, or its device
-        lost."""
+        """Return whether the session was stopped, or its device lost: nothing runs
+        until `reload`.
+        """
         return self._session.is_stopped
 
     def getInputAnchors(self) -> list[Anchor]:
-        """All inputs, of load programs too."""
+        """Return all inputs, including those of load programs."""
         return _listed(self._session.input_anchors)
 
     def getOutputAnchors(self) -> list[Anchor]:
-        """All outputs, of save programs too."""
+        """Return all outputs, including those of save programs."""
         return _listed(self._session.output_anchors)
 
     def getUserInputAnchors(self) -> list[Anchor]:

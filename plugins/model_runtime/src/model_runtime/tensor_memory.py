@@ -1,8 +1,8 @@
 # ruff: noqa: N802 - the names are the original's
-"""Blocks of memory and views of them; here they are numpy arrays.
+"""Blocks of memory and views of them, as numpy arrays.
 
-Those that are made here have one dimension, of bytes; those that a runner hands out
-have the shape and the type of their tensor.
+Blocks made by callers have one dimension, of bytes. Blocks from a runner have the shape
+and the type of their tensor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from popef.taking import number
 
 
 class _Memory(np.ndarray[Any, Any]):
-    """An array whose `data` is its buffer, as of every array. What is computed of it is
-    an ordinary array, or an ordinary number."""
+    """An array whose `data` is its buffer.
+
+    Results of computations with it are ordinary arrays or numbers.
+    """
 
     @property
     def data_size_bytes(self) -> int:
@@ -33,7 +35,7 @@ class _Memory(np.ndarray[Any, Any]):
         if out is not None:
             options["out"] = tuple(map(_plain, out))
         result = getattr(ufunc, method)(*map(_plain, inputs), **options)
-        # In place: what was given is what comes of it.
+        # An operation in place returns the given array.
         return out[0] if out is not None and len(out) == 1 else result
 
 
@@ -42,8 +44,9 @@ def _plain(value: Any) -> Any:
 
 
 class ConstTensorMemoryView(_Memory):
-    """A read-only view of the first `data_size_bytes` bytes of `data`; of all of them
-    without a size. Of another view as well, by its name `other`."""
+    """A read-only view of the first `data_size_bytes` bytes of `data`; without a size,
+    of all of them. The argument `other` views another view.
+    """
 
     def __new__(
         cls,
@@ -71,8 +74,10 @@ class TensorMemoryView(_Memory):
 
 
 class TensorMemory(_Memory):
-    """A block of `data_size_bytes` bytes of its own, zero at first; of a tensor, where
-    a runner has made it."""
+    """A block of `data_size_bytes` bytes of its own, zero at first.
+
+    A runner makes it for a tensor.
+    """
 
     def __new__(cls, data_size_bytes: SupportsIndex = 0) -> TensorMemory:
         return np.zeros(unsigned(data_size_bytes), np.uint8).view(cls)

@@ -1,8 +1,8 @@
 # ruff: noqa: N802 - the names are the original's
 """PopEF containers under the names of Graphcore's `popef` module.
 
-A thin face over `popef_io`: spelling and conventions are the original's, the bytes of
-the files are ours (docs/reference/popef-format.md).
+A thin front end of `popef_io`. Spelling and conventions are the original's, the bytes
+of the files are PopGate's (docs/reference/popef-format.md).
 docs/how-to/migrate-from-model-runtime.md says name by name what works and what differs.
 
 Metadata, anchors and similar objects are values: a getter has the name of its field, a
@@ -38,7 +38,7 @@ def popefTypeToNumpyDType(data_type: DataType) -> np.dtype[Any]:
     return expected(data_type, DataType).numpy_dtype
 
 
-#: That of the distribution, PopGate.
+#: The version of the distribution, PopGate.
 __version__ = version("popgate")
 
 __all__ = [

@@ -35,8 +35,10 @@ class _DataInfo:
         self._tensor_info = taken(info, TensorInfo)
 
     def executable(self) -> str:
-        """Name of the executable it belongs to; empty: to any that has such an anchor.
-        An addition of ours."""
+        """Return the name of its executable; empty: any executable with such an anchor.
+
+        An addition of PopGate.
+        """
         return self._executable
 
     def setExecutable(self, executable: Text) -> None:

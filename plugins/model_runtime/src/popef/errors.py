@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 class WrongType(TypeError, RuntimeError):
-    """An argument is of another type than is taken here."""
+    """An argument has a wrong type."""
 
 
 class WrongValue(ValueError, RuntimeError):
@@ -20,7 +20,7 @@ class WrongValue(ValueError, RuntimeError):
 
 
 class FileError(OSError, RuntimeError):
-    """The operating system could not do what was asked for with a file."""
+    """The operating system could not perform an operation on a file."""
 
 
 class FileMissing(FileError, FileNotFoundError):
@@ -33,8 +33,9 @@ class FileRefused(FileError, PermissionError):
 
 @contextlib.contextmanager
 def files_explained() -> Iterator[None]:
-    """Raise what the operating system says as a `FileError`, with its number, words and
-    path."""
+    """Raise errors of the operating system as a `FileError`, with number, message and
+    path.
+    """
     try:
         yield
     except FileError:

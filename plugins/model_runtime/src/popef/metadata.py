@@ -22,7 +22,7 @@ from popef.values import Anchor, Option, ProgramFlow
 class Metadata:
     """Can be changed until it is written; `popef.values` says how accessors work.
 
-    Unset counts are 1, and it is for inference: what most models need.
+    Defaults suit most models: counts are 1, and the executable is for inference.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Metadata:
         return self._anchors
 
     def setAnchors(self, anchors: Iterable[Anchor]) -> None:
-        """Take copies of anchors, in place of those there are."""
+        """Replace the anchors by copies of these."""
         self._anchors = all_taken(anchors, Anchor)
 
     def programFlow(self) -> ProgramFlow:
@@ -79,7 +79,7 @@ class Metadata:
         return self._program_flow
 
     def setProgramFlow(self, program_flow: ProgramFlow) -> None:
-        """Take a copy of what says which programs load, compute and save."""
+        """Take a copy of the program flow: which programs load, compute and save."""
         self._program_flow = taken(program_flow, ProgramFlow)
 
     def programsMap(self) -> dict[int, str]:
@@ -115,7 +115,7 @@ class Metadata:
         self._ipu_version = number(ipu_version)
 
     def isPOD(self) -> bool:
-        """Return whether it was compiled for a Pod; nothing here depends on it."""
+        """Return whether it was compiled for a Pod, which has no effect here."""
         return self._is_pod
 
     def setIsPOD(self, is_pod: bool) -> None:
@@ -123,7 +123,9 @@ class Metadata:
         self._is_pod = truth(is_pod)
 
     def numProcesses(self) -> int:
-        """Host processes that it was compiled for; nothing here depends on it."""
+        """Return the host processes that it was compiled for, which has no
+        effect here.
+        """
         return self._num_processes
 
     def setNumProcesses(self, num_processes: int) -> None:

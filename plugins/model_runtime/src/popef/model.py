@@ -19,7 +19,7 @@ class Model(NotPickled):
     """A runnable model; made by `ModelBuilder`.
 
     `metadata` describes it, `executable` is its `ExecutableReader`; `tensors`, `feeds`
-    and `opaqueBlobs` are lists of the readers of what belongs to it.
+    and `opaqueBlobs` are lists of the readers of its other blobs.
     """
 
     _instead = "read its files in each process"
@@ -38,15 +38,14 @@ class Model(NotPickled):
 
 
 class ModelBuilder(NotPickled):
-    """Joins what a reader has read into models."""
+    """Joins the blobs of a reader into models."""
 
     def __init__(self, reader: Reader) -> None:
         self._builder = popef_io.ModelBuilder(expected(reader, Reader).io)
 
     def createModel(self, executable: Text = "") -> Model:
-        """Return the model of the executable called so; without a name, of the only
-        one.
+        """Return the model of an executable; without a name, of the only one.
 
-        A RuntimeError if there is none, or its metadata or data do not fit it.
+        Raises a RuntimeError if there is none, or its metadata or data do not fit.
         """
         return Model(self._builder.create_model(text(executable) or None))

@@ -23,7 +23,7 @@ BlobReader = TypeVar(
 
 
 class _Face(Generic[BlobReader]):
-    """The reader of a blob, with another beneath."""
+    """The reader of a blob, over a reader of `popef_io`."""
 
     def __init__(self, reader: BlobReader) -> None:
         self._reader: BlobReader = reader
@@ -33,11 +33,12 @@ class _Face(Generic[BlobReader]):
 
 
 class _DataFace(_Face[BlobReader]):
-    """Face of a blob of data."""
+    """The reader of a blob of data."""
 
     def getStandaloneDataStream(self) -> BinaryIO:
-        """Return the contents to read from the first byte; each stream has its own
-        position, and outlives its reader.
+        """Return a stream of the contents.
+
+        Each stream has its own position, and outlives its reader.
         """
         return self._reader.open()
 
@@ -58,8 +59,8 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
         return bytes(self._reader.raw())
 
     def getStandaloneExecutableStream(self) -> BinaryIO:
-        """Return the contents, decompressed, as `getStandaloneDataStream` gives
-        those of other blobs.
+        """Return a stream of the decompressed contents, like
+        `getStandaloneDataStream`.
         """
         return self._reader.open()
 
@@ -105,8 +106,8 @@ class OpaqueReader(_DataFace[popef_io.OpaqueReader]):
 class Reader(NotPickled):
     """Reader of all files parsed so far, in their order.
 
-    A file that breaks a rule raises a RuntimeError and adds nothing. What is handed out
-    outlives the reader. For one thread at a time.
+    A file that breaks a rule raises a RuntimeError and adds nothing. Returned objects
+    outlive the reader. For one thread at a time.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Taking a value from the caller, as a setter of C++ does.
 
-What is of another type is a `WrongType`, where it is given. Text may be bytes as well:
-the original takes both for its strings.
+An assignment of a wrong type raises `WrongType`. Strings may also be bytes: the
+original accepts both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Path: TypeAlias = Text | os.PathLike[str] | os.PathLike[bytes]
 
 
 def expected(value: object, kind: type[T]) -> T:
-    """`value`, which is of this kind; WrongType otherwise."""
+    """Return `value`; raise WrongType unless it is of this kind."""
     if not isinstance(value, kind):
         raise WrongType(f"expected {kind.__name__}, {got(value)}")
     return value
@@ -46,14 +46,14 @@ def all_taken(values: Iterable[object], kind: type[T]) -> list[T]:
 
 
 def each(values: Iterable[object], kind: type[T]) -> list[T]:
-    """`values`, which are all of this kind; WrongType otherwise."""
+    """Return `values`; raise WrongType unless all are of this kind."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise WrongType(f"expected a list of {kind.__name__}, {got(values)}")
     return [expected(value, kind) for value in values]
 
 
 def text(value: object, what: str = "a string") -> str:
-    """`value` as text, of a string or of bytes in UTF-8."""
+    """Return a string, or bytes in UTF-8, as a string."""
     if isinstance(value, str):
         return value
     if not isinstance(value, bytes):
@@ -65,7 +65,7 @@ def text(value: object, what: str = "a string") -> str:
 
 
 def path_of(value: object) -> str:
-    """`value` as the path of a file; bytes are as the file system has them."""
+    """Return `value` as the path of a file; bytes have the file system's encoding."""
     if not isinstance(value, str | bytes | os.PathLike):
         raise WrongType(f"expected the path of a file, {got(value)}")
     taken = os.fsdecode(value)
@@ -75,7 +75,7 @@ def path_of(value: object) -> str:
 
 
 def number(value: SupportsIndex, what: str = "a whole number") -> int:
-    """`value` as a number of Python's own."""
+    """Return `value` as a Python integer."""
     try:
         return index(value)
     except TypeError:
@@ -90,21 +90,21 @@ def numbers(values: Iterable[SupportsIndex]) -> list[int]:
 
 
 def names_by_number(values: Mapping[int, Text]) -> dict[int, str]:
-    """Return a copy of a mapping from numbers to text."""
+    """Return a copy of a mapping from numbers to strings."""
     if not isinstance(values, Mapping):
         raise WrongType(f"expected a mapping from numbers to strings, {got(values)}")
     return {number(key): text(value) for key, value in values.items()}
 
 
 def truth(value: object) -> bool:
-    """`value` as True or False; numbers and truth values of numpy are good as well."""
+    """Return `value` as True or False; numbers and numpy's bool are accepted too."""
     if not hasattr(value, "__bool__"):
         raise WrongType(f"expected True or False, {got(value)}")
     return bool(value)
 
 
 class NotPickled:
-    """A base of what cannot be taken to another process, which says so."""
+    """Base of classes whose objects cannot be pickled; the error says so."""
 
     __slots__ = ()
     _instead = "make one in each process"

@@ -1,10 +1,10 @@
 # ruff: noqa: N802 - the names are the original's
 """Values of metadata, with the accessors of the PopEF User Guide (5.1).
 
-A getter is called as the field, its setter `set` and the field; a getter of a list or
-of an object gives the one that is held, so that it can be changed in place; a setter
-takes a copy, as in C++, and what is of another type is a TypeError. Defaults, where the
-guide names none, are zero, false and empty.
+A getter has the name of its field, a setter the name with `set` before it. The getter
+of a list or an object returns the held one, which can be changed in place. A setter
+takes a copy, as in C++; a wrong type raises a TypeError. If the guide names no default,
+it is zero, false or empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from popef_io import DataType, TensorType
 
 
 class Option:
-    """A pair of texts, as engine and device options are."""
+    """A pair of strings: an option of engine or device."""
 
     __slots__ = ("_name", "_value")
 
@@ -33,7 +33,7 @@ class Option:
         return self._name
 
     def setName(self, name: Text) -> None:
-        """Say what is set: text, or bytes in UTF-8."""
+        """Set the name: a string, or bytes in UTF-8."""
         self._name = text(name)
 
     def value(self) -> str:
@@ -41,7 +41,7 @@ class Option:
         return self._value
 
     def setValue(self, value: Text) -> None:
-        """Say what it is set to, as text whatever it means."""
+        """Set the value, as a string whatever it means."""
         self._value = text(value)
 
     @classmethod
@@ -75,12 +75,15 @@ class TensorInfo:
         self._has_rank = True
 
     def shape(self) -> list[int]:
-        """Dimensions. Ours: -1 is known only at run time, and so is all of an empty
-        shape whose `sizeInBytes` is -1."""
+        """Return the dimensions.
+
+        An addition of PopGate: a dimension of -1 is known only at run time. An empty
+        shape whose `sizeInBytes` is -1 is entirely unknown.
+        """
         return self._shape
 
     def setShape(self, shape: Iterable[int]) -> None:
-        """Take dimensions; none of them is a scalar."""
+        """Take dimensions; an empty list is a scalar."""
         self._shape = numbers(shape)
         self._has_rank = True
 
@@ -97,7 +100,7 @@ class TensorInfo:
         return self._data_type.numpy_dtype
 
     def sizeInBytes(self) -> int:
-        """Bytes of the tensor; -1 where only the run time knows."""
+        """Return the bytes of the tensor; -1 if known only at run time."""
         info = self.to_io()
         if not info.is_static or info.data_type is DataType.STRING:
             return -1
@@ -155,7 +158,9 @@ class ProgramFlow:
         self._main = numbers(programs)
 
     def save(self) -> list[int]:
-        """Numbers of the programs that bring back what the device has."""
+        """Return the numbers of the programs that copy the device's state to
+        the host.
+        """
         return self._save
 
     def setSave(self, programs: Iterable[int]) -> None:
@@ -236,7 +241,7 @@ class Anchor:
         return self._type
 
     def setType(self, tensor_type: TensorType) -> None:
-        """Say which way the data go: INPUT is to the device."""
+        """Set the direction of the data: INPUT is to the device."""
         self._type = expected(tensor_type, TensorType)
 
     def programs(self) -> list[int]:

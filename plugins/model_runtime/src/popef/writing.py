@@ -1,9 +1,9 @@
 # ruff: noqa: N802 - the names are the original's
 """Writing containers (PopEF User Guide 5.2).
 
-One blob is written at a time: beginning the next one closes the one before. The file is
-in its place when the writer is closed, which also happens when there is no reference to
-the writer any more or the program ends; but only `close` says so where it fails.
+One blob is written at a time: beginning the next one closes the one before. The file
+appears in its place when the writer is closed. A writer also closes when nothing refers
+to it any more, or the program ends, but only `close` reports errors.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class BlobWriter(NotPickled):
 
     def __init__(self, blob: popef_io.BlobWriter, writer: object) -> None:
         self._blob = blob
-        self._writer = writer  # which must live until the blob is written
+        self._writer = writer  # must live until the blob is written
 
     def write(self, data: Buffer, size: int | None = None) -> None:
-        """Append the first `size` bytes of `data`; all of them without it.
+        """Append the first `size` bytes of `data`; without `size`, all of them.
 
-        A RuntimeError for more bytes than described, and where the blob is closed.
+        Raises a RuntimeError for more bytes than described, and if the blob is closed.
         """
         with files_explained():
             self._blob.write(_first(data, size))
@@ -66,8 +66,10 @@ class BlobWriter(NotPickled):
         return self
 
     def close(self) -> None:
-        """Finish the blob; a RuntimeError if bytes of its description are
-        missing."""
+        """Finish the blob.
+
+        Raises a RuntimeError if it has fewer bytes than described.
+        """
         with files_explained():
             self._blob.close()
 
@@ -88,7 +90,7 @@ class FeedsWriter(NotPickled):
             self._feeds.write(text(name), _first(data, size))
 
     def close(self) -> None:
-        """Finish all feeds; a RuntimeError if one lacks tensors."""
+        """Finish all feeds. Raises a RuntimeError if one lacks tensors."""
         with files_explained():
             self._feeds.close()
 
@@ -97,9 +99,9 @@ class FeedsWriter(NotPickled):
 
 
 class Writer(NotPickled):
-    """Writes a new container at `path`, in the place of what is there.
+    """Writes a new container at `path`, replacing an existing file.
 
-    Nothing of it is there before `close`. For one thread.
+    Nothing appears there before `close`. For one thread.
     """
 
     def __init__(self, path: Path) -> None:
@@ -138,7 +140,7 @@ class Writer(NotPickled):
             return BlobWriter(self._io.create_feed_data(description), self)
 
     def createFeeds(self, infos: Iterable[FeedDataInfo]) -> FeedsWriter:
-        """Several feeds that are written in turns."""
+        """Begin several feeds that are written in turns."""
         descriptions = [info.to_io() for info in each(infos, FeedDataInfo)]
         with files_explained():
             return FeedsWriter(self._io.create_feeds(descriptions), self)
@@ -150,10 +152,10 @@ class Writer(NotPickled):
         return BlobWriter(blob, self)
 
     def close(self) -> None:
-        """Finish the last blob and put the file in its place; once is enough.
+        """Finish the last blob and put the file in its place. Idempotent.
 
-        A RuntimeError, and nothing is left of the file, where no blob was written, one
-        lacks bytes, or the disk does not take it.
+        If no blob was written, one lacks bytes, or writing fails, it raises a
+        RuntimeError and removes the file.
         """
         self._finish.detach()
         with files_explained():
@@ -178,8 +180,8 @@ class FileWriter(Writer):
 
 
 def _first(data: Buffer, size: int | None) -> memoryview:
-    """Return the first `size` bytes of `data`, in row-major order; all of
-    them without it.
+    """Return the first `size` bytes of `data`, in row-major order; without
+    `size`, all.
     """
     if isinstance(data, str):
         data = data.encode()
@@ -202,9 +204,11 @@ def _first(data: Buffer, size: int | None) -> memoryview:
 
 
 def _close_forgotten(writer: popef_io.Writer, owner: int) -> None:
-    """Close a writer that was not closed; what it cannot finish it discards."""
+    """Close a writer that was not closed, and discard the file if it cannot be
+    finished.
+    """
     if os.getpid() != owner:
-        return  # a forked child's copy: the file is the parent's
+        return  # the copy of a forked child: the file belongs to the parent
     try:
         writer.close()
     except (popef_io.PopefError, OSError) as error:

@@ -23,7 +23,7 @@ from engine.transport.control import Message
 from popef_io import PopefError
 from popgate_session_worker.host_streams import HostStreams
 
-#: Seconds that `end` waits for what is running; one step of a graph cannot be ended.
+#: Seconds that `end` waits for the run; a single step of a graph cannot be ended.
 _END_TIMEOUT = 1.0
 
 logger = logging.getLogger("engine.session.device_session")
@@ -38,7 +38,7 @@ class DeviceSession:
         """Load the model. Raises what loading raises."""
         self.number = number
         self._sock = sock
-        #: Set when nothing of it is left.
+        #: Set when the session has released everything.
         self.over = threading.Event()
         names = [str(name) for name in message["sources"]]
         model = receive_model(names, fds, message.get("executable"))
@@ -60,14 +60,14 @@ class DeviceSession:
                 while True:
                     message, fds = control.receive(self._sock)
                     control.close_all(fds)
-                    # Answers to a run that failed meanwhile come to nothing.
+                    # Ignore answers to a run that has failed meanwhile.
                     if message.get("op") == "run":
                         self._run(message)
         finally:
             self._executor.close()
 
     def end(self) -> None:
-        """End the connection and what is running; from any thread.
+        """End the connection and the run; from any thread.
 
         Waits a moment for the end, so that its memory is free when a caller goes on.
         """
@@ -86,7 +86,7 @@ class DeviceSession:
             for data in message["data"]:
                 self._streams.take(data)
             self._executor.run(programs, self._streams, self._options)
-            # Most often the next run is one of the same programs.
+            # Usually the next run has the same programs.
             self._prepare(programs)
         except Exception as error:
             self._streams.send(_failed(error))

@@ -66,7 +66,7 @@ _PREFETCH_BYTES = 64 * 1024 * 1024
 
 
 class HostStreams:
-    """Streams that are served over `sock`, by the file or by neither.
+    """The streams of a session, served over `sock`, by the file or by neither.
 
     `look_ahead`: how many reads may be prefetched. One thread.
     """
@@ -95,7 +95,7 @@ class HostStreams:
         self._ready: frozenset[str] = frozenset()
         self._from_file: frozenset[str] = frozenset()
         self._coming: Iterator[str] = iter(())
-        #: Anchors whose prefetched data were read; not told to the host yet.
+        #: Anchors whose prefetched data were read, not reported to the host yet.
         self._consumed: list[int] = []
         self._prefetched_bytes = 0
         self._prefetched = 0
@@ -115,8 +115,9 @@ class HostStreams:
         empty: Collection[int],
         file: Collection[int],
     ) -> None:
-        """Set the source of each anchor from now on: the host, none, or the file; and
-        which of the host's can be prefetched (`ready`).
+        """Set the source of each anchor from now on: the host, none, or the file.
+
+        `ready` are the host's anchors that can be prefetched.
         """
         inputs, outputs = self._all_inputs, self._all_outputs
         self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
@@ -268,7 +269,7 @@ class HostStreams:
         if fds:
             memory = SharedMemory.attach(os.dup(fds[0]), nbytes)
             memory.detach_fd()
-            # The next one of this size finds room in a place of ours.
+            # The next data of this size find room in one of the stream's places.
             stream.places.expect(nbytes)
             raw = memory.view
         else:
@@ -301,7 +302,7 @@ class HostStreams:
         return place, len(data)
 
     def _room_for(self, stream: OutputStream, nbytes: int) -> Place:
-        """Return a place for an output; wait if the host has too many to take."""
+        """Return a place for an output. Wait if too many outputs wait for the host."""
         while stream.waiting >= _WRITES_AHEAD:
             self._receive()
         return stream.places.take(nbytes)

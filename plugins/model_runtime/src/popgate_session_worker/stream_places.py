@@ -152,12 +152,12 @@ class InputStream:
         self.index = index
         self.anchor = anchor
         self.dtype = anchor.tensor_info.data_type.numpy_dtype
-        #: Of one read; -1 where only the host knows.
+        #: Bytes of one read; -1 if only the host knows.
         self.nbytes = fixed_size(anchor)
         self.places = places
         #: Prefetch requests whose reads are still to be made.
         self.prefetched = 0
-        #: Where the host puts what it was asked for, the oldest first.
+        #: Places that the host fills with requested data, the oldest first.
         self.expected: deque[Place] = deque()
         self.arrived: deque[Array] = deque()
 
@@ -172,7 +172,7 @@ class OutputStream:
         self.anchor = anchor
         self.dtype = anchor.tensor_info.data_type.numpy_dtype
         self.places = places
-        #: What was handed out to be written to.
+        #: The array that the program writes to, and its place.
         self.offered: tuple[Array, Place] | None = None
         #: Writes that the host has not acknowledged yet.
         self.waiting = 0

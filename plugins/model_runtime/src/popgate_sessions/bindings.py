@@ -27,13 +27,13 @@ Room = Callable[[int], memoryview]
 class InputSource(Protocol):
     """Source of the data of an input."""
 
-    #: False where data came of nowhere, because what gives them was disconnected.
+    #: False if the source was disconnected, so that it gave zeros.
     is_real: bool
     #: Whether `try_fetch` is of any use.
     can_look_ahead: bool
 
     def fetch(self, room: Room, alive: Alive) -> Shape:
-        """Put the next data into `room`, waiting for them; their shape."""
+        """Wait for the next data and put them into `room`; return their shape."""
         ...
 
     def try_fetch(self, room: Room) -> Shape | None:

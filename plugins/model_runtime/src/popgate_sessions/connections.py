@@ -166,8 +166,9 @@ class Connections:
             raise AnchorsNotConnected(f"nothing is connected to anchors of {lines}")
 
     def check_outlets(self, programs: Iterable[int]) -> None:
-        """Raise AnchorsNotConnected if these programs would fail, or wait for a host
-        that may not come, for want of somewhere to write to."""
+        """Raise AnchorsNotConnected if these programs would fail, or wait for ever,
+        because an output has no room.
+        """
         self.check(programs)
         wanted = set(programs)
         for index, sink in self.sinks.items():

@@ -23,7 +23,7 @@ from popgate_sessions.connections import Connections
 from popgate_sessions.session_config import SessionConfig
 from popgate_sessions.session_link import SessionEnded, SessionLink
 
-#: Its half in the device process, which imports it then.
+#: Module with the session's half in the device process.
 SERVICE = "popgate_session_worker.device_session:DeviceSession"
 
 logger = logging.getLogger("engine.session.loaded_session")
@@ -139,7 +139,7 @@ class LoadedSession:
         self.is_stopped = True
 
     def end(self) -> None:
-        """End what is running."""
+        """End the running programs."""
         link = self._link
         if link is not None:
             link.end()
@@ -203,7 +203,7 @@ class LoadedSession:
                 error,
             )
         finally:
-            self.is_stopped = was_stopped  # it is unloaded, whatever became of the link
+            self.is_stopped = was_stopped  # it is unloaded, even if the link failed
 
     def _why_it_ended(self) -> EngineError:
         """Return why the connection ended, if this side has not ended it."""

@@ -11,7 +11,7 @@ from typing import Any
 from engine.errors import InvalidConfig
 from popgate_sessions.queues import AnchorQueue
 
-#: More than this no address space has for a pool.
+#: Most bytes of a pool: no address space has more.
 MOST_BYTES = 1 << 46
 
 
@@ -52,8 +52,8 @@ def allocate_queue_storage(
     queue: AnchorQueue[Any], extra_buffers: int = 0
 ) -> RingMemoryPool:
     """Allocate memory for as many compiled batches as `queue` has buffers, and
-    `extra_buffers` more (Model Runtime: `allocateQueueStorage`). A row each if the
-    batch is free.
+    `extra_buffers` more (Model Runtime: `allocateQueueStorage`). A free batch counts as
+    one row.
     """
     return RingMemoryPool(
         queue.batch_bytes or queue.sample_bytes, queue.num_buffers + extra_buffers

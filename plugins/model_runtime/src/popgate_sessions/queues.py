@@ -194,7 +194,7 @@ class AnchorQueue(Generic[Slot]):
         self._ring.invalidate()
 
     def reset(self) -> None:
-        """Empty and connected again, after the session was stopped."""
+        """Empty and reconnect the queue, after the session was stopped."""
         self._ring.reset()
         self._enqueued = 0
 
@@ -228,10 +228,10 @@ class InputQueue(AnchorQueue[InputData]):
         )
         super().__init__(anchor, ring, running)
         self._held: deque[InputData] = deque()  # read-locked slots, the oldest first
-        self._cursor = 0  # which of them is being taken
-        self._at = 0  # how many of its bytes are taken
-        self._done = 0  # how many bytes of the oldest one are done with
-        self._taken: deque[int] = deque()  # bytes of the batches that are not done
+        self._cursor = 0  # index of the slot that is being taken
+        self._at = 0  # taken bytes of that slot
+        self._done = 0  # finished bytes of the oldest slot
+        self._taken: deque[int] = deque()  # bytes of each batch that is not done
 
     def enqueue(
         self,
@@ -325,7 +325,7 @@ class InputQueue(AnchorQueue[InputData]):
             at = end
             if at == slot.data_size:
                 cursor, at = cursor + 1, 0
-        _call_all(starting)  # before: one that fails is told again
+        _call_all(starting)  # first: a failed callback is called again
         self._cursor, self._at = cursor, at
         self._taken.append(sum(map(len, parts)))
         return parts

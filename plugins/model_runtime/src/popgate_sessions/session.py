@@ -52,8 +52,8 @@ class Session:
         self.config = config or SessionConfig()
         self._model = open_model(model)
         if self.config.check_package_hash:
-            # The device compares the digests too, of what it is about to run; this
-            # tells the caller that makes the session.
+            # The device compares the digests of its executable as well. This check
+            # reports a mismatch to the caller that makes the session.
             Executable.decode(self._model.executable.raw())
         self._connections = Connections(self._model, self.config.pred_tensor_data)
         self._loaded = LoadedSession(self._model, self.config, self._connections)
@@ -118,7 +118,7 @@ class Session:
     # -- the device
 
     def bind_to_device(self, device: Device) -> None:
-        """Load the executable on a device; leaves the one it was bound to.
+        """Load the executable on a device, and leave the previous one.
 
         Raises DeviceBusy, DeviceLost, InvalidModel.
         """
@@ -231,10 +231,9 @@ class Session:
     def run_load_programs(self, timeout: float | None = None) -> bool:
         """Run the load programs, which bring weights to the device.
 
-        All runs: `timeout` seconds may pass until DeadlineExceeded ends the session,
-        None: any time. False if the session is stopped, or was meanwhile, and where
-        data came of queues that are disconnected. Raises what a callback raised, and
-        how the programs failed:
+        All runs: DeadlineExceeded ends the session after `timeout` seconds (None:
+        never). Return False if the session is or was stopped, or if data came from
+        disconnected queues. Raises the error of a callback, or of the programs:
         AnchorsNotConnected, ExecutionFailed, DeviceLost (and SessionClosed from then
         on), SessionClosed if the session is bound to no device, DeviceBusy.
         """
@@ -301,9 +300,11 @@ class Session:
             self._queues.reset_disconnected()
 
     def close(self) -> None:
-        """Stop and leave the device; the save programs are not run. Gives back a device
-        that the session attached itself. Idempotent. In a forked child nothing is
-        stopped: all that is the parent's."""
+        """Stop and leave the device; the save programs are not run.
+
+        Gives back a device that the session attached itself. Idempotent. In a forked
+        child it stops nothing, because everything belongs to the parent.
+        """
         if self._origin.left:
             self._loaded.abandon()
             if self._own_device is not None:

@@ -1,8 +1,7 @@
 """The host's end of a session: answers the reads of programs and takes their writes.
 
-The messages are described at the head of
-`popgate_session_worker.host_streams`.
-Everything happens in the thread that called `run`; callbacks are called in it too.
+The messages are described at the head of `popgate_session_worker.host_streams`. The
+thread that called `run` does everything, including calls of callbacks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("engine.session.session_link")
 
-#: Seconds the device gets to hear that a session has ended.
+#: Seconds for sending the end of a session to the device.
 _END_TIMEOUT = 2.0
 
 PlaceMessage = list[int]
@@ -48,7 +47,7 @@ class SessionEnded(Exception):
 
 
 class SessionLink:
-    """A model loaded on a device, whose programs run when told to.
+    """A model loaded on a device, whose programs this side runs.
 
     `end` is thread-safe; everything else is for one thread at a time.
     """
@@ -106,12 +105,13 @@ class SessionLink:
         try:
             message["data"] = conversation.begin()
             self.send(message)
-            # Only now does the device know of the connections.
+            # The device knows the connections only after this message.
             self._bound_version = connections.version
             self._next = numbers, conversation.hold()
         except BaseException:
             if not conversation.over:
-                # The device still runs, and waits for answers that will not come.
+                # The device still runs, waiting for answers that will not come: end the
+                # session.
                 self.end()
             raise
         finally:
@@ -259,14 +259,14 @@ class _Conversation:
         self._link = link
         self._sources: dict[int, InputSource] = dict(connections.sources)
         self._sinks: dict[int, OutputSink] = dict(connections.sinks)
-        #: What the program will read for certain, the next first.
+        #: Reads that are certain to follow, the next first.
         self._prefetches: deque[Prefetch] = deque(prefetches)
         self._next: list[Prefetch] = []
-        #: How many reads of an anchor were answered and are not known to be made.
+        #: By anchor: answered reads that the device has not reported as made.
         self._given: Counter[int] = Counter()
 
     def begin(self) -> list[Message]:
-        """Prefetch what is there, to go with the first message.
+        """Return available data, to prefetch with the first message.
 
         One message for all takes one wake-up of the device instead of one for each.
         """
@@ -286,7 +286,7 @@ class _Conversation:
         return self._next
 
     def rewind(self) -> None:
-        """Give prefetched data that were not read again."""
+        """Take back prefetched data that were not read, to give them again."""
         for index in +self._given:
             self._sources[index].rewind()
 
@@ -300,7 +300,7 @@ class _Conversation:
         except (SessionEnded, DeadlineExceeded):
             raise
         except Exception as error:
-            if not self.over:  # else it is the programs that failed
+            if not self.over:  # otherwise the programs failed
                 self._abort(f"{type(error).__name__}: {error}")
             raise
 
@@ -310,7 +310,7 @@ class _Conversation:
         while not self.over:
             message = self._link.receive()
             self.over = message["op"] in ("done", "failed")
-            # What the program had read by then is consumed all the same.
+            # Reads before the failure count as consumed too.
             try:
                 self._note_consumed(message)
             except Exception:
@@ -331,8 +331,8 @@ class _Conversation:
             raise failed
 
     def _handle(self, message: Message) -> None:
-        # Before anything that can raise: a callback that fails now must not make
-        # `_abort` wait for an end that has come already.
+        # Set this first. If a callback fails now, `_abort` must not wait for an end
+        # that has already arrived.
         self.over = message["op"] in ("done", "failed")
         try:
             self._note_consumed(message)

@@ -1,7 +1,7 @@
 """PopGate on Ray Serve: every replica is a gateway with its own devices.
 
-Ray Serve places replicas on machines, sends requests to them and starts more or fewer;
-what a request is, how batches form and how devices are looked after stays PopGate's.
+Ray Serve places replicas on machines, sends requests to them and changes their number.
+PopGate handles requests, batches and devices.
 
     # serve_config.yaml, for `serve deploy`
     applications:
@@ -49,21 +49,21 @@ except ImportError as e:  # pragma: no cover
 
 logger = logging.getLogger(__name__)
 
-#: Requests that a replica has at the same time. Ray's default, 5, would keep batches
-#: at 5 requests; what is more than a gateway can queue is refused by it, with 429.
+#: Requests that a replica has at the same time. Ray's default, 5, would limit batches
+#: to 5 requests. A gateway refuses requests beyond its queue with 429.
 MOST_ONGOING = 256
-#: Requests that wait in a proxy for a replica that takes them; more get 429 at once.
+#: Requests that wait in a proxy for a replica. The proxy refuses more with 429 at once.
 MOST_QUEUED = 1024
-#: Seconds between looks at a replica's health. Ray starts another in place of one that
-#: has died when it looks, which by default is every 10 s.
+#: Seconds between checks of a replica's health. Ray replaces a dead replica at the next
+#: check; its default is 10 s.
 HEALTH_PERIOD = 1.0
-#: Seconds that a look may take. Three that take longer are a replica's end.
+#: Timeout of a check in seconds. After three timeouts Ray ends the replica.
 HEALTH_TIMEOUT = 10.0
-#: Seconds without any living device until a replica counts as unhealthy: a device that
-#: has died is started again in less.
+#: Seconds without any living device until a replica counts as unhealthy. A restart of a
+#: device takes less.
 WITHOUT_DEVICES = 10.0
 
-#: Modes that depend on nothing but the folder, which all replicas see.
+#: Modes that depend only on the folder, which all replicas see.
 _MODES = ("poll", "none")
 _ADVICE = (
     "this reaches one replica of several: change the model repository, which all of "
@@ -80,7 +80,7 @@ def replica_settings(
     `args` override the environment (``POPGATE_*``). By default models come from the
     polled folder. A replica with GPUs has a device for each, any other one CPU device.
     Models use all threads of the replica except one for HTTP. Raises ValueError for
-    invalid settings, and for those that would hold for one replica only.
+    invalid settings, and for settings that would apply to one replica only.
     """
     stated = Settings(**args).model_fields_set
     wanted = dict(args)
@@ -125,7 +125,7 @@ class ReplicaAccess(Access):
 class ReplicaFront:
     """The application as Ray's proxies need it.
 
-    Ray puts an `x-request-id` on each answer, so ours, which is the same, is left out.
+    Ray adds an `x-request-id` to each answer, so the gateway's equal one is left out.
     Ray sends each scrape to some replica, so `/metrics` names the replica: without the
     label, the numbers of several would look like one counter that goes up and down.
     """
@@ -166,7 +166,7 @@ class GatewayReplica:
         """Raise ValueError for settings that cannot be (`replica_settings`)."""
         context = serve.get_replica_context()
         self.tag: str = context.replica_tag
-        # Ray has shared the machine out already: replicas take nothing from each other.
+        # Ray has already divided the machine, so replicas take nothing from each other.
         os.environ["POPGATE_POOL"] = f"ray-{self.tag}"
         os.environ.setdefault("POPGATE_SPIN_US", "0")
         runtime = ray.get_runtime_context()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from app.gateway import Gateway
 from engine import ModelRunner
 
-#: The share of its time that a server is to be busy, where servers come and go.
+#: Target for the busy share of a server's time, if the number of servers can change.
 TARGET_UTILIZATION = 0.7
 
 
@@ -23,7 +23,7 @@ def saturation_of(
 ) -> float:
     """Return the share of the time that the devices of the busiest model run.
 
-    Each of `models` is the devices that have one; `shares` is by device.
+    Each item of `models` has the devices of one model; `shares` is by device.
     """
     means = (
         sum(shares.get(device, 0.0) for device in devices) / len(devices)

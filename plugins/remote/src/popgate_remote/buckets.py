@@ -25,14 +25,14 @@ from popgate_remote.listing import (
 from popgate_remote.source import Reading
 
 BLOCK = 8 << 20  # bytes asked for at once
-AHEAD = 4  # blocks that are on their way: one alone waits for each answer to begin
-#: Seconds for one question, and for one block: without an answer, the libraries try
-#: for minutes, and neither a start nor other models are to wait for that.
-QUESTION_SECONDS = 45.0  # Google's gives up after 32
+AHEAD = 4  # blocks in flight: a single one would wait for the start of each answer
+#: Timeouts in seconds for one request, and for one block. Without an answer, the
+#: libraries retry for minutes, which would delay the start and other models.
+QUESTION_SECONDS = 45.0  # Google's library stops after 32 s
 BLOCK_SECONDS = 120.0
 
 Checksums: TypeAlias = tuple[tuple[str, str], ...]
-#: What file systems call that which differs for other content, best first.
+#: File systems' names for a value that changes with the content, the best first.
 _TAGS = ("generation", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
@@ -46,8 +46,8 @@ _CREDENTIALS = {
 class BucketSource:
     """The objects below a prefix, or one object with its external data.
 
-    `filesystem` is one of fsspec's, `path` what it calls the place; `scheme` is for
-    messages.
+    `filesystem` is a file system of fsspec, `path` its path of the place; `scheme` is
+    for messages.
     """
 
     def __init__(self, filesystem: Any, path: str, scheme: str = "") -> None:
@@ -57,7 +57,7 @@ class BucketSource:
 
     @classmethod
     def of(cls, scheme: str, path: str) -> BucketSource:
-        """Return the source of a URL. The library is there."""
+        """Return the source of a URL, whose library must be installed."""
         with _explained(scheme, path):
             return cls(_file_system(scheme), path, scheme)
 
@@ -92,7 +92,8 @@ class BucketSource:
 
     def _blocks(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         assert file.size is not None
-        pool = DaemonPool(AHEAD, "popgate-block")  # no exit waits for a block
+        # the exit of the process does not wait for a block
+        pool = DaemonPool(AHEAD, "popgate-block")
         coming: deque[Future[bytes]] = deque()
         try:
             for begin in range(start, file.size, BLOCK):
@@ -122,7 +123,7 @@ class BucketSource:
         for info in self._listed(folder):
             place = info["name"].rstrip("/")
             if place == folder:
-                continue  # what stands for the folder itself
+                continue  # an object that stands for the folder itself
             if info["type"] == "directory":
                 yield from self._below(place, depth + 1)
             else:
@@ -159,7 +160,8 @@ def _file_system(scheme: str) -> Any:
     """Raise anything."""
     import fsspec
 
-    # Each request is a dozen lines of INFO, each failure a traceback; it is told here.
+    # The library logs a dozen lines of INFO for each request and a traceback for each
+    # failure. PopGate logs failures itself.
     for library in ("azure", "aiobotocore", "botocore", "gcsfs"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"use_listings_cache": False}
@@ -169,7 +171,8 @@ def _file_system(scheme: str) -> Any:
     ):
         options["anon"] = False  # a managed identity, a login
     if scheme == "gs":
-        options["session_kwargs"] = {"trust_env": True}  # HTTPS_PROXY, as for others
+        # read HTTPS_PROXY, as other libraries do
+        options["session_kwargs"] = {"trust_env": True}
     return fsspec.filesystem(scheme, **options)
 
 
@@ -184,7 +187,7 @@ def _s3_checksums(fs: Any, file: RemoteFile) -> Checksums:
     if sha256 and head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
         sums.append(("sha256", base64.b64decode(sha256).hex()))
     etag = file.tag.strip('"')
-    # Of objects in several parts, or with keys of their own, it is no digest.
+    # For objects in several parts, or with their own keys, the ETag is not a digest.
     plain = head.get("ServerSideEncryption", "AES256") == "AES256"
     if _is_md5(etag) and plain and "SSECustomerAlgorithm" not in head:
         sums.append(("md5", etag))
@@ -202,7 +205,9 @@ def _azure_checksums(fs: Any, file: RemoteFile) -> Checksums:
 
 
 def _md5_of(stated: object) -> Checksums:
-    """Return one in base64, or its bytes; none if it is something else."""
+    """Return an MD5 in base64, or its bytes, as hexadecimal digits; none for other
+    values.
+    """
     if isinstance(stated, str):
         stated = base64.b64decode(stated)
     if isinstance(stated, bytes | bytearray) and len(stated) == 16:
@@ -223,7 +228,7 @@ _CHECKSUMS: dict[str, Callable[[Any, RemoteFile], Checksums]] = {
 
 @contextmanager
 def _explained(scheme: str, path: str) -> Iterator[None]:
-    """Turn what the libraries raise into errors of ours."""
+    """Turn errors of the libraries into errors of PopGate."""
     try:
         yield
     except RemoteError:
@@ -232,7 +237,7 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
         raise RemoteError(f"there is nothing at {scheme}://{path}") from e
     except Exception as e:
         name = type(e).__name__
-        text = " ".join(str(e).split()) or name  # Azure's have several lines
+        text = " ".join(str(e).split()) or name  # messages of Azure have several lines
         if isinstance(e, TimeoutError):
             text = "no answer came in time"
         usual = _CREDENTIALS.get(scheme, "its credentials")
@@ -243,6 +248,6 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
             raise RemoteError(msg) from e
         if "InvalidRange" in text or "range is not satisfiable" in text:
             raise SourceChanged(f"{scheme}://{path} is shorter than it was") from e
-        if isinstance(e, ValueError):  # what the library says of a wrong setting
+        if isinstance(e, ValueError):  # the library's error for a wrong setting
             raise RemoteError(f"{scheme}://{path}: {text}") from e
         raise SourceAway(f"{scheme}://{path}: {text}") from e

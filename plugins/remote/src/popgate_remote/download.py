@@ -1,4 +1,4 @@
-"""One file, from its source into a file of the cache: resumed, checked, told of."""
+"""Download of one file into the cache: resumed, checked, logged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Digest(Protocol):
 
 
 class Progress:
-    """Says now and then how far a download is; `limit` bounds its bytes, if not 0."""
+    """Logs now and then how far a download is; `limit` bounds its bytes, if not 0."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Progress:
         self._last = time.monotonic()
 
     def state(self) -> str:
-        """Return how far the download is, and for how long nothing has come."""
+        """Return how far the download is, and for how long no byte has arrived."""
         share = f" ({self._done * 100 // self._total} %)" if self._total else ""
         of = f" of {size_text(self._total)}" if self._total else ""
         silent = time.monotonic() - self._last
@@ -80,8 +80,9 @@ class Progress:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Log the state now and then until the end of the block, also of a download
-        that stalls."""
+        """Log the state now and then until the block ends, even if the download
+        stalls.
+        """
         done = threading.Event()
 
         def tell() -> None:
@@ -107,7 +108,7 @@ class Progress:
 
     @property
     def came(self) -> int:
-        """Return bytes that have come over the network."""
+        """Return the bytes that have arrived over the network."""
         return self._came
 
     def __str__(self) -> str:
@@ -122,13 +123,15 @@ def download(
     progress: Progress,
     pause: float = PAUSE,
 ) -> str:
-    """Bring `part` to the whole content of a file; its SHA-256.
+    """Complete `part` to the whole content of a file; return its SHA-256.
 
-    What `part` holds already is kept if the source says that it is of the same content.
-    Raises `RemoteError`; `SourceChanged` where that was not so.
+    Existing bytes of `part` are kept if the source confirms that its content is the
+    same.
+    Raises `RemoteError`, and `SourceChanged` if the content differs.
     """
     if not file.tag and not file.sha256:
-        part.unlink(missing_ok=True)  # nothing says what it is the beginning of
+        # without a tag or digest, the beginning may be of other content
+        part.unlink(missing_ok=True)
     stated = dict(source.checksums(file))
     with _disk_explained(part), part.open("a+b") as stream:
         resumed = stream.tell()
@@ -137,7 +140,7 @@ def download(
             resumed = 0
         sums = _receive(source, file, stream, stated, progress, pause)
         wrong = _mismatch(sums, stated)
-        if wrong and resumed:  # what was there may have been of something else
+        if wrong and resumed:  # the earlier bytes may be of other content
             logger.warning("%s: %s: %s; once more", progress.label, file.name, wrong)
             progress.take_back(stream.tell())
             stream.truncate(0)
@@ -159,7 +162,7 @@ def _receive(
     progress: Progress,
     pause: float,
 ) -> dict[str, Digest]:
-    """Append what is missing; the digests of it all."""
+    """Append the missing bytes; return the digests of the whole content."""
     sums, here = _digests_of(stream, file, stated)
     progress.add(here, came=False)
     tries = 0
@@ -167,7 +170,7 @@ def _receive(
         before = here
         try:
             with source.open(file, here) as (start, chunks):
-                if start != here:  # from the beginning again
+                if start != here:  # the source starts at the beginning again
                     progress.take_back(here)
                     stream.truncate(0)
                     sums, here = _digests_of(stream, file, stated)

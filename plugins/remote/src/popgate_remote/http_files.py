@@ -1,4 +1,4 @@
-"""Files over HTTP: ranges, what they are checked by, and what went wrong, in words."""
+"""Files over HTTP: ranges, checksums, and errors in words."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT = 30.0  # seconds without a byte
-WATCHED = 60.0  # seconds of waiting, over which so much has to come at least:
+WATCHED = 60.0  # seconds of waiting, over which the least rate is measured:
 LEAST_RATE = 1024.0  # bytes a second
-MAX_DOCUMENT = 32 << 20  # bytes of an answer that is no file
+MAX_DOCUMENT = 32 << 20  # most bytes of an answer that is no file
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class HttpFiles:
     """A client that reads documents and files of one server, and those it points to.
 
-    `denied` says what to set where it refuses us. Proxies and authorities are those of
-    the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``). `has_digest`: what comes
-    is checked by a digest that the operator gave, so redirects may lead to another
-    host without TLS.
+    `denied` says what to set if the server refuses access. Proxies and authorities come
+    from the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``). `has_digest`: a
+    digest from the operator checks the content, so redirects may lead to another host
+    without TLS.
     """
 
     def __init__(
@@ -98,9 +98,11 @@ class HttpFiles:
 
     @contextmanager
     def file(self, url: str, start: int, tag: str = "") -> Iterator[Reading]:
-        """Open a file from byte `start` on. With a `tag` it must still have that tag.
+        """Open a file from byte `start` on.
 
-        Raises `RemoteError`, `SourceChanged` where it is not.
+        With a `tag` the file must still have that tag.
+
+        Raises `RemoteError`, and `SourceChanged` for another tag.
         """
         asked = {"range": f"bytes={start}-"} if start else {}
         with self.answer("GET", url, asked) as answer:
@@ -137,7 +139,9 @@ class HttpFiles:
 
 
 class WebSource:
-    """One file at an ``https://`` URL; `sha256` is what it must have, unless empty."""
+    """One file at an ``https://`` URL; `sha256` is its required digest, unless
+    empty.
+    """
 
     def __init__(self, url: str, sha256: str = "") -> None:
         self._url = url
@@ -155,7 +159,7 @@ class WebSource:
             raise RemoteError(
                 "an https:// URL must name one file that ends in .onnx or .popef"
             )
-        # Not HEAD: a URL that is signed for reading allows nothing else.
+        # Use GET: a URL that is signed for reading does not allow HEAD.
         with self._http.answer("GET", self._url) as answer:
             length = answer.headers.get("content-length", "")
             size = int(length) if length.isdecimal() and len(length) < 19 else None
@@ -187,11 +191,11 @@ def tag_of(headers: Mapping[str, str]) -> str:
 
 
 def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
-    """Raise RemoteError if an answer leads to a place that is not to be asked.
+    """Raise RemoteError if a redirect leads to a forbidden place.
 
-    A way with TLS does not go on without it. A way without TLS, which begins on this
-    machine or ends with a digest, goes to no other host without either. Called before
-    the next request is made.
+    A request with TLS may not lead to one without. A request without TLS may lead to
+    another host without TLS only if that is this machine, or a digest checks the
+    content. Called before the next request.
     """
     if not answer.has_redirect_location:
         return
@@ -237,7 +241,7 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """Turn what the network does into errors of ours."""
+    """Turn errors of the network into errors of PopGate."""
     import httpx
 
     try:

@@ -1,6 +1,6 @@
-"""Repositories of models on Hugging Face, or a server that speaks as it does.
+"""Repositories of models on Hugging Face, or on a server with the same API.
 
-A branch is resolved to its commit first, so that all files are of one state of it.
+A branch is resolved to its commit first, so that all files belong to one commit.
 ``HF_TOKEN`` (or the file that ``hf auth login`` writes), ``HF_ENDPOINT`` and
 ``HF_HUB_OFFLINE`` are read.
 """
@@ -31,7 +31,7 @@ class HuggingFaceSource:
     """A repository, ``org/name[@revision][/folder or file]``."""
 
     def __init__(self, place: str) -> None:
-        """Raise `RemoteError` for what is no repository."""
+        """Raise `RemoteError` for an invalid repository."""
         found = _PLACE.fullmatch(place.rstrip("/"))
         if found is None:
             msg = (
@@ -74,7 +74,7 @@ class HuggingFaceSource:
         self._http.close()
 
     def _wanted(self, siblings: dict[str, Any]) -> dict[str, str]:
-        """Return paths in the repository by what they are called here."""
+        """Return paths in the repository by their names in the model."""
         if self._path in siblings:
             folder, _, name = self._path.rpartition("/")
             if not name.endswith(MODEL_SUFFIXES):

@@ -1,7 +1,6 @@
-"""Files at a URL: those of one model, checked before one of them is read.
+"""The files of one model at a URL, checked before any of them is read.
 
-Names of remote files become paths in the cache, so they are believed only if every
-part of them is a plain name.
+Names of remote files become paths in the cache, so every part must be a plain name.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from app.repository.model_sources import RemoteError
 from app.sizes import counted, size_text
 
 MAX_FILES = 10_000
-MAX_DEPTH = 8  # folders in each other
-MAX_NAME = 1000  # bytes of a path
+MAX_DEPTH = 8  # most nested folders
+MAX_NAME = 1000  # most bytes of a path
 MODEL_SUFFIXES = (".onnx", ".popef")
 
-# No separators of any system, no control characters, neither `.` nor `..`.
+# A name has no separators of any system, no control characters, and is not `.` or `..`.
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\x7f]{1,200}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 #: Weights in the repositories of text models that only other programs read.
@@ -29,7 +28,7 @@ _OF_OTHERS = re.compile(
     r"(pytorch_model|model|tf_model|flax_model|rust_model)[\w.-]*"
     r"\.(bin|safetensors|h5|msgpack|ot)|openvino/.*|coreml/.*"
 )
-#: What is run where it is loaded.
+#: Files whose code runs when they are loaded.
 _CODE = (".py", ".pyc", ".so")
 
 
@@ -50,14 +49,12 @@ class RemoteFile:
 
     @property
     def sha256(self) -> str:
-        """Return the stated one, or nothing."""
+        """Return the stated SHA-256, or an empty string."""
         return dict(self.checksums).get("sha256", "")
 
     @property
     def identity(self) -> tuple[str, int | None, str]:
-        """Return a value that two files of one name share if their content is
-        the same.
-        """
+        """Return a value that is equal for files with the same name and content."""
         return self.name, self.size, self.sha256 or self.tag
 
     @property
@@ -68,7 +65,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of one model, by name; `skipped` are those that are not taken."""
+    """The files of one model, by name; `skipped` are not downloaded."""
 
     files: tuple[RemoteFile, ...]
     skipped: tuple[str, ...] = ()
@@ -86,7 +83,7 @@ class Listing:
         """Return the files to download among those found.
 
         `limit` bounds their size together, in bytes; 0 is no bound. Raises
-        `RemoteError` for names that are none, for too much, and where no model is.
+        `RemoteError` for invalid names, too many bytes, or without a model.
         """
         taken: dict[str, RemoteFile] = {}
         skipped = []
@@ -132,7 +129,7 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Return bytes of all files, as far as they are stated."""
+        """Return the bytes of all files whose size is stated."""
         return sum(file.size or 0 for file in self.files)
 
 
@@ -164,7 +161,7 @@ def belongs_to(name: str, model: str) -> bool:
 
 
 def _is_served(name: str, has_tokenizer: bool) -> bool:
-    """Return whether a model's file lies where PopGate looks for one.
+    """Return whether a model's file is in a place that PopGate serves.
 
     A text model has its file in `onnx/`, and its tokenizer above.
     """

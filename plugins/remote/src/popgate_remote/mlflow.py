@@ -1,8 +1,8 @@
 """Versions of registered models of an MLflow tracking server, by its REST API.
 
-``MLFLOW_TRACKING_URI`` says where it is; ``MLFLOW_TRACKING_TOKEN``, or ``…_USERNAME``
-and ``…_PASSWORD``, who we are. Artifacts that the server hands on itself come from it,
-those in buckets from there.
+``MLFLOW_TRACKING_URI`` is its address. ``MLFLOW_TRACKING_TOKEN``, or ``…_USERNAME`` and
+``…_PASSWORD``, are the credentials. Artifacts come from the server if it proxies them,
+else from their buckets.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PLACE = re.compile(r"(?P<name>[^/@]+)(?:/(?P<version>\d{1,18})|@(?P<alias>[^/@]
 class MlflowSource:
     """A version of a model, ``name/version`` or ``name@alias``.
 
-    `bucket` is the source of another URL, where the artifacts are in a bucket.
+    `bucket` opens the source of another URL, if the artifacts are in a bucket.
     """
 
     def __init__(self, place: str, bucket: Callable[[str], Source]) -> None:
-        """Raise `RemoteError` for what is no version, and without a server."""
+        """Raise `RemoteError` for an invalid version, and without a server."""
         found = _PLACE.fullmatch(place.strip("/"))
         if found is None:
             msg = f"{place!r} is no version; as in mlflow:/digits/3 or /digits@best"
@@ -66,7 +66,7 @@ class MlflowSource:
             self._inner = self._bucket(where)
             yield from self._inner.files()
             return
-        # A version is what it was made as; only one that is made anew differs.
+        # A version does not change, unless it is deleted and created again.
         tag = f"{version} of {told.get('creation_timestamp')} at {where}"
         root = urlsplit(path).path.strip("/")
         yield from self._below(root, "", tag, 1)

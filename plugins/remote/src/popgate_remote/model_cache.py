@@ -8,11 +8,11 @@
         current -> DIGEST      what was taken last
         served -> DIGEST       what has served last, which stays until another has
 
-A snapshot is made beside its place and renamed, then `current` is: there is never a
-part of one. Several processes share a cache. The one that downloads from a URL holds
-the lock of its folder; those that serve a snapshot hold a shared lock of its manifest,
-without which it is removed once it is not the current one. Locks are the kernel's: they
-end with their process.
+A snapshot is made beside its place and renamed. Then `current` is replaced in the same
+way, so a snapshot is never incomplete. Several processes share a cache. A process that
+downloads from a URL holds the lock of its folder. Processes that serve a snapshot hold
+a shared lock of its manifest. A snapshot without a lock is removed once it is not the
+current one. Locks are the kernel's: they end with their process.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ CURRENT = "current"
 SERVED = "served"
 MANIFEST = ".manifest.json"
 LOCK = ".lock"
-LOCK_LOOK = 0.1  # seconds between looks at a lock that another process holds
+LOCK_LOOK = 0.1  # seconds between tries for a lock that another process holds
 MAX_MANIFEST = 64 << 20
-#: Blobs in no snapshot, parts not continued, and models that no server has looked for
-#: stay for so many seconds.
+#: Seconds for which the cache keeps blobs of no snapshot, abandoned parts, and models
+#: that no server has used.
 KEPT_BLOB = 3600.0
 KEPT_PART = 7 * 86400.0
 KEPT_MODEL = 30 * 86400.0
@@ -51,7 +51,10 @@ KEPT_MODEL = 30 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole model in the cache. `sha256` has that of each file, by its identity."""
+    """A whole model in the cache.
+
+    `sha256` has the digest of each file, by its identity.
+    """
 
     folder: Path
     digest: str
@@ -59,7 +62,7 @@ class Snapshot:
 
 
 class ModelCache:
-    """The folder of the cache. Thread-safe; makes nothing until something is stored."""
+    """The folder of the cache. Thread-safe. It is created when something is stored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,9 +74,9 @@ class ModelCache:
         return CacheEntry(self, url)
 
     def make(self, *parts: str) -> Path:
-        """Return a folder of the cache, which only its user may look into.
+        """Make a folder of the cache, which only its user may read.
 
-        Raises `RemoteError` if there can be none.
+        Raises `RemoteError` if that fails.
         """
         target = self.folder.joinpath(*parts)
         try:
@@ -89,7 +92,7 @@ class ModelCache:
         return self.folder / "blobs" / sha256
 
     def part(self, url: str, file: RemoteFile) -> Path:
-        """Return the path for the beginning of a file, below all that identifies the
+        """Return the path of a partly downloaded file, named by all that identifies the
         file.
         """
         text = json.dumps([url, *file.identity])
@@ -97,14 +100,14 @@ class ModelCache:
         return self.make("parts") / key
 
     def keep(self, part: Path, sha256: str) -> None:
-        """Make a part that is whole and checked a blob."""
+        """Turn a complete and checked part into a blob."""
         target = self.make("blobs") / sha256
         os.chmod(part, 0o444)
-        os.utime(part)  # it is new, for `sweep`
+        os.utime(part)  # `sweep` must treat it as new
         os.replace(part, target)
 
     def hold(self, folder: Path) -> bool:
-        """Keep a snapshot from being removed; False if that has happened."""
+        """Keep a snapshot from being removed; return False if it was removed."""
         with self._lock:
             if folder in self._held:
                 return True
@@ -112,7 +115,7 @@ class ModelCache:
                 fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return False
-            # Not waited for: only one who removes it has it for itself.
+            # Do not wait: only a process that removes it holds the exclusive lock.
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 if os.fstat(fd).st_nlink:
@@ -122,14 +125,14 @@ class ModelCache:
             return False
 
     def let_go(self, folder: Path) -> None:
-        """Release a snapshot that is not used here any more."""
+        """Release a snapshot that this process does not use any more."""
         with self._lock:
             fd = self._held.pop(folder, None)
         if fd is not None:
             os.close(fd)
 
     def held_below(self, folder: Path) -> list[Path]:
-        """Return the snapshots of one URL that are used here."""
+        """Return the snapshots of one URL that this process uses."""
         with self._lock:
             return [path for path in self._held if path.parent == folder]
 
@@ -150,8 +153,7 @@ class ModelCache:
 
     @staticmethod
     def remove_unused(folder: Path, before: float) -> None:
-        """Remove what the cache has of a URL, if no server uses it, nor has since
-        `before`.
+        """Remove the models of a URL, if no server has used them since `before`.
 
         Raises OSError.
         """
@@ -176,7 +178,7 @@ class CacheEntry:
     def __init__(self, cache: ModelCache, url: str) -> None:
         self._cache = cache
         key = hashlib.sha256(url.encode()).hexdigest()[:24]
-        # For people who look into the folder.
+        # The file tells people what is in the folder.
         words = re.sub(r"[^A-Za-z0-9]+", "-", url.split("?")[0])[:60].strip("-")
         self._path = "models", f"{words}-{key}"
         self.folder = cache.folder.joinpath(*self._path)
@@ -186,14 +188,14 @@ class CacheEntry:
         return self._linked(CURRENT)
 
     def served(self) -> Snapshot | None:
-        """Return what has served last, as `current`."""
+        """Return the snapshot that served last, like `current`."""
         return self._linked(SERVED)
 
     def confirm(self, files: Collection[Path]) -> None:
-        """Keep the snapshot that these files are of: it serves."""
+        """Record that the snapshot with these files serves, so it is kept."""
         found = {f.relative_to(self.folder) for f in files if self._has(f)}
         digests = {path.parts[0] for path in found}
-        with contextlib.suppress(OSError):  # a cache may be for reading only
+        with contextlib.suppress(OSError):  # a cache may be read-only
             if len(digests) == 1 and os.readlink(self.folder / CURRENT) in digests:
                 self._link(SERVED, digests.pop())
 
@@ -219,8 +221,8 @@ class CacheEntry:
             found = _read_snapshot(folder)
             if found is None:
                 self._cache.let_go(folder)
-            with contextlib.suppress(OSError):  # a cache may be for reading only
-                os.utime(self.folder / LOCK)  # somebody has looked for it
+            with contextlib.suppress(OSError):  # a cache may be read-only
+                os.utime(self.folder / LOCK)  # mark the model as used
             return found
         return None
 
@@ -234,7 +236,7 @@ class CacheEntry:
             while not _try_lock(fd):
                 if stop.wait(LOCK_LOOK):
                     raise FetchStopped("the server ends")
-                if not os.fstat(fd).st_nlink:  # the folder was removed meanwhile
+                if not os.fstat(fd).st_nlink:  # another process has removed the folder
                     os.close(fd)
                     fd = self._open_lock()
             yield
@@ -251,16 +253,16 @@ class CacheEntry:
             raise RemoteError(msg) from e
 
     def commit(self, listing: Listing, sha256: Mapping[str, str], url: str) -> Snapshot:
-        """Make the blobs of a listing what is served from this URL; needs the lock.
+        """Serve the blobs of a listing from this URL; needs the lock.
 
-        `sha256` is by name of the file; `url` is how the source is shown. Raises
+        `sha256` is by name of the file; `url` is the shown form of the source. Raises
         OSError.
         """
         folder = self._cache.make(*self._path)
         made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
         try:
             for file in listing.files:
-                check_name(file.name)  # it becomes a path here
+                check_name(file.name)  # the name becomes a path
                 target = made / file.name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _link(self._cache.blob(sha256[file.name]), target)
@@ -273,7 +275,7 @@ class CacheEntry:
             made.chmod(0o700)
             target = folder / listing.digest
             self._cache.let_go(target)
-            if target.exists():  # damaged: it would be current otherwise
+            if target.exists():  # damaged: a whole one would be current
                 shutil.rmtree(target)
             made.rename(target)
         except BaseException:
@@ -287,8 +289,7 @@ class CacheEntry:
         return found
 
     def switch(self, listing: Listing) -> Snapshot | None:
-        """Serve a snapshot that was taken before and is still there, if any; needs the
-        lock."""
+        """Serve an existing earlier snapshot, if there is one; needs the lock."""
         target = self.folder / listing.digest
         if not self._cache.hold(target):
             return None
@@ -299,8 +300,9 @@ class CacheEntry:
         return self.current()
 
     def drop(self, used: Collection[Path]) -> None:
-        """Remove the snapshots that are not current, that have not served last, that
-        no other process uses, and of which this one uses no file in `used`."""
+        """Remove unneeded snapshots: not the current one, not the one that served last,
+        and none that another process uses or that has a file in `used`.
+        """
         try:
             kept = {self.folder / os.readlink(self.folder / CURRENT)}
             found = list(self.folder.iterdir())
@@ -314,7 +316,8 @@ class CacheEntry:
         kept |= {*self._cache.held_below(self.folder)}
         with _locked_now(self.folder) as is_locked:
             for folder in found:
-                # One without a name is being made, unless the lock is free.
+                # A snapshot without a name is under construction, unless the lock is
+                # free.
                 is_left = is_locked or not folder.name.startswith(".")
                 if folder not in kept and is_left and folder.is_dir():
                     _remove(folder)
@@ -322,7 +325,7 @@ class CacheEntry:
 
 
 def _read_snapshot(folder: Path) -> Snapshot | None:
-    """Return the description of a snapshot if it is whole."""
+    """Return the description of a snapshot if it is complete."""
     try:
         with (folder / MANIFEST).open("rb") as stream:
             document: Any = json.loads(stream.read(MAX_MANIFEST))
@@ -383,7 +386,7 @@ def is_used(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove an unused snapshot, or what a killed process has left of one."""
+    """Remove an unused snapshot, or the remains of one from a killed process."""
     with contextlib.suppress(OSError):
         if folder.name.startswith("."):
             shutil.rmtree(folder)
@@ -391,7 +394,7 @@ def _remove(folder: Path) -> None:
         fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / MANIFEST).unlink()  # from now on it is none
+            (folder / MANIFEST).unlink()  # from now on it is not a snapshot
             shutil.rmtree(folder)
         finally:
             os.close(fd)

@@ -1,8 +1,8 @@
 """Artifacts in OCI registries, by the distribution API: a file for each layer.
 
-What `oras push registry/models/digits:1 1/model.onnx` makes. A layer's name is its
-annotation ``org.opencontainers.image.title``; a layer without one is part of an image,
-which is something else.
+`oras push registry/models/digits:1 1/model.onnx` makes such an artifact. A layer's name
+is its annotation ``org.opencontainers.image.title``. Layers without one belong to
+container images, which are not models.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OciSource:
     """One artifact, ``registry/repository:tag`` or ``@sha256:digest``."""
 
     def __init__(self, reference: str) -> None:
-        """Raise `RemoteError` for what is no reference."""
+        """Raise `RemoteError` for an invalid reference."""
         found = _REFERENCE.fullmatch(reference)
         if found is None:
             msg = f"{reference!r} is no artifact; as in oci://ghcr.io/me/digits:1"
@@ -125,8 +125,9 @@ class OciSource:
 
 
 class RegistryAuth(httpx.Auth):
-    """Answers a registry that asks who we are: by name, or with a token of the server
-    that it names. What it gives is remembered."""
+    """Authentication at a registry: by user and password, or with a token of the server
+    that the registry names. Tokens are kept.
+    """
 
     def __init__(self, user: str, password: str, scope: str) -> None:
         self._user = user
@@ -140,7 +141,7 @@ class RegistryAuth(httpx.Auth):
         if self._header:
             request.headers["authorization"] = self._header
         answer = yield request
-        # One that a redirect leads to does not hear who we are.
+        # Servers behind a redirect receive no credentials.
         if answer.status_code != 401 or answer.url.netloc != request.url.netloc:
             return
         challenge = answer.headers.get("www-authenticate", "")
@@ -196,7 +197,7 @@ def credentials_of(host: str) -> tuple[str, str]:
     """Return user and password as ``docker login`` has stored them; empty if there are
     none.
 
-    Read from ``$DOCKER_CONFIG/config.json``, or got from the helper that it names.
+    They are in ``$DOCKER_CONFIG/config.json``, or come from the helper that it names.
     Raises `RemoteError`.
     """
     folder = os.environ.get("DOCKER_CONFIG") or str(Path.home() / ".docker")

@@ -1,7 +1,7 @@
-"""The models of a server that lie elsewhere: what is taken of them, and when.
+"""The remote models of a server: which of their files it takes, and when.
 
-What is served comes from the cache alone. `fetch` is what looks elsewhere: at the start
-and when models are polled, never for a request.
+The server serves models from the cache only. `fetch` contacts their sources: at the
+start and when models are polled, never for a request.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from popgate_remote.urls import RemoteUrl
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3  # where it changes while it comes
-SPARE = 64 << 20  # bytes that are left on a disk
+TRIES = 3  # tries if the source changes during a download
+SPARE = 64 << 20  # bytes that stay free on a disk
 
 
 class RemoteModels:
-    """Takes models from elsewhere into a cache. Thread-safe."""
+    """Downloads remote models into a cache. Thread-safe."""
 
     def __init__(self, folder: Path, options: FetchOptions | None = None) -> None:
         self.options = options or FetchOptions()
@@ -57,14 +57,17 @@ class RemoteModels:
         return found.folder if found is not None else None
 
     def confirm(self, url: RemoteUrl, files: Collection[Path]) -> None:
-        """Record that these files serve: the cache keeps them until others have served,
-        in this process or the next.
+        """Record that these files serve.
+
+        The cache keeps them until others have served, even after a restart.
         """
         self._cache.entry(url.key).confirm(files)
 
     def step_back(self, url: RemoteUrl) -> bool:
-        """Step back from a snapshot that cannot be served: returns whether the cache
-        has the one that served before, which `folder_of` gives from now on.
+        """Give up a snapshot that cannot be served.
+
+        Return whether the cache has the previous one, which `folder_of` returns from
+        now on.
         """
         entry = self._cache.entry(url.key)
         current, served = entry.current(), entry.served()
@@ -74,15 +77,16 @@ class RemoteModels:
         return True
 
     def news_of(self, url: RemoteUrl) -> str:
-        """Return what keeps the newest from being served: a download that is under
-        way, or why nothing could be taken; empty if nothing does."""
+        """Return why the newest model is not served: a running download, or the last
+        error; empty if it is served.
+        """
         progress = self._under_way.get(url.key)
         if progress is not None:
             return f"{url}: {progress.state()}"
         return self.problem_of(url)
 
     def looks_at(self, url: RemoteUrl) -> Looks:
-        """Return what has become of the looks at a place."""
+        """Return the results of the checks of a place."""
         return self._looks.get(url.key, Looks())
 
     def problem_of(self, url: RemoteUrl) -> str:
@@ -90,12 +94,15 @@ class RemoteModels:
         return self._problems.get(url.key, "")
 
     def names_a_place(self, reason: str) -> bool:
-        """Return whether a reason says where a model is, or what came from there."""
+        """Return whether a reason names a model's place, or has an answer from
+        there.
+        """
         return any(problem in reason for problem in [*self._problems.values()])
 
     def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
-        """Return the present listing, and the files of it that the cache has; fetches
-        nothing.
+        """Return the present listing, and those of its files that are in the cache.
+
+        Fetches nothing.
 
         Raises `RemoteError`.
         """
@@ -108,11 +115,11 @@ class RemoteModels:
         return listing, set(self._known(current, listing))
 
     def fetch(self, label: str, url: RemoteUrl) -> bool:
-        """Take what is there now; whether that is other than what the cache had.
+        """Take the present files; return whether they differ from those of the cache.
 
-        Blocks; `label` is for the log. Where it fails and the cache has the model, that
-        is a warning, once for each reason. Raises `RemoteError` if it has not, and
-        `FetchStopped` after `stop`.
+        Blocks; `label` is for the log. If it fails and the cache has the model, it logs
+        a warning, once for each reason. Raises `RemoteError` if the cache does not have
+        the model, and `FetchStopped` after `stop`.
         """
         entry = self._cache.entry(url.key)
         before = entry.current()
@@ -137,11 +144,11 @@ class RemoteModels:
         return before is None or found.folder != before.folder
 
     def drop_unused(self, url: RemoteUrl, used: Collection[Path]) -> None:
-        """Remove what was taken from there before, except for the files in use."""
+        """Remove earlier downloads from there, except for the files in use."""
         self._cache.entry(url.key).drop(used)
 
     def stop(self) -> None:
-        """Download end now; what has come is kept."""
+        """Make running downloads end now; they keep the bytes that have arrived."""
         self._stop.set()
 
     def __repr__(self) -> str:
@@ -180,8 +187,8 @@ class RemoteModels:
         source: Source,
         listing: Listing,
     ) -> Snapshot | None:
-        """Return the snapshot of a listing; None if that is no longer what is there."""
-        current = entry.current()  # another process may have taken it meanwhile
+        """Return the snapshot of a listing; None if the source has changed since."""
+        current = entry.current()  # another process may have downloaded it meanwhile
         if current is not None and current.digest == listing.digest:
             return current
         if (found := entry.switch(listing)) is not None:
@@ -219,7 +226,7 @@ class RemoteModels:
         source: Source,
         listing: Listing,
     ) -> dict[str, str]:
-        """Make blobs of all files; their SHA-256, by name."""
+        """Make blobs of all files; return their SHA-256, by name."""
         sha256 = self._known(current, listing)
         missing = [file for file in listing.files if file.name not in sha256]
         total = sum(file.size or 0 for file in missing)
@@ -260,7 +267,7 @@ class RemoteModels:
         return sha256
 
     def _known(self, current: Snapshot | None, listing: Listing) -> dict[str, str]:
-        """Return the SHA-256 of what the cache has, by name."""
+        """Return the SHA-256 of the files that the cache has, by name."""
         known = current.sha256 if current is not None else {}
         found: dict[str, str] = {}
         for file in listing.files:

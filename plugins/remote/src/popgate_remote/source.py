@@ -8,14 +8,14 @@ from typing import Protocol, TypeAlias
 
 from popgate_remote.listing import RemoteFile
 
-#: Where the bytes begin that come (0 if a source cannot begin elsewhere), and they.
+#: The position of the first byte (0 if a source cannot start elsewhere), and the bytes.
 Reading: TypeAlias = tuple[int, Iterator[bytes]]
 
 
 class Source(Protocol):
     """One model at a URL. For one thread at a time; every method blocks.
 
-    All of them raise `RemoteError`, `SourceAway` where the same may succeed soon.
+    All methods raise `RemoteError`, and `SourceAway` if a retry may succeed soon.
     """
 
     def files(self) -> Iterator[RemoteFile]:

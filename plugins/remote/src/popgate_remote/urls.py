@@ -13,7 +13,7 @@ from popgate_remote.http_files import WebSource, is_loopback
 from popgate_remote.listing import MODEL_SUFFIXES
 from popgate_remote.source import Source
 
-#: A user and a password in front of a host; a port is none, and a secret may hold `/`.
+#: A user and a password before a host. A port does not match; a secret may contain `/`.
 _CREDENTIALS = re.compile(r"//[^/@]*:(?!\d+/)[^@]*@")
 _SHA256 = re.compile(r"sha256=([0-9a-f]{64})")
 
@@ -27,7 +27,10 @@ _CREDENTIALS_GO = {
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A kind of place. `module` is the library it needs, of the extra `extra`."""
+    """A kind of place.
+
+    `module` is its required library, installed by the extra `extra`.
+    """
 
     example: str
     module: str = ""
@@ -48,7 +51,7 @@ SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """A URL that a model may come from. `sha256` is what its one file has to have."""
+    """A URL of a model. `sha256` is the required digest of its only file."""
 
     text: str
     scheme: str
@@ -57,8 +60,9 @@ class RemoteUrl:
 
     @classmethod
     def of(cls, text: str) -> RemoteUrl:
-        """Raise `engine.InvalidConfig` for a kind that is not known, or needs a
-        library that is not installed."""
+        """Raise `engine.InvalidConfig` for an unknown kind, or one whose library is not
+        installed.
+        """
         scheme = text.partition(":")[0].lower()
         known = SCHEMES.get(scheme)
         if known is not None:
@@ -149,7 +153,7 @@ def _check_credentials(scheme: str, text: str) -> None:
     """Raise `InvalidConfig` if a URL holds a user or a password: a URL is logged."""
     plain = re.split(r"[?#]", text, maxsplit=1)[0]
     host = plain.partition("//")[2].partition("/")[0]
-    # Other schemes have an @ there that means something else, as hf://name@main.
+    # In other schemes an @ there means something else, as in hf://name@main.
     is_user = "@" in host and scheme in ("http", "https", "oci", "s3", "gs")
     if not is_user and _CREDENTIALS.search(plain) is None:
         return

@@ -2,8 +2,9 @@
 
     import triton_python_backend_utils as pb_utils
 
-Other spellings of `popgate.Model` and its context; `adapter` makes one of a
-``TritonPythonModel``. docs/how-to/migrate-from-triton.md says what differs.
+They are other spellings of `popgate.Model` and its context. `adapter` turns a
+``TritonPythonModel`` into a `popgate.Model`. docs/how-to/migrate-from-triton.md says
+what differs.
 """
 
 from triton_python_backend_utils.host import (

@@ -1,4 +1,4 @@
-"""A `TritonPythonModel` as the models that PopGate runs."""
+"""Adapters from a `TritonPythonModel` to the models that PopGate runs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from engine import (
     Unsupported,
 )
 
-#: What the class of a file for Triton is called.
+#: Name of the class in a file for Triton.
 CLASS = "TritonPythonModel"
-#: By the code of an error; others are ExecutionFailed.
+#: Exceptions by error code; other codes mean ExecutionFailed.
 _KINDS: dict[int, type[EngineError]] = {
     pb_utils.TritonError.UNKNOWN: InvalidInput,
     pb_utils.TritonError.INVALID_ARG: InvalidInput,
@@ -41,7 +41,7 @@ _KINDS: dict[int, type[EngineError]] = {
     pb_utils.TritonError.ALREADY_EXISTS: AlreadyExists,
     pb_utils.TritonError.CANCELLED: CancelledByModel,
 }
-#: What Triton's model configuration has where a file says nothing.
+#: Defaults of Triton's model configuration.
 _DEFAULTS: dict[str, Any] = {
     "platform": "",
     "max_batch_size": 0,
@@ -52,14 +52,14 @@ _DEFAULTS: dict[str, Any] = {
     "parameters": {},
     "model_warmup": [],
 }
-#: Seconds between looks whether a request is still wanted whose response comes from a
-#: thread.
+#: Seconds between checks for cancellation, while a response from a thread is awaited.
 LOOK = 0.05
 
 
 def adapt(module: ModuleType, config: Mapping[str, Any]) -> type[Any] | None:
-    """Return the model in a module; None if it is none of Triton's. `config` is
-    the model configuration, as Triton has it in JSON. Raises InvalidModel.
+    """Return the model in a module; None if the module is not for Triton.
+
+    `config` is the model configuration, as Triton has it in JSON. Raises InvalidModel.
     """
     theirs = getattr(module, CLASS, None)
     if not inspect.isclass(theirs):
@@ -117,7 +117,7 @@ def _controls(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _written(config: Mapping[str, Any], tensor: Mapping[str, Any]) -> str:
-    """Return a tensor as `popgate.Model` writes it."""
+    """Return a tensor in the form of `popgate.Model`."""
     kind = str(tensor["data_type"]).removeprefix("TYPE_").replace("STRING", "BYTES")
     rows = [-1] if config.get("max_batch_size") else []
     dims = ",".join(str(int(dim)) for dim in [*rows, *tensor["dims"]])
@@ -171,7 +171,7 @@ class _Adapted:
         return said[number] if number < len(said) else {}
 
     def outputs_of(self, response: Any) -> dict[str, Array]:
-        """Raise how a request failed."""
+        """Return the outputs of a response, or raise its error."""
         if not isinstance(response, pb_utils.InferenceResponse):
             kind = type(response).__name__
             raise ExecutionFailed(f"expected an InferenceResponse, got {kind}")
@@ -206,7 +206,7 @@ class _Ordinary(_Adapted):
         return self._joined(await found, waits)
 
     def _parts(self, feed: Mapping[str, Array]) -> list[dict[str, Array]]:
-        """Return the rows of each request, as Triton hands them over."""
+        """Return the rows of each request, as Triton passes them."""
         rows = self.context.rows
         if len(rows) < 2:
             return [dict(feed)]
@@ -232,7 +232,7 @@ class _Ordinary(_Adapted):
 
 
 class _Wait:
-    """The response to a request that comes by its sender."""
+    """The response to a request that arrives through its sender."""
 
     def __init__(self) -> None:
         self._responses: list[Any] = []
@@ -268,7 +268,7 @@ class _Decoupled(_Adapted):
                 loop.call_soon_threadsafe(given.put_nowait, response)
 
         request = self.request(feed)
-        # Now: its threads may look when this run is long over.
+        # Read this now: the model's threads may ask long after this run.
         request.ask = partial(dict, self.said(0))
         request.sender = pb_utils.InferenceResponseSender(give, gone.is_set)
         running: Any = None

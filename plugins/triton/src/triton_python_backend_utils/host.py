@@ -10,14 +10,14 @@ from typing import NoReturn
 from engine import CalledModels, MetricSeries, OwnMetrics
 from triton_python_backend_utils.responses import TritonModelException
 
-#: What `MetricFamily.Metric` makes: `increment`, `set`, `observe` and `value`.
+#: Result of `MetricFamily.Metric`, with `increment`, `set`, `observe` and `value`.
 Metric = MetricSeries
 
 _log = logging.getLogger("model")
 
 
 class _Host:
-    """Knowledge of the adapter about its process."""
+    """Services that the adapter sets for its process."""
 
     models: CalledModels | None = None
     metrics: OwnMetrics | None = None
@@ -73,8 +73,9 @@ class MetricFamily:
         labels: Mapping[str, str] | None = None,
         buckets: Sequence[float] | None = None,
     ) -> Metric:
-        """Return the one with these labels; a histogram needs the upper bounds
-        of buckets.
+        """Return the metric with these labels.
+
+        A histogram needs the upper bounds of buckets.
         """
         return self._family.series(labels, buckets or ())
 
@@ -92,7 +93,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 
 def load_model(model_name: str, files: Mapping[str, str] | None = None) -> NoReturn:
-    """Raise TritonModelException: loading is not a model's business."""
+    """Raise TritonModelException: models may not load models."""
     _refuse("load", model_name)
 
 

@@ -1,4 +1,4 @@
-"""A model's configuration: as it is completed, and as it is read."""
+"""A model's configuration: completed by the model, and read by it."""
 
 from __future__ import annotations
 

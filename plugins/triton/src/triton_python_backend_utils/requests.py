@@ -1,4 +1,4 @@
-"""Requests: those that `execute` gets, and those to other models."""
+"""Requests: those that `execute` receives, and those to other models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
-#: Parameters of a request that are the server's.
+#: Parameters of a request that belong to the server.
 _NOT_PARAMETERS = ("timeout", "priority", "binary_data_output")
 
 
@@ -34,7 +34,7 @@ class PreferredMemory:
 
 
 class InferenceRequest:
-    """A request that `execute` gets, or one to another model."""
+    """A request that `execute` receives, or one to another model."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class InferenceRequest:
         self._model, self._version = model_name, model_version
         self._flags, self._timeout, self._trace = flags, timeout, trace
         self._parameters = dict(parameters or {})
-        #: Set by the adapter: who takes the responses, and what the request says of
-        #: itself, which is asked for when it is looked at.
+        #: Set by the adapter: the sender of responses, and a function that fetches the
+        #: request's own data at their first use.
         self.sender: InferenceResponseSender | None = None
         self.ask: Callable[[], Mapping[str, Any]] | None = None
 
@@ -142,7 +142,7 @@ class InferenceRequest:
         return _response(found)
 
     def _exec_decoupled(self) -> Iterator[InferenceResponse]:
-        """The call begins now, not with the first look."""
+        """Begin the call now, not at the first access to its responses."""
         try:
             found = _called(self).stream(self._feed(), **self._options())
         except EngineError as error:

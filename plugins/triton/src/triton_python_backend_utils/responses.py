@@ -1,4 +1,4 @@
-"""Responses to a request, and what they say where it failed."""
+"""Responses to a request, and their errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class InferenceResponseSender:
         self._is_closed = False
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """`response`, and with TRITONSERVER_RESPONSE_COMPLETE_FINAL none after it."""
+        """Send `response`; with TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last."""
         if self._is_closed:
             raise TritonModelException(
                 "a response was sent after the one with "

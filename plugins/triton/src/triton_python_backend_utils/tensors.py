@@ -23,13 +23,13 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
     "TYPE_FP64": np.float64,
     "TYPE_STRING": np.object_,
 }
-#: By the numbers of Triton's data types, from 1.
+#: Data types in the order of Triton's numbers, from 1.
 TRITON_TO_NUMPY_TYPE = dict(enumerate(TRITON_STRING_TO_NUMPY.values(), 1))
 NUMPY_TO_TRITON_TYPE = {kind: n for n, kind in TRITON_TO_NUMPY_TYPE.items()}
 
 
 class Tensor:
-    """A name and an array. Those of inputs cannot be written."""
+    """A name and an array. Arrays of inputs are read-only."""
 
     def __init__(self, name: str, array: Array) -> None:
         if not isinstance(array, np.ndarray):
@@ -50,11 +50,11 @@ class Tensor:
         return list(self._array.shape)
 
     def is_cpu(self) -> bool:
-        """Always: devices of Python models have the tensors in memory."""
+        """Return True: devices of Python models have the tensors in memory."""
         return True
 
     def to_dlpack(self) -> Any:
-        # A consumer wants to write what it is lent.
+        # Consumers of DLPack may write to the array, so they receive a copy.
         return self._array.copy().__dlpack__()
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -74,7 +74,7 @@ class Tensor:
 
 
 class _Capsule:
-    """A tensor that has been packed already."""
+    """A tensor that a caller has packed as a DLPack capsule."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -110,7 +110,7 @@ def serialize_byte_tensor(tensor: Array) -> Array:
 
 
 def deserialize_bytes_tensor(encoded: bytes) -> Array:
-    """Return the array that was given to `serialize_byte_tensor`, in one dimension."""
+    """Return the array that `serialize_byte_tensor` received, in one dimension."""
     found: list[bytes] = []
     at = 0
     while at < len(encoded):

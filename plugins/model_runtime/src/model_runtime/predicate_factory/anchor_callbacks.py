@@ -1,5 +1,5 @@
 # ruff: noqa: N816 - the names are the original's
-"""Predicates for what is bound to anchors: `AnchorCallbackPolicy`.
+"""Predicates for the callbacks of anchors: `AnchorCallbackPolicy`.
 
 They accept with BIND_USER_CB and reject with BIND_EMPTY_CB.
 """

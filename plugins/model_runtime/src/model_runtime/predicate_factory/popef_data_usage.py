@@ -1,5 +1,5 @@
 # ruff: noqa: N816 - the names are the original's
-"""Predicates for what becomes of the data of the file: `PopefDataUsagePolicy`.
+"""Predicates for the use of the file's data: `PopefDataUsagePolicy`.
 
 They accept with USE_USER_DATA and reject with USE_POPEF_DATA_IF_ANY.
 """
