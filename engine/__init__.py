@@ -7,7 +7,8 @@
 
 The engine uses no web framework and no event loop; see
 docs/explanation/architecture.md. All names come from `engine.public`, which is imported
-when the first one is used. A device process uses none, and therefore starts faster.
+when a name is first used. A device process uses none of these names, so it starts
+faster.
 """
 
 import sys
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from engine import logs as _logs  # noqa: F401 - as the environment says
 from engine import telemetry as _telemetry  # noqa: F401 - must come first
 
-#: Entry point group of modules whose `__all__` this package hands on, for programs that
-#: had the names here before.
+#: Entry point group of plugin modules. This package also offers the names in their
+#: `__all__`, for programs that import those names from here.
 NAMES = "popgate.engine_names"
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ else:
 
     @cache
     def _handed_on() -> tuple[Any, ...]:
-        """Return the modules of plugins whose names are had here too."""
+        """Return the modules of plugins whose names this package also offers."""
         from importlib.metadata import entry_points
 
         return tuple(point.load() for point in entry_points(group=NAMES))

@@ -1,4 +1,4 @@
-"""Cutting arrays along one dimension and completing them with zeros."""
+"""Cut arrays along one dimension and complete them with zeros."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 
-#: Connections need one each; models need none of their own once loaded.
+#: Each connection needs a descriptor. A loaded model needs none.
 WANTED = 65536
 
 

@@ -1,7 +1,7 @@
-"""Faults that a device reports before it gives up, and ways to recover.
+"""Faults that a device reports before its process ends, and ways to recover.
 
 The kinds are those of Model Runtime (User Guide, "Error handling"). A process that dies
-without a report has no fault in this sense; it is lost.
+without a report has no fault in this sense, but is lost.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 class FaultKind(Enum):
     """APPLICATION: the program failed.
 
-    RECOVERABLE: the device failed, and names the action that recovers it.
-    UNRECOVERABLE: no action does. UNKNOWN.
+    RECOVERABLE: the device failed, and the report names the action that recovers it.
+    UNRECOVERABLE: no action recovers the device. UNKNOWN: the device does not know.
     """
 
     APPLICATION = "application_runtime_error"
@@ -35,7 +35,7 @@ class RecoveryAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceFault:
-    """A fault that a device has reported; its process ends with it."""
+    """A fault that a device has reported. The device process then ends."""
 
     kind: FaultKind
     message: str
@@ -43,8 +43,8 @@ class DeviceFault:
 
     @property
     def resettable(self) -> bool:
-        """Return whether a reset of this device alone, a new process, cures
-        the fault.
+        """Return whether a reset of this device alone cures the fault. A reset is a new
+        process.
         """
         return (
             self.kind is FaultKind.APPLICATION
@@ -71,7 +71,7 @@ class DeviceFault:
 
 
 class DeviceFaulted(BaseException):
-    """Ends the thread that runs programs, and its process after the fault is reported.
+    """Ends the thread that runs programs. The process reports the fault, then ends.
 
     It is no `Exception`, because handlers of failed requests must not catch it.
     """

@@ -1,8 +1,8 @@
-"""Logging of the engine and its device processes as the environment wants it.
+"""Logging of the engine and its device processes, as environment variables set it.
 
-`MODEL_RUNTIME_LOG_LEVEL` and `MODEL_RUNTIME_LOG_DEST`, see `popef_io.logs`. Device
-processes inherit the environment and write to the same place, each line with the name
-of its process.
+The variables are `MODEL_RUNTIME_LOG_LEVEL` and `MODEL_RUNTIME_LOG_DEST`, see
+`popef_io.logs`. Device processes inherit them and write to the same place. Each line
+has the name of its process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 
 from popef_io import configure_logging
 
-#: Stands for a line end within a record of a device process whose owner logs it.
+#: Replaces a line end within a record of a device process if the owner logs that
+#: record.
 LINE_END = "\x1e"
 _LOGGERS = {
     "MODEL_RUNTIME": ("engine", "model_runtime"),
@@ -30,14 +31,16 @@ class OneLine(logging.Formatter):
 
 
 def label_process(label: str) -> None:
-    """Put the name of this process into every line that the environment wants."""
+    """Put the name of this process into every line of the log that the environment sets
+    up.
+    """
     for prefix, names in _LOGGERS.items():
         configure_logging(prefix, names, label)
 
 
 def standard_output_is_wanted() -> bool:
-    """Return whether a device process logs to standard output, which it does not
-    receive otherwise.
+    """Return whether a device process logs to standard output. Only then does it
+    inherit standard output.
     """
     return any(
         os.environ.get(f"{prefix}_LOG_LEVEL")

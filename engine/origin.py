@@ -27,13 +27,13 @@ from engine.errors import WrongProcess
 
 
 class Origin:
-    """One process; made once in each, see `here`."""
+    """One process. Each process makes one `Origin`, see `here`."""
 
     __slots__ = ("left", "pid")
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        #: Whether this is a child of that process, and not itself.
+        #: Whether this process is a forked child of the one that made the object.
         self.left = False
 
     def error(self, what: str) -> WrongProcess:
@@ -44,7 +44,7 @@ class Origin:
         )
 
     def check(self, what: str) -> None:
-        """Raise WrongProcess unless this is the process."""
+        """Raise WrongProcess unless this process made the object."""
         if self.left:
             raise self.error(what)
 
@@ -54,30 +54,33 @@ class Origin:
 
 _here = Origin()
 _held: set[int] = set()
-# Re-entrant: a finalizer may close something while something is made.
+# Re-entrant, because a finalizer may close a descriptor while the same thread makes
+# one.
 _fork_lock = threading.RLock()
 
 
 def here() -> Origin:
-    """Return the process that runs."""
+    """Return the `Origin` of this process."""
     return _here
 
 
 def no_fork() -> threading.RLock:
-    """Return the lock in which no other thread forks by `os.fork` and similar calls."""
+    """Return the lock that keeps other threads from forking by `os.fork` and similar
+    calls.
+    """
     return _fork_lock
 
 
 def hold(fd: int) -> None:
-    """Keep children from inheriting this descriptor. Call within `no_fork`, as for the
-    code that made it.
+    """Keep forked children from inheriting this descriptor. Call it in the same
+    `no_fork` block as the code that makes the descriptor.
     """
     _held.add(fd)
 
 
 def let_go(fd: int) -> None:
-    """Forget a descriptor that is about to be closed. Call within `no_fork`, as for the
-    code that closes it.
+    """Forget a descriptor that is about to be closed. Call it in the same `no_fork`
+    block as the code that closes the descriptor.
     """
     _held.discard(fd)
 

@@ -1,4 +1,5 @@
-"""Tie a started process to its owner: it ends with the owner and finds its modules.
+"""Tie a started process to its owner: it ends with the owner and finds the owner's
+modules.
 
 The owner holds the write end of a pipe open and passes the read end. When the owner
 dies in any way, the pipe closes.
@@ -14,15 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-#: What ends a program: Control-C in a terminal, and what stops a service, go to the
-#: whole group, whose owner decides when the rest of it ends.
+#: Signals that end a program. Control-C in a terminal, or stopping a service, sends
+#: them to the whole process group. The owner then decides when its other processes end.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with(owner_fd: int, *, group: bool = False) -> None:
     """Ask the kernel to end this process when the other end of the pipe closes.
 
-    `group` also ends all other processes of its process group, which it leads.
+    With `group`, this process leads a process group, and all processes of the group
+    end.
 
     A pipe whose last writer ends raises a signal, here SIGKILL, which also ends a
     stopped process. Unlike a parent-death signal it does not depend on the thread that
@@ -34,14 +36,14 @@ def die_with(owner_fd: int, *, group: bool = False) -> None:
     flags = fcntl.fcntl(owner_fd, fcntl.F_GETFL)
     fcntl.fcntl(owner_fd, fcntl.F_SETFL, flags | os.O_ASYNC | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
-        if os.read(owner_fd, 1) == b"":  # it was gone before we asked
+        if os.read(owner_fd, 1) == b"":  # the owner had already ended
             os._exit(0)
 
 
 def environment() -> dict[str, str]:
-    """Return our environment for a process that is started with `-P`: the place of this
-    package comes first. The option keeps the user's own folders from being searched,
-    which may have an `engine.py`.
+    """Return our environment for a process that is started with `-P`. Put the folder of
+    this package first in PYTHONPATH. `-P` keeps Python from searching the working
+    folder, which may have an `engine.py`.
     """
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -50,8 +52,9 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Start a process in which signals wait for `leave_ending_to_owner`, so that none
-    arrives during the imports.
+    """Block the signals that end a program while a process is started. The process
+    inherits this, so no such signal arrives during its imports, before
+    `leave_ending_to_owner`.
 
     For the thread that starts it.
     """
@@ -72,7 +75,7 @@ def leave_ending_to_owner() -> None:
 
 
 def unblock_signals() -> None:
-    """Unblock all signals. Signals that the parent blocked would stay blocked, and only
-    SIGKILL would end this process.
+    """Unblock all signals. Otherwise signals that the parent blocked would stay
+    blocked, and only SIGKILL could end this process.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

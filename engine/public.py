@@ -1,5 +1,5 @@
-"""All public names of `engine`; the package imports this module when one of them is
-used.
+"""All public names of `engine`. The package imports this module when one of them is
+first used.
 """
 
 from engine.config import (

@@ -1,11 +1,12 @@
-"""The failures of a run, and who pays for each: the request, the model or the device.
+"""The failures of a run, and their consequences for the request, the model and the
+device.
 
-`RUN_FAILURES` decides what the engine does. The owner of a device looks a failure up
-before it counts it (engine/devices/device.py), the device process before it runs a
-failed batch again (engine/worker/replica.py). The table in docs/explanation/failures.md
-is generated from it.
+`RUN_FAILURES` decides what the engine does. The owner of a device looks up a failure
+before counting it (engine/devices/device.py). The device process looks it up before
+running a failed batch again (engine/worker/replica.py). The table in
+docs/explanation/failures.md is generated from it.
 
-A model goes out of service only after `MOST` counted failures in a row: one successful
+A model goes out of service only after `MOST` counted failures in a row. One successful
 run in between, for any client, restarts the count.
 """
 
@@ -19,17 +20,19 @@ from typing import NamedTuple
 
 from engine.errors import ExecutionFailed, Invalid, OutOfMemory
 
-#: A model is out of service after so many counted failures in a row.
+#: The counted failures in a row after which a model goes out of service.
 MOST = 5
-#: One that crashes the process while it is loaded again, after so many.
+#: The limit for failures in which the model crashes the process while it is loaded
+#: again.
 MOST_LOADS = 3
-#: Seconds before a model is loaded again after its second failure in a row: doubled by
-#: each further one. After the first it is loaded with its device.
+#: Seconds before a model is loaded again after its second failure in a row. Each
+#: further failure doubles the pause. After the first failure the model is loaded with
+#: its device.
 FIRST_PAUSE = 1.0
 #: Seconds after which a failure no longer counts.
 WINDOW = 600.0
-#: What a process dies of by its own doing. SIGKILL comes from outside: from an
-#: operator, or from the kernel where memory is short.
+#: Signals that a process causes itself. SIGKILL comes from outside: from an operator,
+#: or from the kernel if memory is short.
 CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
 
 
@@ -52,11 +55,11 @@ class RunFailure(Enum):
 
 
 class Price(NamedTuple):
-    """Consequences of a failure for request, model and device.
+    """The consequences of a failure for request, model and device.
 
-    `request`: the code of the answer to the requests of the run. `halves`: a batch is
-    run again in halves, so that only requests pay that fail alone. `device`: its
-    process is started again. `counts`: the failure counts against the model.
+    `request` is the code of the answer to the requests of the run. `halves`: the batch
+    runs again in halves, so that only requests fail that also fail alone. `device`: the
+    device process is started again. `counts`: the failure counts against the model.
     """
 
     request: str
@@ -104,8 +107,8 @@ def failure_of(how: str) -> RunFailure:
 
 
 class Death(NamedTuple):
-    """End of a process in words; `culprit` is the model that crashed it, if known, for
-    the `times`th time in a row.
+    """The end of a process in words. `culprit` is the model that crashed it, if known.
+    `times` counts its failures in a row.
     """
 
     text: str
@@ -124,7 +127,7 @@ class Death(NamedTuple):
 
 
 class FailureCounts:
-    """The models that are being loaded on a device, and the failures in a row of each.
+    """The models that are being loaded on a device, and each model's failures in a row.
 
     The caller holds the device's lock, except for `loading`.
     """
@@ -135,7 +138,7 @@ class FailureCounts:
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """Name a model that is being loaded meanwhile."""
+        """Record that a model is being loaded while the block runs."""
         self._loading.append(name)
         try:
             yield
@@ -143,11 +146,11 @@ class FailureCounts:
             self._loading.remove(name)
 
     def judge(self, how: str, running: str, *, succeeded: bool = False) -> Death:
-        """Return the death of a process that has ended by a signal of this name, or
-        otherwise.
+        """Return the death of a process, which ended by a signal of this name or in
+        another way.
 
-        `running` is the model that ran, if any; `succeeded` means that a run of it has
-        succeeded since its last failure. No model is named if several ran.
+        `running` is the model that ran, if any. `succeeded` means that a run of that
+        model has succeeded since its last failure. No model is named if several ran.
         """
         suspects = {*self._loading, running} - {""}
         text = f"its process died of {how}"
@@ -172,8 +175,8 @@ class FailureCounts:
         return len(self._times.get(name, ()))
 
     def forget(self, name: str) -> None:
-        """Restart the count: the model was taken out of service, and may be loaded
-        again.
+        """Restart the count, because the model was taken out of service and may be
+        loaded again.
         """
         self._times.pop(name, None)
 

@@ -1,9 +1,9 @@
-"""ONNX Runtime does not report home from here.
+"""Turns off ONNX Runtime's telemetry.
 
-Its official builds record usage in the user's cache folder and send it. The models that
-people run are private; set ORT_DISABLE_TELEMETRY=0 to allow it. The variable must be
-set before the runtime is loaded, so this module is the first that the package imports,
-and device processes inherit it.
+The official builds record usage in the user's cache folder and send it, but the models
+that people run are private. Set ORT_DISABLE_TELEMETRY=0 to allow telemetry. The
+variable must be set before the runtime is loaded, so the package imports this module
+first. Device processes inherit the variable.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Tensors in transit: a data type, a shape and bytes in one or several parts.
 
-A `Tensor` never converts or joins its bytes unless asked: a request body arrives in
-chunks and is copied chunk by chunk into shared memory. Strings travel as the Open
+A `Tensor` converts or joins its bytes only on request. A request body arrives in
+chunks, and each chunk is copied directly into shared memory. Strings travel as the Open
 Inference Protocol writes them: each element is a 4-byte little-endian length and that
 many bytes.
 """
@@ -24,7 +24,7 @@ Array: TypeAlias = npt.NDArray[Any]
 class Tensor:
     """One tensor: row-major little-endian bytes, in one or several parts.
 
-    It is not a dataclass: one is made for every input of every request, and a frozen
+    It is not a dataclass, because every input of every request makes one, and a frozen
     dataclass takes ten times as long to construct.
     """
 
@@ -44,7 +44,8 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, array: Array, data_type: DataType | None = None) -> Tensor:
-        """Return the tensor of `array`; no copy if it is contiguous and native.
+        """Return the tensor of `array`. Copies only if `array` is not contiguous or not
+        native.
 
         `data_type` distinguishes types that numpy lacks: BF16 and FP8 travel as
         unsigned integers that hold their bits.
@@ -59,13 +60,13 @@ class Tensor:
             return cls(data_type, shape, (), 0)
         try:
             view = array.data.cast("B")
-        except (TypeError, ValueError):  # not contiguous, or a type only numpy knows
+        except (TypeError, ValueError):  # not contiguous, or a type that only numpy has
             view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return cls(data_type, shape, (view,), nbytes)
 
     @property
     def buffer(self) -> memoryview:
-        """Return all bytes as one view; copy only if there are several parts."""
+        """Return all bytes as one view. Copies only if there are several parts."""
         if len(self.parts) == 1:
             return memoryview(self.parts[0]).cast("B")
         return memoryview(b"".join(self.parts))
@@ -76,7 +77,7 @@ class Tensor:
     def numpy(self) -> Array:
         """Return the data as a numpy array: a view if the bytes are in one part.
 
-        STRING gives an object array of `bytes`; BF16 an array of uint16 bits.
+        STRING gives an object array of `bytes`. BF16 gives an array of uint16 bits.
         """
         if self.data_type is DataType.STRING:
             return decode_strings(self.buffer, self.shape)
@@ -94,8 +95,8 @@ class Tensor:
 class DataDesc:
     """A named tensor that a runner expects or delivers (Model Runtime: `DataDesc`).
 
-    `shape` holds -1 if a size is known only at run time and is None if the rank is
-    unknown. In the description of requests, the size of the batch dimension is -1 and
+    `shape` has -1 for a size that is known only at run time. It is None if the rank is
+    unknown. In the description of requests, the batch dimension is -1, and its size
     must be a multiple of `multiple`.
     """
 
@@ -107,7 +108,7 @@ class DataDesc:
 
     @property
     def size_in_bytes(self) -> int:
-        """Return bytes of one transfer; -1 if the shape is not fixed."""
+        """Return the bytes of one transfer; -1 if the shape is not fixed."""
         info = TensorInfo(self.shape, self.data_type)
         if not info.is_static or self.data_type is DataType.STRING:
             return -1

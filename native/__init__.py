@@ -1,1 +1,1 @@
-"""Compiling the hot path: `make compiled` (docs/how-to/tune.md)."""
+"""Compile the hot path: `make compiled` (docs/how-to/tune.md)."""

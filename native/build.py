@@ -29,15 +29,15 @@ from native import popgate_compiled as finder
 from native.modules import c_sources, compiled_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Of the C compiler's optimisation: a quarter less to compile than for a wheel, which
-#: has 3, and a twentieth more processor time a request (bench/LOG.md).
+#: The C compiler's optimisation level. Wheels use 3. This level compiles in a quarter
+#: less time, and a request takes a twentieth more processor time (bench/LOG.md).
 LEVEL = "1"
-#: Messages of the compilers that failed.
+#: The messages of a compiler that failed.
 LOG = ROOT / "build" / "compile.log"
 
 
 def why_not() -> str:
-    """Return what is missing for compiling; empty if nothing is."""
+    """Return what is missing for compiling; empty if nothing is missing."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None and shutil.which("cc") is None:
         return "there is no C compiler"
@@ -48,7 +48,7 @@ def why_not() -> str:
 
 
 def install_requirements() -> None:
-    """Install what the `compile` extra names; raises CalledProcessError."""
+    """Install the packages of the `compile` extra. Raises CalledProcessError."""
     if find_spec("mypy") and find_spec("setuptools"):
         return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -56,7 +56,7 @@ def install_requirements() -> None:
 
 
 def build() -> Path:
-    """Compile all modules into the folder of this Python; raises CalledProcessError."""
+    """Compile all modules into the folder of this Python. Raises CalledProcessError."""
     sources = compiled_sources(ROOT) + c_sources(ROOT)
     folder = ROOT / finder.FOLDER
     recorded = {path: finder.digest(str(ROOT / path)) for path in sources}
@@ -67,7 +67,8 @@ def build() -> Path:
         write_stamp(library, sources, recorded)
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # In one step: a process that starts now finds all of it or nothing.
+        # Rename in one step, so that a process that starts now finds all modules or
+        # none.
         beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
         try:
             shutil.move(library, beside / "library")
@@ -111,7 +112,7 @@ def install_finder() -> None:
 def wait_for_server(server: int, url: str) -> bool:
     """Wait until the server with this process id reports at `url` that it has started.
 
-    Return False if it ends before.
+    Return False if the process ends before that.
     """
     ended = os.pidfd_open(server)
     while not select.select([ended], [], [], 0.2)[0]:
@@ -121,7 +122,7 @@ def wait_for_server(server: int, url: str) -> bool:
 
 
 def end_with(server: int) -> None:
-    """Have this process, and what it started, end when the server ends."""
+    """Make this process and its child processes end when the server ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
     def watch() -> None:

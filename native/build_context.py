@@ -1,5 +1,6 @@
 """The build context of the container image, which `.dockerignore` selects, and the
-steps of the Dockerfile that use it."""
+steps of the Dockerfile that use this context.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An instruction of a Dockerfile in one line: `COPY`, `deploy /opt`."""
+    """An instruction of a Dockerfile in one line: its name and its arguments, such as
+    `COPY` and `deploy /opt`.
+    """
 
     name: str
     rest: str
@@ -26,7 +29,7 @@ class Step:
 
     @property
     def places(self) -> list[str]:
-        """Return the sources of a COPY and, as the last one, its target."""
+        """Return the sources of a COPY, and its target as the last item."""
         return [word for word in self.rest.split() if not word.startswith("--")]
 
 
@@ -43,14 +46,14 @@ def read_steps(dockerfile: Path) -> list[Step]:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a pattern as Docker reads it."""
+    """Return the regular expression for a pattern as Docker reads it."""
     parts = re.split(r"(\*\*/?|\*|\?)", pattern.strip("/"))
     meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts))
 
 
 class Ignored:
-    """The patterns of a `.dockerignore`: the last one that matches decides."""
+    """The patterns of a `.dockerignore`. The last pattern that matches decides."""
 
     def __init__(self, text: str) -> None:
         lines = [line.strip() for line in text.splitlines()]
@@ -59,7 +62,9 @@ class Ignored:
         self._exceptions = [r[1:].strip("/") for r in rules if r.startswith("!")]
 
     def covers(self, path: str) -> bool:
-        """Return whether a path, or a folder above it, is kept from the builder."""
+        """Return whether the builder does not see a path, because of the path itself or
+        a folder above it.
+        """
         parts = path.split("/")
         names = ["/".join(parts[: i + 1]) for i in range(len(parts))]
         ignored = False
@@ -69,7 +74,7 @@ class Ignored:
         return ignored
 
     def may_have_exceptions(self, folder: str) -> bool:
-        """Return whether an exception names something inside a folder."""
+        """Return whether an exception names a path inside a folder."""
         return any(name.startswith(f"{folder}/") for name in self._exceptions)
 
 

@@ -1,9 +1,9 @@
-"""Install the core without a plugin in an environment of its own, for `make test-core`.
+"""Install the core without plugins in its own environment, for `make test-core`.
 
     python -m native.core_alone build/core
 
-The environment borrows the packages of the one that runs this, but not their `.pth`
-files: the source tree and its plugins are not on its path.
+The new environment borrows the packages of the environment that runs this, but not its
+`.pth` files. So the source tree and its plugins are not on its path.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ _WHERE = re.compile(r"^where = \[.*?\]", re.MULTILINE | re.DOTALL)
 
 
 def without_plugins(pyproject: str) -> str:
-    """Return a pyproject.toml without entry points of plugins and without their
-    folders."""
+    """Return the pyproject.toml without the plugins' entry points and folders."""
     return _WHERE.sub('where = ["."]', _GROUP.sub("", pyproject))
 
 
 def copy_core(folder: Path) -> None:
-    """Copy what a wheel of the core is built from."""
+    """Copy the files from which a wheel of the core is built."""
     for package in CORE:
         ignore = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(ROOT / package, folder / package, ignore=ignore)
@@ -41,7 +40,7 @@ def copy_core(folder: Path) -> None:
 
 
 def install(target: Path) -> None:
-    """Make the environment `target`; another one there is replaced."""
+    """Make the environment `target`. Replace one that is already there."""
     venv.create(target, clear=True, symlinks=True, with_pip=False)
     python = target / "bin" / "python"
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
@@ -53,7 +52,8 @@ def install(target: Path) -> None:
         pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
         where = ["--no-deps", "--no-build-isolation", "--target", str(packages), folder]
         subprocess.run([*pip, "install", *where], check=True)
-    # Below the core: the first distribution of a name on the path has its entry points.
+    # The borrowed packages come after the core, because the first distribution of a
+    # name on the path provides its entry points.
     (packages / "borrowed.pth").write_text(f"{ours}\n")
 
 

@@ -29,7 +29,8 @@ class ParallelBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
         with ThreadPoolExecutor(cores) as pool:
 
             def compile_all(sources: Iterable[str], **options: Any) -> list[str]:
-                # The largest first, so that no core is left alone with it at the end.
+                # Start with the largest file, so that it is not the only one left at
+                # the end.
                 largest_first = sorted(sources, key=os.path.getsize, reverse=True)
                 made = pool.map(lambda c: compile_some([c], **options), largest_first)
                 return [file for files in made for file in files]
@@ -40,10 +41,10 @@ class ParallelBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
 
 
 def extensions(root: Path) -> list[Extension]:
-    """Return all extensions; afterwards `build/c/` has the C code that mypyc made from
-    the Python.
+    """Return all extensions. Afterwards `build/c/` has the C code that mypyc made from
+    the Python modules.
 
-    Exits with the message of mypy or mypyc if they refuse a module.
+    Exits with the message of mypy or mypyc if one of them refuses a module.
     """
     level = os.environ.get("POPGATE_OPT_LEVEL", "3")
     translate = [sys.executable, "-m", "native.translate", "build/c", level]

@@ -28,9 +28,9 @@ from native.build_context import Step, copy_context, read_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("docker", "podman")
-#: The paths of the Dockerfile that lie below the folder.
+#: The paths of the Dockerfile that are moved below the folder.
 _ABSOLUTE = re.compile(r"(?<![\w./-])/(?=(?:opt|src|wheels|models|var/cache)\b)")
-#: The commands that need the root of a machine, each at the start of a command.
+#: Beginnings of commands that need the root of a machine.
 _PRIVILEGED = ("apt-get", "localedef", "useradd", "rm -rf /var/lib/apt")
 #: Seconds until the server of the image answers.
 _START = 120.0
@@ -101,7 +101,7 @@ class ImageFolder:
         return _ABSOLUTE.sub(lambda _: f"{self.root}/", text)
 
     def size(self) -> int:
-        """Return the bytes of the files that the last stage has."""
+        """Return the bytes of all files of the last stage."""
         files = (path for path in self.root.rglob("*") if path.is_file())
         return sum(path.stat().st_size for path in files if not path.is_symlink())
 
@@ -112,7 +112,7 @@ class ImageFolder:
         self.root.mkdir(parents=True)
         self._stage = step.rest.rpartition(" AS ")[2]
         self._work = self.root
-        # The base image: a Python of its own, and pip.
+        # This replaces the base image with a new Python and pip.
         base = self.folder / "base"
         if not base.exists():
             subprocess.run([sys.executable, "-m", "venv", base], check=True)
@@ -126,7 +126,7 @@ class ImageFolder:
             if command.startswith(_PRIVILEGED):
                 self.left_out.append(command)
             else:
-                # A folder of the image belongs to the user that performs the steps.
+                # All folders belong to the user that performs the steps.
                 kept.append(re.sub(r" -[og] \w+", "", command))
         if kept:
             command = self.below(" && ".join(kept))
@@ -153,7 +153,7 @@ class ImageFolder:
 
 
 def try_it(image: ImageFolder) -> None:
-    """Start the image's entry point over a model, and request one answer."""
+    """Start the image's entry point with a model, and request one answer."""
     models = image.root / "models"
     shutil.copy2(ROOT / "examples" / "digits" / "digits.onnx", models / "digits.onnx")
     log = image.folder / "serve.log"

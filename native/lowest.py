@@ -1,7 +1,7 @@
-"""Prints the lowest version of each dependency that pyproject.toml allows, as pip has
-requirements: python -m native.lowest
+"""Print the lowest version of each dependency that pyproject.toml allows, in pip's
+format: python -m native.lowest
 
-Those of the product and of its tests, for `make test-lowest`.
+It prints the dependencies of the product and of its tests, for `make test-lowest`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Extras that the tests use.
+#: The extras that the tests use.
 EXTRAS = ("dev", "examples")
 _BOUNDED = re.compile(r"(?P<name>[\w.-]+(\[[\w,]+\])?)>=(?P<version>[\w.]+)(,.*)?")
 
 
 def lowest(project: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each requirement with its lower bound as its version; those
-    without stay.
+    """Yield each requirement with its lower bound as its version. A requirement without
+    a lower bound stays unchanged.
     """
     required = list(project["dependencies"])
     for extra in EXTRAS:

@@ -1,4 +1,4 @@
-"""List of the compiled modules: those that every request goes through.
+"""The list of compiled modules: the modules that every request goes through.
 
 The list is in pyproject.toml, because building a wheel needs it too. It has Python
 modules for mypyc, and C files.
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def c_sources(root: Path) -> list[str]:
-    """Return paths of the modules that are written in C, relative to `root`."""
+    """Return the paths of the C files, relative to `root`."""
     return _listed(root, "c_modules")
 
 
 def compiled_sources(root: Path) -> list[str]:
-    """Return paths of the Python files, relative to `root`, in a fixed order."""
+    """Return the paths of the Python files, relative to `root`, in a fixed order."""
     found = _listed(root, "compiled")
     return [path for path in found if not path.endswith("__init__.py")]
 

@@ -1,11 +1,11 @@
-"""Import the compiled modules of a source tree instead of its Python, while they match.
+"""Import a source tree's compiled modules instead of its Python modules, if they match.
 
 `python -m native.build` copies this file into the environment, and the interpreter
-imports it at its start. Outdated compiled modules are never used: the stamp beside them
-holds the digests of their sources, and a tree with changed sources runs as Python.
-POPGATE_PURE=1 in the environment also turns them off.
+imports it when it starts. Outdated compiled modules are never used. The stamp beside
+them holds the digests of their sources, and a tree with changed sources runs as Python.
+POPGATE_PURE=1 in the environment also turns compiled modules off.
 
-It imports next to nothing: every Python of the environment runs it.
+It imports very little, because every Python of the environment runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 
 PACKAGES = ("engine.", "app.")
-#: The library that the modules share (mypyc calls modules compiled as one a group).
+#: The library that the modules share. mypyc calls modules that are compiled together a
+#: group.
 GROUP = "popgate__mypyc"
 FOLDER = os.path.join("build", "compiled", str(sys.implementation.cache_tag))
 STAMP = "stamp.json"
@@ -47,7 +48,7 @@ def read_stamp(root: str) -> dict[str, dict[str, str]] | None:
 
 
 class CompiledFinder:
-    """Finds compiled modules of whichever source tree a package comes from."""
+    """Finds the compiled modules of the source tree that a package comes from."""
 
     def __init__(self) -> None:
         self._stamps: dict[str, dict[str, dict[str, str]] | None] = {}
@@ -65,7 +66,8 @@ class CompiledFinder:
             root = os.path.dirname(root)
         if root not in self._stamps:
             self._stamps[root] = read_stamp(root)
-        # One tree per process: the modules of two would share one library.
+        # A process uses one tree, because the modules of two trees would share one
+        # library.
         self._root = self._root or root
         return self._spec(root, name, "modules") if root == self._root else None
 

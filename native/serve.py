@@ -1,10 +1,10 @@
-"""Serve at once, and compile the hot path beside the server.
+"""Start the server at once, and compile the hot path while it runs.
 
     python -m native.serve --url http://127.0.0.1:8000 -- -m models --port 8000
 
-This process becomes `popgate serve` with the arguments behind ``--``. Another process
+This process becomes `popgate serve` with the arguments after ``--``. Another process
 waits until the server answers at `--url`. It then compiles at the lowest priority, and
-ends with the server. The server goes on as plain Python. The next start takes the
+ends with the server. The server goes on as plain Python. The next start uses the
 compiled modules.
 """
 
@@ -41,7 +41,8 @@ def _prepare(url: str) -> None:
     else:
         command = [sys.executable, "-m", "native.build", "--if-possible"]
         command += ["--beside", str(os.getpid()), "--url", url]
-        # A child of a child: the server does not expect a child that it did not start.
+        # Start a child of a child, because the server does not expect children that it
+        # did not start.
         child = os.fork()
         if child == 0:
             subprocess.Popen(command, cwd=ROOT, start_new_session=True)

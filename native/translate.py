@@ -1,8 +1,8 @@
 """Translates the hot path to C: python -m native.translate FOLDER LEVEL MODULE.py
 
 It runs in its own process, which ends without freeing mypy's data about a thousand
-modules: that would take as long as the translation. It prints the extensions to build
-from the C code, as JSON.
+modules. Freeing them would take as long as the translation. It prints the extensions to
+build from the C code, as JSON.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import setuptools  # noqa: F401  mypyc makes extensions of whichever is imported
 from mypyc.build import mypycify
 
-#: Functions of the compiled modules call each other directly, not as those of a
-#: library that others could replace.
+#: Functions of the compiled modules call each other directly. Without this option they
+#: would call each other as functions of a library that others may replace.
 DIRECT_CALLS = "-fvisibility=hidden"
 
 
 def translate(folder: str, level: str, sources: list[str]) -> list[dict[str, Any]]:
-    """Return arguments of `setuptools.Extension` for each of the extensions.
+    """Return the arguments of `setuptools.Extension` for each extension.
 
-    `level` is that of the C compiler's optimisation.
+    `level` is the C compiler's optimisation level.
     """
     options = ["--config-file", "native/mypy.ini"]
     made = mypycify(

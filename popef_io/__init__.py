@@ -1,7 +1,7 @@
 """PopEF containers: compiled models and their data in files that can be mapped.
 
-Names follow the PopEF User Guide in Python's spelling; the bytes are our own, see
-docs/reference/popef-format.md.
+Names follow the PopEF User Guide in Python's spelling. The bytes are PopGate's own
+format, see docs/reference/popef-format.md.
 """
 
 from popef_io.blob import Blob

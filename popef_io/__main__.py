@@ -1,4 +1,4 @@
-"""`python -m popef_io FILE ...`: print the content of containers for people."""
+"""`python -m popef_io FILE ...`: print the content of containers in readable form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from popef_io.reader import Reader
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 1 if a file cannot be read; the reason goes to stderr."""
+    """Print the files. Return the exit status: 0, or 1 if a file cannot be read. The
+    reason goes to stderr.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m popef_io", description="Print what is in PopEF containers."
     )
@@ -52,7 +54,8 @@ def _write(text: str) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough; keep the interpreter from trying again at exit.
+        # The program that reads the output has ended. Keep the interpreter from writing
+        # again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

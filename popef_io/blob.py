@@ -29,8 +29,8 @@ def key_of(info: Info | None) -> BlobKey | None:
 class Blob:
     """A blob whose header and descriptor have been checked.
 
-    The payload's checksum is checked at the first access, so a large file is read once,
-    when it is used, or not at all.  May be used by several threads at once.
+    The payload's checksum is checked at the first access. So a large file is read only
+    when it is used, and only once. Several threads may use a blob at once.
     """
 
     __slots__ = ("_verified", "header", "index", "info", "offset", "source")
@@ -57,13 +57,13 @@ class Blob:
 
     @property
     def type(self) -> BlobType | None:
-        """Return the type; None for one that this version does not know."""
+        """Return the type; None for a type that this version does not know."""
         return self.header.type
 
     @property
     def name(self) -> str | None:
-        """Return the blob's name; for metadata, of the executable; None if
-        not known.
+        """Return the blob's name; None if it is not known. For metadata this is the
+        executable's name.
         """
         if self.info is None:
             return None
@@ -73,7 +73,9 @@ class Blob:
 
     @property
     def executable(self) -> str | None:
-        """Return the executable it belongs to; empty: to any; None if not known."""
+        """Return the name of the executable that the blob belongs to. Empty means any
+        executable, and None means that it is not known.
+        """
         if self.info is None:
             return None
         if isinstance(self.info, ExecutableInfo):
@@ -82,9 +84,7 @@ class Blob:
 
     @property
     def key(self) -> BlobKey | None:
-        """Return the key under which only one blob may exist; None for an
-        unknown type.
-        """
+        """Return the key that only one blob may have. None for an unknown type."""
         return key_of(self.info)
 
     @property
@@ -99,14 +99,14 @@ class Blob:
         )
 
     def descriptor(self) -> memoryview:
-        """Return the descriptor's bytes, as in the file."""
+        """Return the descriptor's bytes as they are in the file."""
         begin = self.offset + HEADER_SIZE
         return self.source.read(begin, begin + self.header.descriptor_size)
 
     def payload(self) -> memoryview:
-        """Return the payload's bytes, as in the file (compressed, if it is).
+        """Return the payload's bytes as they are in the file, perhaps compressed.
 
-        Raises CorruptError if they do not agree with their checksum.
+        Raises CorruptError if the bytes do not match their checksum.
         """
         begin = self.offset + self.header.payload_offset
         view = self.source.read(begin, begin + self.header.payload_size)

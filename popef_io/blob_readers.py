@@ -1,7 +1,7 @@
 """Readers for each kind of blob with contents.
 
-All of them are views: nothing is read from the file until its bytes are used. They stay
-valid after their reader is closed, as long as they are referenced.
+All readers are views. Nothing is read from the file until its bytes are used. A view
+stays valid after its `Reader` is closed, as long as it is referenced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INFLATE_STEP = 1 << 20  # bytes decompressed at once
 
 
 class ExecutableReader(BlobContent):
-    """An executable blob; its content is opaque to the container."""
+    """An executable blob. The container does not interpret its content."""
 
     __slots__ = ("_max_size", "name")
 
@@ -47,11 +47,11 @@ class ExecutableReader(BlobContent):
         return self.blob.header.is_compressed
 
     def raw(self) -> memoryview:
-        """Return the executable's bytes; decompress them at each call if they are
+        """Return the executable's bytes. Each call decompresses them if they are
         compressed.
 
         Raises LimitError if the decompressed size exceeds the reader's limit, and
-        CorruptError if it differs from the header.
+        CorruptError if that size differs from the header.
         """
         if not self.is_compressed:
             return self.blob.payload()
@@ -70,7 +70,7 @@ class ExecutableReader(BlobContent):
         size = 0
         data: memoryview | bytes = self.blob.payload()
         try:
-            # One byte more than announced is enough to know that it is too many.
+            # Read one byte more than announced, which shows whether there are too many.
             while not inflater.eof and size <= self.size:
                 room = min(_INFLATE_STEP, self.size - size + 1)
                 part = inflater.decompress(data, room)
@@ -96,7 +96,7 @@ class ExecutableReader(BlobContent):
 
 
 class MetadataReader:
-    """A metadata blob; all of it is in the descriptor."""
+    """A metadata blob. All its content is in the descriptor."""
 
     __slots__ = ("blob", "metadata")
 
@@ -114,8 +114,8 @@ class TensorReader(DescribedContent[TensorDataInfo]):
     __slots__ = ()
 
     def data(self) -> np.ndarray[Any, Any]:
-        """Return the tensor: a read-only array in place; for STRING a new one
-        of bytes.
+        """Return the tensor as a read-only array in place. STRING gives a new array of
+        bytes.
         """
         info = self.info.tensor_info
         return _array(self.blob, info.shape or (), info.data_type)
@@ -154,7 +154,7 @@ class OpaqueReader(DescribedContent[OpaqueInfo]):
 
     @property
     def executable(self) -> str:
-        """Return name of the executable it belongs to; empty: to all."""
+        """Return the name of the executable that the blob belongs to; empty for all."""
         return self.info.executable
 
     def __repr__(self) -> str:
@@ -162,9 +162,9 @@ class OpaqueReader(DescribedContent[OpaqueInfo]):
 
 
 class UnknownBlob(BlobContent):
-    """A blob of a type that this version does not know; `Writer.copy` keeps it.
+    """A blob of a type that this version does not know. `Writer.copy` keeps it.
 
-    Its contents are as stored.
+    Its contents are the bytes as stored.
     """
 
     __slots__ = ()
@@ -191,6 +191,7 @@ def _array(
             raise CorruptError(error.reason, where=blob.where) from error
     if data_type is DataType.BOOL and not has_only_booleans(view):
         raise CorruptError("a boolean other than 0 and 1", where=blob.where)
-    # Not np.ndarray(buffer=view): its arrays refer to what is behind the view, which
-    # may claim to be writable, and then could be told to be so as well.
+    # Do not use np.ndarray(buffer=view). Its arrays refer to the object behind the
+    # view. That object may claim to be writable, and then callers could make the arrays
+    # writable too.
     return np.frombuffer(view, data_type.numpy_dtype).reshape(shape)

@@ -34,11 +34,11 @@ Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
 class BlobWriter(Draft):
-    """The one live blob of a `Writer`, which makes it; takes bytes until closed.
+    """The live blob of a `Writer`, which makes it. It takes bytes until it is closed.
 
-    Leaving its `with` block closes it; an exception inside discards the blob.  Tensor
-    and feed data must come to exactly the size of their description.  STRING data are
-    held in memory until `close`, which checks them.
+    Leaving its `with` block closes it. An exception inside the block discards the blob.
+    Tensor and feed data must have exactly the size of their description. STRING data
+    are held in memory until `close`, which checks them.
     """
 
     def __init__(
@@ -72,15 +72,15 @@ class BlobWriter(Draft):
 
     @property
     def reserved_size(self) -> int:
-        """Return bytes the blob will have, for data of fixed size."""
+        """Return the bytes that a blob with data of fixed size will have."""
         return align(self._payload - self.offset + (self._expected or 0))
 
     def write(self, data: Buffer) -> int:
-        """Append bytes, or the bytes of an array, in row-major order; return their
+        """Append bytes, or the bytes of an array in row-major order. Return their
         number.
 
         Raises InvalidValueError for more bytes than described, and for memory that is
-        not contiguous; WriterStateError if the blob is not open any more.
+        not contiguous. Raises WriterStateError if the blob is not open any more.
         """
         self.check_open()
         view = _bytes_of(data)
@@ -105,10 +105,10 @@ class BlobWriter(Draft):
         return size
 
     def close(self) -> None:
-        """Finish the blob; do nothing if it is finished.
+        """Finish the blob. Do nothing if it is finished.
 
-        Raises WriterStateError if bytes of the description are missing: the blob stays
-        open then.
+        Raises WriterStateError if there are fewer bytes than described. The blob then
+        stays open.
         """
         if self.state is WriterState.CLOSED:
             return
@@ -124,14 +124,14 @@ class BlobWriter(Draft):
         _log.debug("wrote %s", self)
 
     def check_complete(self) -> None:
-        """Raise WriterStateError if bytes of the description are missing."""
+        """Raise WriterStateError if there are fewer bytes than described."""
         if self._expected is not None and self._content_size < self._expected:
             raise WriterStateError(
                 f"{self}: {self._content_size} of {self._expected} bytes written"
             )
 
     def discard(self) -> None:
-        """Take the blob back, as if it had not been begun."""
+        """Remove the blob, as if it had never been begun."""
         if self.state is WriterState.OPEN:
             self.state = WriterState.DISCARDED
             self._finished(self)
@@ -194,7 +194,7 @@ class BlobWriter(Draft):
 
 
 def expected_size(info: Info) -> int | None:
-    """Return the number of bytes that the data of `info` have; None if any number is
+    """Return the number of bytes that data for `info` must have; None if any number is
     allowed.
     """
     if not isinstance(info, TensorDataInfo | FeedDataInfo):

@@ -21,18 +21,18 @@ class BlobContent:
 
     @property
     def size(self) -> int:
-        """Return bytes of the contents."""
+        """Return the number of bytes of the contents."""
         return self.blob.header.content_size
 
     def raw(self) -> memoryview:
-        """Return the contents: read-only, in place.
+        """Return the contents in place, read-only.
 
-        Raises CorruptError if they do not agree with their checksum.
+        Raises CorruptError if the contents do not match their checksum.
         """
         return self.blob.payload()
 
     def open(self) -> BinaryIO:
-        """Return the contents as a readable stream; each has its own position.
+        """Return the contents as a new readable stream with its own position.
 
         Only bytes that are read are copied. The stream holds the contents, so it
         outlives its reader. For one thread at a time.
@@ -41,7 +41,7 @@ class BlobContent:
 
 
 class DescribedContent(BlobContent, Generic[InfoT]):
-    """The base of contents that have a description with a name."""
+    """The base of contents whose description has a name."""
 
     __slots__ = ("info",)
 

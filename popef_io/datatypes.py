@@ -1,7 +1,7 @@
 """The enumerations of PopEF: kinds of blobs, of tensors, of elements.
 
-Names and order are those of the PopEF User Guide (section 5.1); the numbers are those
-in our files, see docs/reference/popef-format.md.
+Names and order follow the PopEF User Guide (section 5.1). The numbers are the ones in
+PopGate's files, see docs/reference/popef-format.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlobType(_Numbered):
 
 
 class TensorType(_Numbered):
-    """Direction of an anchor, seen from the model: INPUT is host to device."""
+    """Direction of an anchor from the model's view: INPUT is host to device."""
 
     UNKNOWN = 0
     INPUT = 1
@@ -44,9 +44,10 @@ class TensorType(_Numbered):
 class DataType(_Numbered):
     """Type of one tensor element.
 
-    BF16 and STRING are additions of ours; their numbers leave room for PopEF's own.
-    F8, F8143 and F8152 have no numpy type and travel as uint8, BF16 as uint16 carrying
-    the bits.  A STRING element is a 4-byte little-endian length and as many bytes.
+    BF16 and STRING are PopGate's additions. Their numbers leave room for new types of
+    PopEF. F8, F8143 and F8152 have no numpy type and travel as uint8. BF16 travels as
+    uint16 that holds the bits. A STRING element is a 4-byte little-endian length and as
+    many bytes.
     """
 
     item_size: int
@@ -74,7 +75,7 @@ class DataType(_Numbered):
 
     @classmethod
     def from_numpy(cls, dtype: np.dtype[np.generic] | type | str) -> DataType:
-        """Return the data type of arrays of `dtype`; object, bytes and text give
+        """Return the data type of arrays of `dtype`. Object, bytes and text give
         STRING.
 
         Raises InvalidValueError for a type without a counterpart (complex, dates) and

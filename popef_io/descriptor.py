@@ -1,6 +1,6 @@
 """Descriptors: the msgpack map behind a blob header, for each type of blob.
 
-The tables of this module are the format; see docs/reference/popef-format.md.  A
+The tables of this module define the format; see docs/reference/popef-format.md. A
 descriptor is unpacked field by field, and long lists item by item. The decoder's own
 limits are set to the largest valid item. So no nesting and no announced length can make
 the decoder allocate much more than the descriptor's own size: at most 8 MiB, if each of
@@ -56,17 +56,17 @@ from popef_io.validation import (
 
 Info = ExecutableInfo | Metadata | TensorDataInfo | FeedDataInfo | OpaqueInfo
 
-MAX_NAME_SIZE = 1 << 14  # bytes; names of generated graphs nest some hundred levels
+MAX_NAME_SIZE = 1 << 14  # bytes; names in generated graphs nest some hundred levels
 MAX_VALUE_SIZE = 1 << 20  # bytes of an option's value; a list of class names fits
-MAX_ANCHORS = 1 << 16  # as blobs: one for each tensor, and some
+MAX_ANCHORS = 1 << 16  # as for blobs: one for each tensor, and some more
 MAX_OPTIONS = 1 << 12
 MAX_PROGRAMS = 1 << 10  # of one anchor, or to load, run or save
 MAX_PROGRAM_NAMES = 1 << 16
 MAX_COUNT = 1 << 16  # replicas, devices, processes
 
-# Longest list that the decoder itself may make.  The long lists are read item by item;
-# msgpack's C module does not count those, its pure-Python twin does, but makes no room
-# for items before it has them.
+# Longest list that the decoder may make. Long lists are read item by item. msgpack's C
+# module does not apply this limit to them. Its pure-Python twin does, but allocates no
+# room for items in advance.
 _IS_COMPILED = msgpack.Unpacker.__module__.endswith("._cmsgpack")
 _MAX_LIST = MAX_PROGRAMS if _IS_COMPILED else MAX_ANCHORS
 
@@ -149,8 +149,8 @@ def type_of(info: Info) -> BlobType:
 
 
 def encode(info: Info) -> bytes:
-    """Return the descriptor of `info`; InvalidValueError or LimitError if a rule is
-    broken.
+    """Return the descriptor of `info`. Raises InvalidValueError or LimitError if a rule
+    is broken.
     """
     record = _RECORDS[type_of(info)]
     try:
@@ -166,9 +166,10 @@ def encode(info: Info) -> bytes:
 
 
 def decode(kind: BlobType, data: bytes, where: Location) -> Info:
-    """Return the value of a descriptor; CorruptError or LimitError if a rule is broken.
+    """Return the value of a descriptor. Raises CorruptError or LimitError if a rule is
+    broken.
 
-    `where` is the blob; the error's offset is that of the field, as far as known.
+    `where` is the blob. The error has the offset of the field, if it is known.
     """
     unpacker = _unpacker(data)
     try:
@@ -182,8 +183,8 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
             name = f"{field} ({refusal.reason})"
             raise LimitError(name, *refusal.limit, where=place) from None
         raise CorruptError(f"{field}: {refusal.reason}", where=place) from None
-    # What msgpack raises for bytes that are not msgpack, or exceed its limits; the last
-    # by its pure-Python twin if the C module has a stack error.
+    # msgpack's errors for bytes that are not msgpack or exceed its limits. Where its C
+    # module raises a stack error, its pure-Python twin raises the last of these.
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         place = _inside(where, unpacker.tell())
         reason = str(error) or type(error).__name__

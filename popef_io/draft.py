@@ -1,4 +1,6 @@
-"""Common part of all writers: they are open, and then closed or discarded for good."""
+"""Common part of all writers. A writer is open, and then permanently closed or
+discarded.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ class WriterState(Enum):
 
 
 class Draft(ABC):
-    """File that is being written. For one thread.
+    """A file that is being written. For one thread.
 
-    Leaving its `with` block closes it; an exception inside discards it.
+    Leaving its `with` block closes it. An exception inside the block discards it.
     """
 
     def __init__(self) -> None:
@@ -30,11 +32,11 @@ class Draft(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Keep the written content; do nothing if that is done."""
+        """Keep the written content. Do nothing if the writer is already closed."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Discard the written content; do nothing if it is not open."""
+        """Discard the written content. Do nothing if the writer is not open."""
 
     def check_open(self) -> None:
         """Raise WriterStateError if nothing can be written any more."""

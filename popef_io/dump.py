@@ -1,6 +1,6 @@
 """Dumps of a container for people (`dump_text`) and programs (`dump_document`).
 
-Both have the same facts: the document is made first, then the text from the document.
+Both have the same facts, because the text is made from the document.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from popef_io.table import align_columns, bytes_text, printable
 
 Document = dict[str, Any]
 
-_FEW = 24  # rows of a table in a text that does not show all
-_VALUE_LENGTH = 100  # characters of an option's value in such a text
+_FEW = 24  # rows of a table, unless all are shown
+_VALUE_LENGTH = 100  # characters of an option's value, unless all are shown
 _TARGET = (
     "replication_factor",
     "num_ipus",
@@ -44,11 +44,12 @@ def dump_document(
     metadata_only: bool = False,
     all: bool = False,  # noqa: A002 - the word of `popef_dump --all`
 ) -> Document:
-    """Return all that `reader` has read as lists, mappings, strings and numbers.
+    """Return everything that `reader` has read, as lists, mappings, strings and
+    numbers.
 
-    Keys: `files`, `blobs` (left out if `metadata_only`) and `metadata`, one entry for
-    each executable described.  `all` adds details that only readers of the file's bytes
-    need: flags, offsets inside the blob, checksums.  Reads no payload.
+    Its keys are `files`, `blobs` (left out if `metadata_only`) and `metadata`, which
+    has one entry for each described executable. `all` adds details for readers of the
+    file's bytes: flags, offsets inside the blob, checksums. Reads no payload.
     """
     blobs = reader.blobs
     document: Document = {"files": _files(blobs)}
@@ -69,7 +70,7 @@ def dump_text(
     metadata_only: bool = False,
     all: bool = False,  # noqa: A002 - the word of `popef_dump --all`
 ) -> str:
-    """Return all that `reader` has read as tables, ending in a newline.
+    """Return everything that `reader` has read as tables. The text ends in a newline.
 
     Without `all`, long tables and values are cut and only the anchors of the main
     programs are shown.  Control characters in names are escaped.

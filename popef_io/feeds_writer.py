@@ -1,4 +1,4 @@
-"""Write several feeds in turns, as a recording of several inputs proceeds."""
+"""Write several feeds in turns, as when several inputs are recorded together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from popef_io.errors import DuplicateBlobError, InvalidValueError
 
 
 class FeedsWriter(Draft):
-    """Several live feed blobs of a `Writer`, which makes it.
+    """Several live feed blobs of a `Writer`, which makes this object.
 
     The size of each feed is known, so each has its place in the file from the
-    beginning and takes tensors in any order of turns (PopEF User Guide 3.2).  Closing
-    needs all of them complete; an exception inside the `with` block discards all.
+    beginning. The feeds may take tensors in any order of turns (PopEF User Guide 3.2).
+    All feeds must be complete at closing. An exception inside the `with` block discards
+    all of them.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class FeedsWriter(Draft):
             self._blob_by_name[name] = blob
 
     def write(self, name: str, data: Buffer) -> int:
-        """Append to the feed `name`, as `BlobWriter.write`."""
+        """Append to the feed `name`, as `BlobWriter.write` does."""
         blob = self._blob_by_name.get(name)
         if blob is None:
             known = ", ".join(map(repr, self._blob_by_name))
@@ -43,7 +44,7 @@ class FeedsWriter(Draft):
         return blob.write(data)
 
     def close(self) -> None:
-        """Finish all feeds; WriterStateError if one is incomplete."""
+        """Finish all feeds. Raises WriterStateError if one is incomplete."""
         if self.state is WriterState.CLOSED:
             return
         for blob in self._blob_by_name.values():
@@ -55,7 +56,7 @@ class FeedsWriter(Draft):
         self._finished(*self._blob_by_name.values())
 
     def discard(self) -> None:
-        """Take all feeds back."""
+        """Discard all feeds."""
         if self.state is not WriterState.OPEN:
             return
         for blob in self._blob_by_name.values():

@@ -1,9 +1,9 @@
 """Kinds of descriptor fields: one definition each for packing and unpacking.
 
-A kind converts a Python value into msgpack types (`pack`) and back (`unpack`), and
-raises `Refused` for anything else, in both directions by the same rule.  Types are
-strict: true is not a number, a number is not text, and a map has exactly the keys of
-its record in the record's order.
+A kind converts a Python value into msgpack types (`pack`) and back (`unpack`). It
+raises `Refused` for any other value, by the same rule in both directions. Types are
+strict: true is not a number, and a number is not text. A map has exactly the keys of
+its record, in the record's order.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ class Kind(Protocol):
     """Kind of a field: the values that it may hold."""
 
     def pack(self, value: Any) -> Any:
-        """Return `value` as msgpack can hold it."""
+        """Return `value` in a form that msgpack can hold."""
 
     def unpack(self, plain: Any) -> Any:
-        """Return the value that `plain`, decoded from a file, stands for."""
+        """Return the value that `plain` stands for. `plain` was decoded from a file."""
 
 
 class Text:
-    """Unicode text of at most `limit` bytes in UTF-8; possibly not empty."""
+    """Unicode text of at most `limit` bytes in UTF-8. It may be required not to be
+    empty.
+    """
 
     def __init__(self, limit: int, *, may_be_empty: bool = True) -> None:
         self._limit = limit
         self._may_be_empty = may_be_empty
 
     def pack(self, value: Any) -> str:
-        """Check and hand on; lone surrogates are refused."""
+        """Check and return `value`. Refuse lone surrogates."""
         if isinstance(value, str):
             try:
                 value.encode()
@@ -65,7 +67,7 @@ class Integer:
         self._highest = highest
 
     def pack(self, value: Any) -> int:
-        """Check and hand on; numpy's integers become Python's."""
+        """Check and return `value`. numpy's integers become Python's."""
         if not isinstance(value, int):
             try:
                 value = operator.index(value)
@@ -166,7 +168,7 @@ class ListOf:
         )
 
     def finish(self, items: Iterable[Any]) -> Any:
-        """Return the value of the field, made of items unpacked one by one."""
+        """Return the value of the field from its unpacked items."""
         return tuple(items)
 
     @staticmethod
@@ -178,7 +180,7 @@ class ListOf:
 
 
 class MapOf(ListOf):
-    """A mapping, held as a list of [key, value] in the order of the keys."""
+    """A mapping, stored as a list of [key, value] in the order of the keys."""
 
     def __init__(self, key: Kind, value: Kind, limit: int) -> None:
         super().__init__(Pair(key, value), limit)
@@ -213,7 +215,9 @@ class Pair:
 
 
 class Record:
-    """A value class with its fields; a map with exactly these keys in this order."""
+    """A value class with its fields, stored as a map with exactly these keys in this
+    order.
+    """
 
     def __init__(
         self,
@@ -227,7 +231,7 @@ class Record:
         self._kinds = tuple(fields.items())
 
     def pack(self, value: Any) -> dict[str, Any]:
-        """Return `value` as a map; checks its rule as well."""
+        """Return `value` as a map. Also check its rule."""
         if not isinstance(value, self.cls):
             raise Refused(f"{self.cls.__name__} expected, not {_kind_of(value)}")
         plain = {}
@@ -241,8 +245,8 @@ class Record:
         return plain
 
     def unpack(self, plain: Any) -> Any:
-        """Return the value of `plain`, a list of (key, value) as the decoder returns a
-        map.
+        """Return the value of `plain`, which is a map as the decoder returns it: a list
+        of (key, value).
         """
         if type(plain) is not PairList:
             raise Refused(f"map expected, not {_kind_of(plain)}")
@@ -259,7 +263,7 @@ class Record:
         return self.finish(values)
 
     def finish(self, values: Iterable[Any]) -> Any:
-        """Return the value of fields unpacked one by one, its rule checked."""
+        """Return the value from its unpacked fields, after checking its rule."""
         value = self.cls(*values)
         if self._rule:
             self._rule(value)
@@ -267,7 +271,7 @@ class Record:
 
 
 class PairList(list[tuple[Any, Any]]):
-    """A decoded map: its pairs in the order of the file, doubles and all."""
+    """A decoded map: its pairs in the order of the file, with duplicate keys."""
 
 
 _DIMENSION = Integer(-1, S64_MAX)

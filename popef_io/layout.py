@@ -26,11 +26,12 @@ and the header, all numbers little-endian and unsigned,
     60      4      CRC-32 of bytes 0 to 59
 
 The magic is made like PNG's: its first byte is not text, and its line ends reveal a
-transfer as text.  LAST marks the last blob of a file, so a file cut between two blobs
-is not taken for a shorter one.  docs/reference/popef-format.md is the specification.
+transfer as text. LAST marks the last blob of a file, so a file that was cut between two
+blobs is not taken for a complete one. docs/reference/popef-format.md is the
+specification.
 
 This module reads a header and checks every number in it. Checks that need several blobs
-or the inside of a descriptor are elsewhere.
+or a descriptor's content are elsewhere.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from popef_io.errors import (
 MAGIC = b"\x89PGEF\r\n\x1a"
 VERSION = 1
 HEADER_SIZE = 64  # bytes
-ALIGNMENT = 64  # bytes; a cache line, and more than any tensor type or vector unit asks
+ALIGNMENT = 64  # bytes; a cache line, and enough for any tensor type or vector unit
 
 FLAG_LAST = 1
 FLAG_COMPRESSED = 2
@@ -59,7 +60,7 @@ FLAG_COMPRESSED = 2
 MAX_DESCRIPTOR_SIZE = 8 << 20  # bytes; 65,536 anchors with names of 50 characters fit
 MAX_BLOBS = 1 << 17  # in one file; the largest public models have some 10,000 tensors
 MAX_EXECUTABLE_SIZE = 4 << 30  # bytes, decompressed; ONNX itself ends at 2 GiB a graph
-MAX_DEFLATE_RATIO = 1032  # what zlib's format can reach; more is a lie
+MAX_DEFLATE_RATIO = 1032  # the most that zlib's format can reach; more is false
 
 _HEADER = struct.Struct("<8sHHIQQQIII8s")
 _CHECKSUM = struct.Struct("<I")
@@ -68,9 +69,10 @@ _RESERVED = bytes(8)
 
 @dataclass(frozen=True, slots=True)
 class BlobHeader:
-    """The fixed part of every blob; field by field as in the table above.
+    """The fixed part of every blob, with the fields of the table above.
 
-    `version`, `magic`, total size and the header's own checksum follow from the rest.
+    It does not store `version`, `magic`, total size and the header's checksum, because
+    they follow from the rest.
     """
 
     type_number: int
@@ -101,12 +103,12 @@ class BlobHeader:
 
     @property
     def payload_offset(self) -> int:
-        """Return bytes from the beginning of the blob to its payload."""
+        """Return the number of bytes from the beginning of the blob to its payload."""
         return align(HEADER_SIZE + self.descriptor_size)
 
     @property
     def total_size(self) -> int:
-        """Return bytes of the blob, a multiple of 64."""
+        """Return the bytes of the whole blob, a multiple of 64."""
         return align(self.payload_offset + self.payload_size)
 
     def with_last(self, last: bool) -> BlobHeader:
@@ -149,10 +151,10 @@ def read_header(
 ) -> BlobHeader:
     """Read and check the header of blob `index`, which begins at `offset` of `view`.
 
-    `raw` is a copy of its bytes, if `view` must not be read.
+    `raw` is a copy of the header's bytes, for a `view` that must not be read.
 
-    Afterwards the checksum holds, the version is known, no reserved bit is set, the
-    sizes agree and are bounded, and the whole blob lies inside `view`.  Raises the
+    Afterwards the checksum is right, the version is known, no reserved bit is set, the
+    sizes agree and are bounded, and the whole blob lies inside `view`. Raises the
     errors of `PopefError` that are about files.
     """
     where = Location(source, offset, index)
@@ -238,7 +240,7 @@ _SIGNATURES = (
 def _check_flags(header: BlobHeader, where: Location) -> None:
     known = header.type
     if known is None:
-        return  # a later version's business; kept as it is
+        return  # for later versions; kept as it is
     allowed = FLAG_LAST
     if known is BlobType.POPLAR_EXECUTABLE:
         allowed |= FLAG_COMPRESSED

@@ -1,9 +1,10 @@
-"""Logging from environment variables, for people who run a program they did not write.
+"""Logging from environment variables, for users of a program that they did not write.
 
 `POPEF_LOG_LEVEL` (OFF, ERR, WARN, INFO, DEBUG, TRACE) and `POPEF_LOG_DEST` (stdout,
-stderr or the name of a file), and the same two for other prefixes, are those of the
-PopEF User Guide (7.1, 7.2). If no level is set nothing is set up: the loggers are
-those of the standard `logging` module, and the program decides. docs/how-to/observe.md.
+stderr or the name of a file) follow the PopEF User Guide (7.1, 7.2). The same two
+variables exist for other prefixes. If no level is set, this module sets nothing up. The
+loggers belong to the standard `logging` module, so the program then decides. See
+docs/how-to/observe.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-#: Finer than DEBUG: single blobs, single runs.
+#: A level below DEBUG, for single blobs and single runs.
 TRACE = 5
 logging.addLevelName(TRACE, "TRACE")
 
@@ -48,13 +49,12 @@ class _Formatter(logging.Formatter):
 
 
 def configure_logging(prefix: str, loggers: Iterable[str], label: str = "") -> bool:
-    """Set up `loggers` as `{prefix}_LOG_LEVEL` and `{prefix}_LOG_DEST` say.
+    """Set up `loggers` according to `{prefix}_LOG_LEVEL` and `{prefix}_LOG_DEST`.
 
-    Whether there is something to log: False leaves the loggers untouched, or silences
-    them if the level is OFF. Otherwise their records go to the destination and
-    nowhere else. `label` tells processes apart. What cannot be understood is warned of
-    in the log, never an error: it must not keep a program from running. May be called
-    again.
+    Return whether there is something to log. If not, the loggers are untouched, or
+    silent if the level is OFF. Otherwise their records go only to the destination.
+    `label` distinguishes processes. Invalid values cause a warning in the log and no
+    error, because they must not keep a program from running. May be called again.
     """
     wanted = os.environ.get(f"{prefix}_LOG_LEVEL", "").strip()
     if not wanted:
@@ -85,13 +85,13 @@ def configure_logging(prefix: str, loggers: Iterable[str], label: str = "") -> b
 
 
 def _handler(destination: str) -> tuple[logging.Handler, str]:
-    """Return a handler for the destination, and what is wrong with that."""
+    """Return a handler for the destination, and what is wrong with the destination."""
     if destination.lower() in ("", "stderr"):
         return logging.StreamHandler(sys.stderr), ""
     if destination.lower() == "stdout":
         return logging.StreamHandler(sys.stdout), ""
     try:
-        # Appended to: the device processes write to the same file.
+        # Append, because the device processes write to the same file.
         return logging.FileHandler(destination, encoding="utf-8"), ""
     except OSError as error:
         reason = f"cannot write to {destination!r}: {error.strerror or error}"

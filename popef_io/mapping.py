@@ -1,17 +1,18 @@
 """Files in memory: mapped read-only, without keeping a file descriptor.
 
-A mapping lives as long as anything refers to its bytes: a view, an array made of a
-view, a reader.  It is never closed, so it cannot be closed too early.  Replacing the
-file by rename, as `Writer` does, leaves the mapped bytes as they are; a file that is
-cut short in place under a mapping makes the kernel end the process that touches the
-lost pages (SIGBUS), as with any memory-mapped file.  A process that must outlive that
-asks for a detached source: it never touches mapped pages itself but has the kernel copy
-what is read, which then is an error (EFAULT) and no signal.  The mapping is only what
-keeps the bytes of a file that has been replaced.
+A mapping lives as long as a view, an array over a view, or a reader refers to its
+bytes. It is never closed explicitly, so it cannot be closed too early. Replacing the
+file by rename, as `Writer` does, leaves the mapped bytes unchanged. If a mapped file is
+cut short in place, the kernel ends a process that touches the lost pages (SIGBUS), as
+with any memory-mapped file. A process that must survive this uses a detached source. It
+never touches mapped pages itself. Instead the kernel copies the bytes for it, and lost
+pages cause an error (EFAULT) and no signal. The mapping then only keeps the bytes of a
+file that has been replaced.
 
-Hundreds of models are mapped in one process, and a file descriptor each would use up
-what a process may have (1024 by default).  `mmap.mmap` keeps one until Python 3.13
-brought `trackfd=False`; before, the C library is called directly.
+One process maps hundreds of models. A file descriptor for each would use up the
+process's limit (1024 by default). `mmap.mmap` keeps a descriptor, unless
+`trackfd=False` is set, which needs Python 3.13. Older versions of Python call the C
+library directly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import BinaryIO
 from popef_io.errors import CorruptError, Location, NotPopefError
 
 _STREAM_STEP = 1 << 20  # bytes read at once from a stream
-_SMALL = 1 << 16  # bytes that are not worth a mapping of their own
+_SMALL = 1 << 16  # fewer bytes are copied, because a mapping costs more
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +70,15 @@ class FileView:
             os.close(copy)
 
     def open(self) -> int:
-        """Return a descriptor of the same bytes, for another process; the caller owns
+        """Return a descriptor of the same bytes, for another process. The caller owns
         it.
 
-        It is of the file if its path still leads to it, else of a copy in memory.
+        The descriptor is of the file if its path still leads to the file, else of a
+        copy in memory.
         """
         if self.file is not None:
             with contextlib.suppress(OSError):
-                # There may be a pipe by now, which is not to be waited for.
+                # The path may lead to a pipe by now, which must not block.
                 flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
                 descriptor = os.open(self.name, flags)
                 if _identity(os.fstat(descriptor)) == self.file:
@@ -92,8 +94,9 @@ class FileView:
 
     @staticmethod
     def _copy_to(descriptor: int, view: memoryview) -> None:
-        """Write `view`, touching nothing of it here: OSError (EFAULT) where it lies
-        beyond the end of its file."""
+        """Write `view` without touching its memory in this process. Raises OSError
+        (EFAULT) if a part lies beyond the end of its file.
+        """
         done = 0
         while done < len(view):
             done += os.write(descriptor, view[done:])
@@ -103,11 +106,11 @@ class FileView:
 
 
 def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileView:
-    """Map the file at `path`; no descriptor stays open.
+    """Map the file at `path`. No descriptor stays open.
 
-    `detached`: reads are copies, so no change to the file ends this process.  Raises
-    OSError if the file is missing or unreadable, NotPopefError if it is not a regular
-    file (a directory, a pipe, a device).  Never blocks on a pipe.
+    With `detached`, reads are copies, so no change to the file can end this process.
+    Raises OSError if the file is missing or unreadable, NotPopefError if it is not a
+    regular file (a directory, a pipe, a device). Never blocks on a pipe.
     """
     name = os.fspath(path)
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -116,7 +119,7 @@ def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileVie
         if not stat.S_ISREG(status.st_mode):
             kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise NotPopefError(f"is {kind}", where=Location(name, 0))
-        if status.st_size == 0:  # cannot be mapped
+        if status.st_size == 0:  # not mappable
             return FileView(name, memoryview(b""))
         view = map_descriptor(descriptor, status.st_size)
         return FileView(name, view, _identity(status), detached)
@@ -125,9 +128,9 @@ def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileVie
 
 
 def map_open_file(descriptor: int, name: str) -> FileView:
-    """Map the file of a descriptor, which the caller keeps; `name` is for messages.
+    """Map the file of a descriptor, which the caller keeps. `name` is for messages.
 
-    For memory that another process has handed over (`FileView.open`).
+    It is for memory that another process has passed on (`FileView.open`).
     """
     size = os.fstat(descriptor).st_size
     if size == 0:
@@ -142,7 +145,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 def read_stream(stream: BinaryIO, name: str) -> FileView:
     """Read `stream` to its end into memory that is aligned like a mapped file.
 
-    Takes as much memory as the stream has bytes, and never trusts a stated size.
+    Uses as much memory as the stream has bytes, and never trusts a stated size.
     """
     steps: deque[bytes] = deque()
     size = 0
@@ -160,7 +163,7 @@ def read_stream(stream: BinaryIO, name: str) -> FileView:
 def map_keeping_descriptor(
     descriptor: int, size: int, *, writable: bool = False
 ) -> memoryview:
-    """Map if there is no better way: a duplicate of the descriptor stays open."""
+    """Map if there is no better way. A duplicate of the descriptor stays open."""
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
     return memoryview(mmap.mmap(descriptor, size, access=access))
 
@@ -170,9 +173,9 @@ if sys.version_info >= (3, 13):
     def map_descriptor(
         descriptor: int, size: int, *, writable: bool = False
     ) -> memoryview:
-        """Map the first `size` bytes, shared; keeps no descriptor if that can be.
+        """Map the first `size` bytes, shared. Keep no descriptor if possible.
 
-        The mapping goes when the last view of it does.
+        The mapping ends with its last view.
         """
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         return memoryview(mmap.mmap(descriptor, size, access=access, trackfd=False))
@@ -195,7 +198,7 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
     def map_descriptor(
         descriptor: int, size: int, *, writable: bool = False
     ) -> memoryview:
-        """Map the first `size` bytes, shared; keep no descriptor if possible.
+        """Map the first `size` bytes, shared. Keep no descriptor if possible.
 
         The mapping ends with its last view.
         """
@@ -204,14 +207,15 @@ elif sys.platform == "linux" and sys.maxsize > 1 << 32:
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        # The array is what views refer to; when the last of them is gone, so is it.
+        # Views refer to this array, so the array lives as long as the last view.
         array = (ctypes.c_ubyte * size).from_address(address)
         unmap = weakref.finalize(array, _libc.munmap, address, size)
-        # At exit other threads may still read; the kernel cleans up better than we do.
+        # Do not unmap at exit, because other threads may still read. The kernel cleans
+        # up.
         unmap.atexit = False
         view = memoryview(array).cast("B")
-        # Writing to pages mapped for reading would end the process, so no caller gets a
-        # writable view of those.
+        # Writing to pages that are mapped for reading would end the process, so callers
+        # only receive read-only views.
         return view if writable else view.toreadonly()
 
 else:

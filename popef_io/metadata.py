@@ -1,8 +1,8 @@
 """The values in a container: descriptions of a model's anchors, programs and data.
 
-Names and meaning are those of the PopEF User Guide, chapters 2 and 5.1; spelling is
-Python's.  All are frozen and compare by value.  Nothing is checked on construction:
-the rules are in `popef_io.descriptor` and apply on writing and on reading alike.
+Names and meaning follow the PopEF User Guide, chapters 2 and 5.1, in Python's spelling.
+All values are frozen and compare by value. Nothing is checked on construction. The
+rules are in `popef_io.descriptor` and apply both on writing and on reading.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from popef_io.errors import InvalidValueError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A key and its value, as Poplar's engine and device options are."""
+    """A key and its value, like Poplar's engine and device options."""
 
     name: str
     value: str
@@ -27,8 +27,8 @@ class Option:
 class TensorInfo:
     """Shape and element type of a tensor.
 
-    `()` is a scalar.  Two additions of ours: a dimension of -1 is known only at run
-    time, and a shape of None means that not even the rank is known.
+    `()` is a scalar. PopGate adds two values to PopEF's. A dimension of -1 is known
+    only at run time. A shape of None means that not even the rank is known.
     """
 
     shape: tuple[int, ...] | None
@@ -41,8 +41,8 @@ class TensorInfo:
 
     @property
     def element_count(self) -> int:
-        """Return the product of the dimensions; raises InvalidValueError if
-        not static.
+        """Return the product of the dimensions. Raises InvalidValueError if the shape
+        is not static.
         """
         if self.shape is None or -1 in self.shape:
             raise InvalidValueError(f"{self} is known only at run time", field="shape")
@@ -50,13 +50,17 @@ class TensorInfo:
 
     @property
     def size_in_bytes(self) -> int:
-        """Return bytes of the tensor; InvalidValueError if not static, or STRING."""
+        """Return the bytes of the tensor. Raises InvalidValueError if its shape is not
+        static, or for STRING.
+        """
         if self.data_type is DataType.STRING:
             raise InvalidValueError(f"the size of {self} depends on its elements")
         return self.element_count * self.data_type.item_size
 
     def __str__(self) -> str:
-        """Return the text, as `F32[1, ?, 64]`; `F32[...]` if the rank is not known."""
+        """Return a string such as `F32[1, ?, 64]`, or `F32[...]` if the rank is
+        unknown.
+        """
         if self.shape is None:
             return f"{self.data_type.name}[...]"
         dimensions = ("?" if size == -1 else str(size) for size in self.shape)
@@ -65,7 +69,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One stream between host and device, and the tensor behind it."""
+    """One stream between host and device, and the tensor that it carries."""
 
     name: str
     """The tensor's name: users see it, and tensor and feed data refer to it."""
@@ -119,7 +123,7 @@ class Metadata:
     """Model iterations that one run of the main programs performs."""
 
     def option(self, name: str, default: str | None = None) -> str | None:
-        """Return value of the engine option `name`, or `default`."""
+        """Return the value of the engine option `name`, or `default`."""
         for option in self.engine_options:
             if option.name == name:
                 return option.value

@@ -1,4 +1,4 @@
-"""Models: an executable joined with its metadata and everything that belongs to it."""
+"""Models: an executable together with its metadata and all blobs that belong to it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _Data = TypeVar("_Data", TensorReader, FeedReader)
 class Model:
     """The blobs that together form one model (PopEF User Guide 4.2.1).
 
-    Stays valid when the reader it was made from is closed; its files stay mapped as
-    long as the model, or anything read from it, is held.
+    A model stays valid when its reader is closed. Its files stay mapped as long as the
+    model, or anything read from it, is referenced.
     """
 
     metadata: Metadata
@@ -47,12 +47,12 @@ class Model:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the names of its sources; for a file its path."""
+        """Return the names of its sources. The name of a file is its path."""
         return tuple(source.name for source in self.sources)
 
     @property
     def name(self) -> str:
-        """Return name of the executable."""
+        """Return the name of the executable."""
         return self.executable.name
 
     @property
@@ -61,12 +61,12 @@ class Model:
 
     @property
     def inputs(self) -> tuple[Anchor, ...]:
-        """Return the INPUT anchors of the main programs, which a request brings."""
+        """Return the INPUT anchors of the main programs, which a request carries."""
         return self._main(TensorType.INPUT)
 
     @property
     def outputs(self) -> tuple[Anchor, ...]:
-        """Return the OUTPUT anchors of the main programs, which an answer brings."""
+        """Return the OUTPUT anchors of the main programs, which an answer carries."""
         return self._main(TensorType.OUTPUT)
 
     def _main(self, kind: TensorType) -> tuple[Anchor, ...]:
@@ -91,14 +91,14 @@ class ModelBuilder:
         self._reader = reader
 
     def create_model(self, executable_name: str | None = None) -> Model:
-        """Return the model of the executable with this name; the name may be omitted if
+        """Return the model of the executable with this name. The name may be omitted if
         there is only one executable.
 
-        Tensor and feed data join the anchors of the same name, opaque blobs their
-        executable. Data that name this executable override data that name none; data
-        without an anchor are left out.  Raises MissingBlobError if executable or
-        metadata are missing, InvalidValueError if a name is needed, CorruptError if
-        data differ from the type and shape of their anchor.
+        Tensor and feed data belong to the anchors of the same name, and opaque blobs to
+        their executable. Data that name this executable override data that name none.
+        Data without an anchor are left out. Raises MissingBlobError if executable or
+        metadata are missing, and InvalidValueError if a name is needed. Raises
+        CorruptError if data differ from the type and shape of their anchor.
         """
         executable = self._executable(executable_name)
         metadata = self._metadata(executable.name)
@@ -160,10 +160,9 @@ def load_model(
     executable_name: str | None = None,
     detached: bool = False,
 ) -> Model:
-    """Return the model in the files at `paths`, which may share its blobs out among
-    them.
+    """Return the model in the files at `paths`. Its blobs may be in several files.
 
-    `detached`: see `Reader`.
+    `detached` is the same as for `Reader`.
     """
     with Reader(detached=detached) as reader:
         for path in paths:
@@ -172,8 +171,8 @@ def load_model(
 
 
 def _pick(items: tuple[_Item, ...], executable: str) -> dict[str, _Item]:
-    """Return the items of `executable` by name; an item that names it overrides one
-    that names none.
+    """Return the items of `executable` by name. An item that names the executable
+    overrides an item that names none.
     """
     picked: dict[str, _Item] = {}
     for owner in ("", executable):

@@ -67,11 +67,11 @@ _Content = TypeVar("_Content")
 class Reader:
     """Reader of all blobs in the files parsed so far (PopEF User Guide 5.3).
 
-    The reader is for one thread; its results are for any.  `verify_payloads=False`
-    skips the payload checksums, for files that were just written or checked.
-    `max_executable_size` limits the decompressed size of an executable, in bytes.
-    `detached` copies reads of files instead of mapping them, for a process that must
-    outlive any change to them.
+    The reader is for one thread. Its results are for any thread.
+    `verify_payloads=False` skips the payload checksums, for files that were just
+    written or checked. `max_executable_size` limits the decompressed size of an
+    executable, in bytes. With `detached`, reads of files are copies, for a process that
+    must survive any change to the files.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Reader:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Return all blobs, in the order they were read."""
+        """Return all blobs in the order in which they were read."""
         return tuple(content.blob for content in self._contents)
 
     @property
@@ -114,7 +114,7 @@ class Reader:
 
     @property
     def unknown_blobs(self) -> tuple[UnknownBlob, ...]:
-        """Return the blobs of types that this version does not know; `Writer.copy`
+        """Return the blobs of types that this version does not know. `Writer.copy`
         keeps them.
         """
         return self._all(UnknownBlob)
@@ -135,19 +135,19 @@ class Reader:
         self._add(read_stream(stream, name))
 
     def parse_descriptor(self, descriptor: int, name: str) -> None:
-        """Map what an open descriptor leads to and add its blobs.
+        """Map the file of an open descriptor and add its blobs.
 
-        It may be closed afterwards. `name` stands for the file in messages.
+        The descriptor may be closed afterwards. `name` stands for the file in messages.
         """
         self._add(map_open_file(descriptor, name))
 
     def verify(self) -> None:
-        """Check the checksums of all payloads now; raises CorruptError."""
+        """Check the checksums of all payloads now. Raises CorruptError."""
         for content in self._contents:
             content.blob.payload()
 
     def close(self) -> None:
-        """Forget the content; results stay valid."""
+        """Drop the content. Results stay valid."""
         self._contents = []
         self._blob_by_key = {}
 
@@ -204,9 +204,7 @@ class Reader:
 
 
 def _walk(source: FileView, verify_payloads: bool) -> Iterator[Blob]:
-    """Yield the blobs of `source`, each checked; they cover it without gap or
-    remainder.
-    """
+    """Check and yield the blobs of `source`. They cover it without gap or remainder."""
     view = source.view
     offset = index = 0
     while True:

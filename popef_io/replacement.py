@@ -1,4 +1,4 @@
-"""A file that replaces another in one step, or leaves no trace.
+"""A file that replaces another in one step, or is discarded without a trace.
 
 The new content is written to a temporary file in the same directory and renamed over
 the target once it is complete and on disk.  A process that has the old file open or
@@ -18,13 +18,13 @@ from popef_io.errors import InvalidValueError, WriterStateError
 
 
 class Replacement:
-    """The file that will be at `path` after `commit`; gone after `discard`.
+    """The file that will be at `path` after `commit`. `discard` removes it.
 
-    A symbolic link at `path` is followed, permissions of a file that is there are kept.
-    If neither is called, the temporary file goes with this object, at the latest when
-    the interpreter exits.  A forked child cannot write it, and leaves it alone.
-    Raises OSError if the directory is missing or full, and InvalidValueError if `path`
-    is something that must not be replaced.
+    A symbolic link at `path` is followed. The permissions of an existing file are kept.
+    If neither method is called, the temporary file is removed with this object, at the
+    latest when the interpreter exits. A forked child cannot write the file, and does
+    not remove it. Raises OSError if the directory is missing or full, and
+    InvalidValueError if the file at `path` must not be replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -58,7 +58,7 @@ class Replacement:
         os.ftruncate(self._descriptor, size)
 
     def commit(self) -> None:
-        """Put the file on disk and in the target's place; OSError if that fails."""
+        """Put the file on disk and in the target's place. Raises OSError on failure."""
         self._check_open()
         with _about(self.path):
             os.fsync(self._descriptor)
@@ -68,7 +68,7 @@ class Replacement:
         _sync_directory(os.path.dirname(self.path))
 
     def discard(self) -> None:
-        """Remove the temporary file; may be called again, and after `commit`."""
+        """Remove the temporary file. May be called again, and after `commit`."""
         self._abandon()
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class Replacement:
                 f"{self._owner}; process {os.getpid()}, which was forked from it, must "
                 "write its own"
             )
-        # The descriptor's number may be another file's by now.
+        # The descriptor's number may belong to another file by now.
         if not self._abandon.alive:
             raise WriterStateError(
                 f"the file that was to replace {self.path} is closed"
@@ -91,7 +91,7 @@ class Replacement:
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
     """Make errors of the operating system name `path`, because callers do not know the
-    temporary file.
+    temporary file's name.
     """
     try:
         yield
@@ -111,14 +111,14 @@ def _mode_of(path: str) -> int | None:
 
 def _abandon(descriptor: int, temporary: str, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a forked child's copy: the file is the parent's
+        return  # the file belongs to the parent
     os.close(descriptor)
     with contextlib.suppress(OSError):
         os.unlink(temporary)
 
 
 def _sync_directory(path: str) -> None:
-    """Make the rename itself durable; some file systems cannot, which is ignored."""
+    """Make the rename itself durable. Ignore file systems that cannot."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ _MAX_STRING_SIZE = (1 << 32) - 1  # bytes
 
 
 def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
-    """Return the bytes of strings, in row-major order; text is encoded as UTF-8.
+    """Return the bytes of strings, in row-major order. Encode text as UTF-8.
 
     Raises InvalidValueError for an element that is neither bytes nor text, and
     LimitError for one of 4 GiB.
@@ -36,7 +36,7 @@ def decode_strings(
 ) -> np.ndarray[Any, np.dtype[np.object_]]:
     """Return the strings in `view` as an object array of bytes, of `shape`.
 
-    Raises InvalidValueError if `view` does not hold exactly as many.
+    Raises InvalidValueError if `view` does not hold exactly as many strings.
     """
     count = 1
     for size in shape:

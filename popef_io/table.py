@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 def align_columns(
     rows: Sequence[Sequence[str]], *, right: Collection[int] = ()
 ) -> list[str]:
-    """Return one line per row, with columns two spaces apart; those in `right` are
+    """Return one line per row, with columns two spaces apart. Columns in `right` are
     right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -35,8 +35,8 @@ def bytes_text(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with everything escaped that a terminal would act on and
-    not show.
+    """Return `text` with all characters escaped that a terminal would interpret instead
+    of showing.
     """
     if text.isprintable():
         return text

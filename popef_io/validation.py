@@ -1,8 +1,8 @@
 """Rules that concern several fields at once, for reading and writing alike.
 
-Pure functions; each raises `Refused` if its rule is broken.  The rules about single
-fields are in `popef_io.descriptor`, those about several blobs in `popef_io.reader` and
-`popef_io.model`.
+These are pure functions. Each raises `Refused` if its rule is broken. The rules about
+single fields are in `popef_io.descriptor`. The rules about several blobs are in
+`popef_io.reader` and `popef_io.model`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from popef_io.errors import Refused
 from popef_io.fields import S64_MAX
 from popef_io.metadata import FeedDataInfo, Metadata, TensorDataInfo, TensorInfo
 
-MAX_RANK = 32  # what numpy before 2.0 can hold
+MAX_RANK = 32  # the most that numpy before 2.0 can hold
 STRING_HEAD_SIZE = 4  # bytes of the length in front of each STRING element
 
 _Item = TypeVar("_Item")
 
 
 def check_tensor_info(info: TensorInfo) -> None:
-    """Keep every product of dimensions in 63 bits, with zeros counted as ones.
+    """Check that the size in bytes fits into 63 bits, counting zero dimensions as ones.
 
-    Numpy refuses shapes such as (0, 2**62, 2**62) for this reason, so we must too.
+    Numpy refuses larger shapes such as (0, 2**62, 2**62), so we must too.
     """
     if info.shape is None:
         return
@@ -44,8 +44,8 @@ def check_tensor_data(info: TensorDataInfo) -> None:
 
 
 def check_feed_data(info: FeedDataInfo) -> None:
-    """Check feed data as tensors, and that the whole feed is one array of one rank
-    more.
+    """Check feed data like tensor data, and also check the whole feed as one array with
+    one more dimension.
     """
     if not info.tensor_info.is_static:
         raise Refused(f"data of unknown size: {info.tensor_info}")
@@ -93,9 +93,9 @@ def _check_unique(
 def check_data_size(info: TensorInfo, count: int, size: int) -> None:
     """Return whether `size` bytes can be `count` tensors of `info`.
 
-    Exact for elements of fixed size. For STRING it checks that the data can hold at
-    least their lengths, so a small payload cannot announce more elements than it has
-    bytes.
+    The check is exact for elements of fixed size. For STRING it checks that the data
+    can hold at least the elements' lengths. So a small payload cannot announce more
+    elements than it has bytes.
     """
     elements = count * info.element_count
     if info.data_type is DataType.STRING:
@@ -110,5 +110,5 @@ def check_data_size(info: TensorInfo, count: int, size: int) -> None:
 
 
 def has_only_booleans(view: memoryview) -> bool:
-    """Return whether all bytes are 0 or 1, as compiled code relies on."""
+    """Return whether all bytes are 0 or 1, because compiled code relies on that."""
     return not view.nbytes or int(np.frombuffer(view, np.uint8).max()) <= 1

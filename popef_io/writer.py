@@ -1,4 +1,5 @@
-"""Write containers: blob after blob, beside the target, renamed over it at the end.
+"""Write containers blob after blob to a temporary file, which replaces the target at
+the end.
 
 States of a writer:
 
@@ -6,7 +7,7 @@ States of a writer:
     OPEN ──close()──> CLOSED        the file is in its place
     OPEN ──discard() or an error──> DISCARDED        nothing is left
 
-Everything else is refused with `WriterStateError`.
+All other calls raise `WriterStateError`.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _log = logging.getLogger(__name__)
 class Writer(Draft):
     """A new container at `path` (PopEF User Guide 5.2).
 
-    Nothing is at `path` before `close`, which needs at least one blob; leaving the
-    `with` block closes, an exception inside discards.  There is one live blob at a
-    time: making the next closes the one before.  Everything that a reader would refuse
-    is refused here (InvalidValueError, LimitError, DuplicateBlobError).
-    For one thread.
+    Nothing changes at `path` before `close`, which needs at least one blob. Leaving the
+    `with` block closes the writer, and an exception inside the block discards it. There
+    is one live blob at a time. Making the next blob closes the previous one. The writer
+    refuses everything that a reader would refuse (InvalidValueError, LimitError,
+    DuplicateBlobError). For one thread.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -61,7 +62,7 @@ class Writer(Draft):
         self._begin(metadata).close()
 
     def create_executable(self, name: str, compress: bool = False) -> BlobWriter:
-        """Begin an executable blob; `compress` stores it deflated (zlib)."""
+        """Begin an executable blob. `compress` stores it deflated (zlib)."""
         return self._begin(ExecutableInfo(name), compress=compress)
 
     def create_tensor_data(self, info: TensorDataInfo) -> BlobWriter:
@@ -69,7 +70,7 @@ class Writer(Draft):
         return self._begin(info)
 
     def create_feed_data(self, info: FeedDataInfo) -> BlobWriter:
-        """Begin a feed data blob; its tensors are written one after another."""
+        """Begin a feed data blob. Its tensors are written one after another."""
         return self._begin(info)
 
     def create_feeds(self, infos: Iterable[FeedDataInfo]) -> FeedsWriter:
@@ -85,11 +86,11 @@ class Writer(Draft):
         return self._live
 
     def create_opaque_blob(self, name: str, executable: str = "") -> BlobWriter:
-        """Begin an opaque blob; without `executable` it belongs to all of them."""
+        """Begin an opaque blob. Without `executable` it belongs to all executables."""
         return self._begin(OpaqueInfo(name, executable))
 
     def copy(self, blob: Blob) -> None:
-        """Copy a blob of another file unchanged, also one of unknown type.
+        """Copy a blob of another file unchanged, even a blob of unknown type.
 
         Raises CorruptError if its payload is damaged.
         """
@@ -108,10 +109,10 @@ class Writer(Draft):
         self._add(self._end, header, blob.key)
 
     def close(self) -> None:
-        """Finish the live blob and put the file in its place; once is enough.
+        """Finish the live blob and put the file in its place. May be called again.
 
         Raises WriterStateError if there is no blob or an incomplete one, and OSError if
-        the disk fails; then no file is left.
+        the disk fails. No file is then left.
         """
         if self.state is WriterState.CLOSED:
             return
@@ -128,7 +129,7 @@ class Writer(Draft):
         _log.info("wrote %s: %d blobs, %d bytes", path, self._count, self._end)
 
     def discard(self) -> None:
-        """Discard everything written; the target is unchanged."""
+        """Discard everything written. The target is unchanged."""
         if self.state is WriterState.OPEN:
             self.state = WriterState.DISCARDED
             if self._live:
@@ -191,15 +192,15 @@ class Writer(Draft):
 
 
 def _ignored(*_: BlobWriter) -> None:
-    """Ignore a blob of a FeedsWriter, which reports them all together."""
+    """Ignore a blob of a FeedsWriter, which reports all its blobs together."""
 
 
 class FileWriter(Writer):
     """Appends blobs to the container at `path`, or creates one (PopEF User Guide 5.2).
 
-    The file is checked first as a reader would, copied beside and replaced on `close`
-    like any other, so its readers are not disturbed and a failure leaves it unchanged.
-    Closing without a new blob changes nothing.
+    The file is first checked as a reader would check it, and copied to a temporary
+    file. `close` then replaces the file. So its readers are not disturbed, and a
+    failure leaves it unchanged. Closing without a new blob changes nothing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

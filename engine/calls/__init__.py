@@ -1,5 +1,5 @@
-"""Calls from Python models to other models: a device process as a client of other
-devices.
+"""Calls from Python models to other models. The device process acts as a client of
+other devices.
 
 Runs in the device processes of Python models. May import `runner`, `devices`,
 `programs`, `transport` and the ground.

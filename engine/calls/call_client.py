@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class CallClient:
-    """Sends calls and questions of a model, in its context, and receives the answers;
-    `running` says what runs now.
+    """Sends a model's calls and questions, and receives the answers. `running` returns
+    the run in progress.
     """
 
     def __init__(self, sock: socket.socket, context: Context, running: Running) -> None:
@@ -49,7 +49,8 @@ class CallClient:
         self._closed = False
         self._known: tuple[RunningBatch, Askers] | None = None
         self._reader: threading.Thread | None = None
-        #: None before the first: what joins devices is imported where it is needed.
+        #: None before the first route: the modules that join devices are imported only
+        #: then.
         self._routes: Routes | None = None
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
 
@@ -129,7 +130,7 @@ class CallClient:
         self._send(call, message, fds)
 
     def go_on(self, call: PendingStream) -> None:
-        """Record that a response was taken: the next may follow."""
+        """Record that the caller took a response, so the next one may follow."""
         self.tell({"next": call.number})
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
@@ -151,8 +152,8 @@ class CallClient:
         return bool(self._ask("ready", {"model": model, "version": version}))
 
     def askers(self) -> Askers:
-        """Return the ids of the requests that the present run answers, requested once
-        for each run.
+        """Return the ids of the requests that the present run answers. Ask for them
+        once for each run.
 
         Raises DeviceLost.
         """
@@ -178,7 +179,7 @@ class CallClient:
     def _send(
         self, call: PendingCall, message: Message, fds: Sequence[int] = ()
     ) -> None:
-        """Send a message that will be answered; the descriptors are closed."""
+        """Send a message that will be answered, and close its descriptors."""
         with self._lock:
             if self._closed:
                 control.close_all(fds)
@@ -215,7 +216,7 @@ class CallClient:
             while True:
                 message, fds = control.receive(self._sock)
                 if "route" in message:
-                    self._take_route(message, fds)  # which closes them
+                    self._take_route(message, fds)  # closes the descriptors
                     continue
                 try:
                     self._take(message, fds)
@@ -267,7 +268,7 @@ def _result_of(message: Message, fds: Sequence[int]) -> Result:
         answer = answer_of(message, fds)
         if not isinstance(answer, Mapping):
             return answer
-        # Their own, to be kept and written to: nothing else maps that memory.
+        # Copies, because the caller may keep the arrays and write to them.
         return {name: tensor.numpy().copy() for name, tensor in answer.items()}
     except EngineError as error:
         return error

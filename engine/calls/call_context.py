@@ -23,8 +23,9 @@ Running = Callable[[], RunningBatch | None]
 
 
 class CallContext(NamedTuple):
-    """The numbers of the requests that the present run answers, the latest of their
-    deadlines (0: one has none), and their line, as in `ModelRunner.submit`.
+    """The requests that the present run answers: their numbers, deadline and line. The
+    deadline is the latest of theirs, or 0 if one of them has none. The line is a
+    priority as in `ModelRunner.submit`.
     """
 
     requests: list[int]
@@ -35,7 +36,7 @@ class CallContext(NamedTuple):
     def of(cls, batch: RunningBatch | None) -> CallContext:
         """Make the context of the run in progress; None if nothing runs."""
         found, lines = [], []
-        with contextlib.suppress(ValueError):  # it has ended, and its client has gone
+        with contextlib.suppress(ValueError):  # the run and its client have ended
             for entry in batch.entries if batch is not None else ():
                 client = entry.client
                 lines.append((client.priority, (client.weight, client.lane)))

@@ -13,16 +13,18 @@ from engine.devices.joined_device import JoinedDevice
 
 
 class LoopWatch:
-    """Lets an event loop receive the results of routed calls. For the loop's thread.
+    """Lets an event loop receive the results of routed calls. Only the loop's thread
+    may use it.
 
-    The loop is the author's, and stops between the calls of his model: devices are
-    watched while something waits for one.
+    The loop belongs to the model's author and stops between the calls of the model. So
+    this object watches a device only while a coroutine waits for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        #: By device: how many calls wait, and a descriptor that is readable when it is
-        #: lost, which is not closed then as the device's is.
+        #: For each device: the number of waiting calls, and a copy of the descriptor
+        #: that becomes readable when the device is lost. The loss closes the device's
+        #: own descriptor, but not the copy.
         self._devices: dict[JoinedDevice, tuple[int, int]] = {}
 
     @contextlib.contextmanager
@@ -50,7 +52,7 @@ class LoopWatch:
             with contextlib.suppress(OSError):  # it is lost
                 lost = os.dup(device.lost_fileno())
                 self._loop.add_reader(lost, device.check)
-            device.poll()  # results that are not taken yet
+            device.poll()  # take the results that are already there
         self._devices[device] = count + 1, lost
 
     def _forget(self, device: JoinedDevice) -> None:

@@ -16,10 +16,10 @@ Result: TypeAlias = Outputs | Askers | bool | EngineError
 
 
 class PendingCall:
-    """One call under way; `end` it, however it ends.
+    """A call under way. The caller must call `end`, however the call ends.
 
-    `on_done` is called in the thread that receives the answers, `on_end` with the
-    number.
+    `on_done` is called in the thread that receives the answers. `on_end` is called with
+    the call's number.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class PendingCall:
 
 
 class PendingStream(PendingCall):
-    """One that takes several responses."""
+    """A pending call that takes several responses."""
 
     def __init__(self, number: int, on_end: Callable[[int], object]) -> None:
         super().__init__(number, on_end)
-        #: None behind the last.
+        #: None follows the last response.
         self._responses: queue.SimpleQueue[Outputs | None] = queue.SimpleQueue()
 
     def take(self, result: Result, more: bool) -> None:
@@ -87,6 +87,8 @@ class PendingStream(PendingCall):
         self._responses.put(None)
 
     def __iter__(self) -> Iterator[Outputs]:
-        """Raise how it failed, behind the last response."""
+        """Yield the responses. Raise the error of a failed call after the last
+        response.
+        """
         yield from iter(self._responses.get, None)
         _ = self.result

@@ -1,5 +1,6 @@
-"""Routes to other models that bypass the server: this process's own channels to the
-replicas of a model, as any process has that joins their device.
+"""Routes to other models that bypass the server. A route is a set of channels from this
+process to the replicas of a model. This process joins their devices as any other
+process does.
 
 The owner of this process offers a route after a model was called through it, and
 withdraws the route when the model changes. The owner decides which models may be
@@ -42,7 +43,7 @@ _THREAD = "routes"
 
 
 class Route:
-    """The route to one version of a model, as its owner has described it."""
+    """The route to one version of a model, as the owner describes it."""
 
     def __init__(self, message: Message) -> None:
         self.number = int(message["route"])
@@ -52,7 +53,7 @@ class Route:
         self.outputs = frozenset(desc.name for desc in self.description.outputs)
         self.runner: JoinedRunner | None = None
         self.devices: tuple[JoinedDevice, ...] = ()
-        #: Calls under way, and whether there are to be no more.
+        #: The number of calls under way, and whether the route refuses new calls.
         self.calls = 0
         self.is_leaving = False
 
@@ -72,7 +73,7 @@ class Route:
 
 
 class RoutedCall:
-    """A call under way; `end` it, however it ends."""
+    """A call under way. The caller must call `end`, however the call ends."""
 
     __slots__ = ("_began", "_into", "_routes", "_wanted", "request", "route")
 
@@ -89,8 +90,8 @@ class RoutedCall:
         self._began = time.monotonic_ns()
 
     def wait(self) -> None:
-        """Wait until the call is done; meanwhile this thread receives the results of
-        all calls.
+        """Wait until the call is done. Meanwhile this thread may receive the results of
+        other calls.
         """
         self.request.wait()
 
@@ -98,7 +99,7 @@ class RoutedCall:
         """Cancel the call. Callable from any thread."""
         if not self.request.done:
             self.request.cancel()
-            # Who waits for it may sleep until there are results.
+            # The thread that waits for the call may sleep until results come: wake it.
             for device in self.route.devices:
                 with contextlib.suppress(OSError):
                     os.eventfd_write(device.fileno(), 1)
@@ -144,8 +145,8 @@ def _name_of(error: EngineError | None) -> bytes:
 class Routes:
     """The routes of one process. Thread-safe.
 
-    `tell` sends a message to the owner. Joining devices, opening and closing channels
-    wait for the devices, so a thread does that, which is started for the first route.
+    `tell` sends a message to the owner. A thread joins devices and opens and closes
+    channels, because these steps wait for the devices. The first route starts it.
     """
 
     def __init__(self, tell: Callable[[Message], object]) -> None:
@@ -158,10 +159,10 @@ class Routes:
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    # -- what the owner says
+    # -- messages of the owner
 
     def take(self, message: Message, fds: list[int]) -> None:
-        """Take an offered route; the descriptors are this object's from now on."""
+        """Take an offered route. This object owns the descriptors from now on."""
         doors = [socket.socket(fileno=fd) for fd in fds[: len(message["devices"])]]
         if self._log is None:
             self._log = CallLog.attach(fds[len(doors)])
@@ -300,7 +301,7 @@ class Routes:
         with self._lock:
             self._by_number.pop(route.number, None)
             used = {d for one in self._by_number.values() for d in one.devices}
-        # No route is being opened meanwhile, as this is the thread that does it.
+        # Only this thread opens routes, so none is being opened meanwhile.
         for key, device in list(self._devices.items()):
             if device.state is not DeviceState.READY and device not in used:
                 del self._devices[key]
@@ -308,7 +309,7 @@ class Routes:
         self._tell({"left": route.number})
 
     def close(self) -> None:
-        """Leave all devices; what is in flight fails."""
+        """Leave all devices. Calls in flight fail."""
         if self._thread is None:
             return
         self._work.put(None)

@@ -1,4 +1,4 @@
-"""The other models of the server, as a Python model calls them: `Context.models`."""
+"""The server's other models, which a Python model calls through `Context.models`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.tensor import Array
 class ServedModels:
     """The models that a Python model may call, by name or ``name/version``.
 
-    `allowed` are their names, None for all.
+    `allowed` are their names; None allows all.
     """
 
     def __init__(self, client: CallClient, allowed: Collection[str] | None) -> None:
@@ -26,8 +26,8 @@ class ServedModels:
     def __getitem__(self, name: str) -> ServedModel:
         """Return the model.
 
-        Raises KeyError for a model that may not be called; a missing one only fails in
-        the call.
+        Raises KeyError for a model that may not be called. A missing model fails only
+        when it is called.
         """
         return ServedModel(self._client, *self._target(name))
 
@@ -49,7 +49,8 @@ class ServedModels:
 
 
 class ServedModel:
-    """A model that another model calls: inputs by name in, NumPy arrays by name out.
+    """A model that another model calls. It takes inputs by name and returns NumPy
+    arrays by name.
 
     Other values are converted to arrays, and numbers to the model's type if that keeps
     their kind. The outputs belong to the caller. A call ends at the deadline of the
@@ -71,8 +72,10 @@ class ServedModel:
         return self.call(inputs)
 
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]:
-        """Call with inputs of any names. `options`: `timeout` in seconds, `outputs`
-        (their names; all), `parameters` of the request.
+        """Call with inputs of any names.
+
+        The options are `timeout` in seconds, `outputs` (names of the wanted outputs;
+        all by default) and `parameters` of the request.
         """
         run = self._client.options
         call = self._client.begin(self._target, inputs, options)
@@ -93,8 +96,8 @@ class ServedModel:
         """Yield the responses of a model that gives several, or the only response of
         another.
 
-        The call begins immediately, and each next response is made after the one before
-        was taken. `options` are the same as for `call`.
+        The call begins immediately. The model makes each further response after the
+        caller has taken the one before. `options` are the same as for `call`.
         """
         run = self._client.options
         return self._responses(self._client.stream(self._target, inputs, options), run)
@@ -124,7 +127,7 @@ class ServedModel:
         self, inputs: Mapping[str, Any], **options: Any
     ) -> dict[str, Array]:
         """Call from a coroutine, like `call`."""
-        import asyncio  # not needed by most, and slow to import
+        import asyncio  # slow to import, and most models do not need it
 
         loop = asyncio.get_running_loop()
         done = asyncio.Event()

@@ -1,11 +1,11 @@
 """The compiler from ONNX to PopEF: `compile_model`, and `compile_fused` for several
 models.
 
-Needs the `onnx` package, which is imported when something is compiled and not before;
-the rest of the engine does without it.
+The compiler needs the `onnx` package and imports it only when it compiles. The rest of
+the engine does not need `onnx`.
 
-Runs in the process that compiles: the command line's, or a separate one. May import
-`model`, `programs`, `transport` and the ground.
+Runs in the process that compiles: the command line's process, or a separate one. May
+import `model`, `programs`, `transport` and the ground.
 """
 
 from engine.compiler.compile import compile_fused, compile_model

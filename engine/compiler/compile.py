@@ -105,7 +105,7 @@ def compile_fused(
     options: CompileOptions | None = None,
     progress: Progress | None = None,
 ) -> CompileReport:
-    """Compile several models into one container, one of which runs at a time.
+    """Compile several models into one container. Each run executes one of them.
 
     The input `selector` (one integer) chooses the model: 0 for the first, and so on.
     Inputs, outputs and weights are called `<name>/<tensor>`; a run reads and writes
@@ -222,7 +222,7 @@ def _load_model(
 
 
 class _Trial:
-    """A package loaded as a device would load it."""
+    """A package that is loaded as a device would load it."""
 
     def __init__(
         self, package: Package, sessions: dict[str, OnnxSession], threads: int
@@ -233,7 +233,7 @@ class _Trial:
         self._executor.run((LOAD,), WeightStreams(package.weights))
 
     def run(self, part: Part, limit: TimeLimit) -> Run:
-        """Run the main program, by the graph's own names."""
+        """Return a function that runs the main program, with the graph's own names."""
 
         def run(feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
             streams = _TensorStreams(

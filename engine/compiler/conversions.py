@@ -1,10 +1,11 @@
 """Conversions that make the default output of model converters servable.
 
-- A `ZipMap` that produces an output (scikit-learn, LightGBM, XGBoost: one map for each
-row, from class to probability) is replaced by the tensor that it reads; the classes
-become the labels of that output. - A `StringNormalizer` requests the locale ``en_US``,
-which slim container images lack. ``C.UTF-8``, which every C library has, converts
-letters to the same case.
+- A `ZipMap` that produces an output is replaced by the tensor that it reads. Its
+  classes become the labels of that output. scikit-learn, LightGBM and XGBoost models
+  have such outputs: one map from class to probability for each row.
+- A `StringNormalizer` requests the locale ``en_US``, which slim container images lack.
+  ``C.UTF-8`` replaces it. Every C library has that locale, and it converts letters to
+  the same case.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ Labels: TypeAlias = dict[str, tuple[str, ...]]
 """The names of the classes, in order, for each output with one number per class."""
 
 PORTABLE_LOCALE = b"C.UTF-8"
-_OPSET = 13  # of a model that names no version of ONNX's own operators
+_OPSET = 13  # for a model that names no version of ONNX's own operators
 
 
 def convert(model: Any) -> Labels:
-    """Change `model` as above; returns the labels that it had."""
+    """Change `model` as described above. Return the labels that it had."""
     _use_portable_locales(model)
     return _drop_zip_maps(model)
 

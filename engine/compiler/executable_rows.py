@@ -1,4 +1,4 @@
-"""May rows be mixed in an executable that another program made?"""
+"""Decides whether rows may be mixed in an executable that another program made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def decide_rows(
     """Decide whether rows of different requests may share a run of the program `main`.
 
     They may if the program is one graph between streams and keeps no state. `weights`
-    are by variable. Raises InvalidModel for a graph that cannot be loaded.
+    maps variables to their weights. Raises InvalidModel for a graph that cannot be
+    loaded.
     """
     if options.batch == "off":
         return BatchDecision(False, 0, "batching is switched off")
@@ -77,7 +78,7 @@ def decide_rows(
 
 
 def _single(executable: Executable, main: int) -> Execute | str:
-    """Return the one graph of a program, or why it has none."""
+    """Return the only graph of a program, or the reason why there is no such graph."""
     program = executable.programs.get(main)
     if not isinstance(program, Steps):
         raise InvalidModel(f"there is no program {main} that is a sequence")

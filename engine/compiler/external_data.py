@@ -1,4 +1,4 @@
-"""Tensors whose data is in files beside the model; the files are mapped and never read
+"""Tensors whose data is in files beside the model. The files are mapped, never read
 whole.
 """
 
@@ -15,7 +15,7 @@ from engine.errors import InvalidModel
 
 
 class ExternalFiles:
-    """The data files of one model, all inside its folder. Close it."""
+    """The data files of one model, all inside its folder. The caller must close it."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = None if folder is None else folder.resolve()

@@ -1,16 +1,17 @@
-"""A process with the compiler in it, from which a process for each job is forked.
+"""A process that has imported the compiler and forks a process for each job.
 
-Compiling needs numpy, onnx and ONNX Runtime, whose import takes a quarter of a second
-of processor time: more than most models take. So one process imports them once, and
-forks for each job. It runs no part of a model itself and has one thread, so a forked
-process is as good as a new one.
+Compiling needs numpy, onnx and ONNX Runtime. Importing them takes a quarter of a second
+of processor time, more than compiling most models takes. So one process imports them
+once, and forks for each job. It runs no part of a model itself and has one thread, so a
+forked process is as good as a new one.
 
-`ForkServer` is the owner's side. Over a socket that keeps messages apart go
+`ForkServer` is the owner's side. It sends these messages over a socket that keeps
+messages apart:
 
     b"fork", with three descriptors    answered with the number of the new process
     b"wait NUMBER"                     answered with its exit code, once it has ended
 
-and the other end of the socket, closed, ends the process.
+The process ends when the owner closes its end of the socket.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from collections.abc import Callable, Sequence
 
 from engine.owner import environment, leave_ending_to_owner, starting
 
-# Not `-m`: this module is one of those that its package imports.
+# Not `-m`, because this module's own package imports it.
 _START = f"import sys; from {__name__} import main; main(sys.argv[1:])"
 _MESSAGE = 64
 _DESCRIPTORS = 3
 
 
 class ForkServer:
-    """Starts processes that are forked. Thread-safe; its owner closes it.
+    """Starts processes by forking. Thread-safe. Its owner closes it.
 
     Each process calls `function(stdin, stdout, owner)` of `module`, with three
     descriptors, and ends. `imports` are modules that it finds imported.
     """
 
     def __init__(self, module: str, function: str, imports: Sequence[str]) -> None:
-        # A message and its answer are not parted by another's.
+        # Keeps a message and its answer together.
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, starting():
@@ -52,7 +53,7 @@ class ForkServer:
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # A pool of threads would not be there after a fork.
+                # A thread pool would not survive the fork.
                 env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
             )
         self._socket = ours
@@ -62,7 +63,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has ended, closed or not."""
+        """Return whether the process has ended, whether or not `close` was called."""
         return self._process.poll() is not None
 
     def fork(self, stdin: int, stdout: int, owner: int) -> int:
@@ -73,8 +74,9 @@ class ForkServer:
         return self._ask(lambda: socket.send_fds(self._socket, [b"fork"], descriptors))
 
     def wait(self, number: int) -> int:
-        """Wait for a process and return its exit code, a signal's as a negative number.
-        Once for each process. Raises OSError if the server is gone.
+        """Wait for a process and return its exit code, or the negative number of the
+        signal that ended it. Call it once for each process. Raises OSError if the
+        server is gone.
         """
         return self._ask(lambda: self._socket.send(b"wait %d" % number))
 
@@ -88,7 +90,7 @@ class ForkServer:
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-    # A thread that waits for an answer reads that there is none.
+    # This ends the wait of a thread that waits for an answer.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     process.kill()

@@ -77,7 +77,7 @@ def check_types(model: Any) -> None:
         for value in values:
             which = value.type.WhichOneof("value")
             if which is None:
-                continue  # left out in the file: ONNX Runtime will work it out
+                continue  # missing in the file: ONNX Runtime will infer it
             if which != "tensor_type":
                 what = which.removesuffix("_type").replace("_", " ")
                 makers = (n for n in model.graph.node if value.name in n.output)
@@ -109,7 +109,7 @@ def change(model: Any, options: CompileOptions) -> None:
     if isinstance(options.batch, int):
         _fix_batch(graph, options.batch)
     if options.shapes or fixed:
-        # What the file says of intermediate values may now be wrong.
+        # The shapes of intermediate values in the file may now be wrong.
         del graph.value_info[:]
 
 

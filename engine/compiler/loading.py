@@ -1,4 +1,4 @@
-"""Loads a prepared model into ONNX Runtime, and explains why that failed."""
+"""Loads a prepared model into ONNX Runtime, and explains a failure to load."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NEW_OPSET = re.compile(r"Opset (\d+) is under development")
 def load_graph(
     model: Any, name: str, weights: Sequence[Weight], threads: int
 ) -> tuple[Graph, OnnxSession]:
-    """Return the graph called `name` and its session; `model` lacks the data of
-    `weights`.
+    """Return the graph called `name` and its session. `model` does not contain the data
+    of `weights`.
 
     Raises InvalidModel, naming the node.
     """
@@ -53,7 +53,7 @@ def _try(
 def _explained(
     model: Any, weights: Sequence[Weight], error: InvalidModel
 ) -> InvalidModel:
-    """Return `error` with its node, if ONNX Runtime leaves that out."""
+    """Return `error`, and name the node if ONNX Runtime did not."""
     text = str(error)
     if found := _NEW_OPSET.search(text):
         domains = [o.domain for o in model.opset_import if str(o.version) == found[1]]
@@ -86,8 +86,8 @@ def _names_a_node(model: Any, text: str) -> bool:
 def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
     """Return the first node without which the model would not fail in this way.
 
-    Nodes are in the order of their computation, so the first N nodes are a model too.
-    The number is found by halving.
+    Nodes are in the order of their computation, so the first N nodes are a model too. A
+    binary search finds N.
     """
     count = len(model.graph.node)
     if not _fails(model, weights, count, text):

@@ -64,8 +64,8 @@ class Part:
 
     @property
     def main(self) -> Steps:
-        """Return the steps that stream the inputs in, execute, and stream the outputs
-        out.
+        """Return the steps that read the input streams, execute the graph, and write
+        the output streams.
         """
         return Steps(
             (
@@ -138,9 +138,9 @@ class Package:
     """By the name of their anchor."""
 
     def write(self, target: Path, progress: Callable[[float], None]) -> None:
-        """Write the container beside `target` and put it in its place.
+        """Write the container beside `target`, then replace `target` with it.
 
-        `progress` is called with how much of it is written, 0 to 1.
+        `progress` is called with the part that is written, from 0 to 1.
         """
         total = sum(weight.nbytes for weight in self.weights.values()) or 1
         written = 0
@@ -170,7 +170,7 @@ class WeightStreams:
         return None
 
     def write(self, handle: str, value: object) -> None:
-        """Load programs write nothing."""
+        """Do nothing, because load programs write nothing."""
 
 
 def make_package(
@@ -220,7 +220,7 @@ def producer() -> str:
     """Return the versions of PopGate and ONNX Runtime that made the container."""
     try:
         version = distributions.version("popgate")
-    except distributions.PackageNotFoundError:  # run from a checkout
+    except distributions.PackageNotFoundError:  # PopGate runs from a checkout
         version = "(not installed)"
     return f"popgate {version}, onnxruntime {ort.__version__}"
 

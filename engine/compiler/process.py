@@ -1,11 +1,11 @@
-"""Compiling in a process of its own, with limits of time and memory.
+"""Compile in a separate process, with limits on time and memory.
 
-Processes are forked from one that has imported the compiler (`ForkServer`), which ends
+A process that has imported the compiler forks these processes (`ForkServer`). It ends
 after some time without a job.
 
-A hostile model may compile for ever, take all memory, or crash the process that runs
-it, because the compiler runs it in ONNX Runtime. The damage stays within this process,
-which ends with its owner at the latest.
+The compiler runs the model in ONNX Runtime. So a hostile model may compile for ever,
+take all memory, or crash the process. The damage stays within this process, which ends
+with its owner at the latest.
 
 `Compilations.run` is the owner's side. The name of a function and its arguments are
 sent as JSON. The process answers in lines of JSON: `{"stage", "done"}`, and at the end
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_SECONDS = 600.0
 #: The part of the machine's memory that compiling one model may take.
 _MEMORY_PART = 0.75
-#: Seconds without a job after which the process that forks is ended.
+#: The process that forks is ended after this many seconds without a job.
 _IDLE = 5.0
 _READ = 1 << 16
 _MOST_RESULT = 64 << 20
@@ -68,12 +68,12 @@ class CompileLimits:
 class Compilations:
     """The compilations that run now.
 
-    Thread-safe. `close` ends them all, and so does leaving it as a context manager.
+    Thread-safe. `close` ends all compilations; so does leaving the `with` block.
     """
 
     def __init__(self, limits: CompileLimits | None = None) -> None:
         self._limits = limits or CompileLimits()
-        # A signal handler may close while it is being closed.
+        # Re-entrant, because a signal handler may call `close` during `close`.
         self._lock = threading.RLock()
         self._running: set[_Job] = set()
         self._server: ForkServer | None = None
@@ -86,12 +86,11 @@ class Compilations:
         *arguments: Any,
         progress: Progress | None = None,
     ) -> Any:
-        """Run `call(*arguments, progress)` in a process of its own and return its
-        result.
+        """Run `call(*arguments, progress)` in a separate process and return its result.
 
-        The function is one of a module; the arguments must fit into JSON. Blocks.
-        Raises the engine's errors that it raises, OSError, and InvalidModel if it
-        exceeds its time or memory, or crashes.
+        `call` must be a module's function, and its arguments must fit into JSON.
+        Blocks. Passes on the engine's errors and OSError from `call`. Raises
+        InvalidModel if `call` exceeds its time or memory, or crashes.
         """
         limits = self._limits.seconds, self._limits.bytes
         call_named = call.__module__, call.__name__
@@ -100,7 +99,7 @@ class Compilations:
             return self._wait(process, job, progress or _silent)
 
     def close(self) -> None:
-        """End what runs; from now on everything is refused."""
+        """End all running jobs, and refuse new ones from now on."""
         with self._lock:
             self._closed = True
             for job in self._running:
@@ -150,7 +149,7 @@ class Compilations:
 
     def _wait(self, process: _Job, job: bytes, progress: Progress) -> Any:
         stage = "starting"
-        process.start(job)  # the first waits until the compiler is imported
+        process.start(job)  # the first job waits until the compiler is imported
         deadline = time.monotonic() + self._limits.seconds
         for line in process.lines(deadline):
             said = json.loads(line)
@@ -184,7 +183,7 @@ class Compilations:
 
 
 class _Job:
-    """One process that compiles. It ends when the pipe that `kill` closes does."""
+    """One process that compiles. It ends when `kill` closes the pipe to it."""
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server
@@ -192,12 +191,12 @@ class _Job:
         self._read, self._out = os.pipe()
         self._in, self._write = os.pipe()
         self._owned, owner = os.pipe()
-        # What closes it pops it first: of several, one does.
+        # A caller pops the descriptor before closing it, so only one caller closes it.
         self._owner = [owner]
 
     def start(self, job: bytes) -> None:
         """Start the job in the process."""
-        with contextlib.suppress(OSError):  # of a server that is shut down
+        with contextlib.suppress(OSError):  # the server is shut down
             self._number = self._server.fork(self._in, self._out, self._owned)
         for name in ("_in", "_out", "_owned"):
             self._close(name)
@@ -229,12 +228,12 @@ class _Job:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
-        """End it. From any thread, and from a signal handler."""
+        """End the process. Callable from any thread and from a signal handler."""
         with contextlib.suppress(IndexError):
             os.close(self._owner.pop())
 
     def close(self) -> None:
-        """End it, and what is open."""
+        """End the process and close all descriptors."""
         self.kill()
         self._reap()
         for name in ("_in", "_out", "_owned", "_read", "_write"):
@@ -246,7 +245,7 @@ class _Job:
             return None
         try:
             return self._server.wait(number)
-        except OSError:  # the server is shut down, and so is everything
+        except OSError:  # the server and its processes are shut down
             return None
 
     def _close(self, name: str) -> None:
@@ -260,7 +259,7 @@ def _silent(stage: str, done: float) -> None:
     """Ignore the progress."""
 
 
-# -- what is run there
+# -- jobs that the process runs
 
 
 def compile_in_process(
@@ -270,7 +269,8 @@ def compile_in_process(
     progress: Progress | None = None,
     compilations: Compilations | None = None,
 ) -> CompileReport:
-    """Run `compile_model` in a process of its own. Raises as `Compilations.run` does.
+    """Run `compile_model` in a separate process. Raises the errors of
+    `Compilations.run`.
 
     Several start faster if they share `compilations`.
     """
@@ -286,7 +286,7 @@ def fuse_in_process(
     progress: Progress | None = None,
     compilations: Compilations | None = None,
 ) -> CompileReport:
-    """Run `compile_fused` in a process."""
+    """Run `compile_fused` in a separate process."""
     named = [[name, str(path)] for name, path in sources]
     job = named, str(target), selector, options.to_message()
     return _reported(compilations, fuse_job, job, progress)
@@ -334,13 +334,14 @@ def fuse_job(
 
 
 def _work(stdin: int, stdout: int, owner: int) -> None:
-    """Do the job that comes in."""
+    """Do the job that `stdin` describes."""
     die_with(owner)
     with os.fdopen(stdin, "rb") as given_in:
         seconds, memory, module, name, given = json.load(given_in)
     _limit(seconds, memory)
     call = getattr(importlib.import_module(module), name)
-    # What is printed by others must not be taken for ours.
+    # Libraries may print to standard output. Redirect it, so their lines are not taken
+    # for ours.
     with os.fdopen(stdout, "wb", buffering=0) as out:
         os.dup2(2, 1)
 
@@ -368,10 +369,10 @@ def _work(stdin: int, stdout: int, owner: int) -> None:
 
 
 def _limit(seconds: float, memory: int) -> None:
-    """Set limits that the owner would enforce later, or could not see."""
+    """Set limits that the owner would enforce later or could not observe."""
     threads = os.cpu_count() or 1
     for what, most in (
-        # Private memory that can be written to: files that are mapped do not count.
+        # This counts private, writable memory only, so not the mapped files.
         (resource.RLIMIT_DATA, memory),
         (resource.RLIMIT_CPU, math.ceil(seconds * threads) + 1),
         (resource.RLIMIT_CORE, 0),

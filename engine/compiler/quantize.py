@@ -1,8 +1,8 @@
-"""Quantising: the weights of an ONNX model as 8-bit integers, and what that changes.
+"""Quantise an ONNX model's weights to 8-bit integers, and measure how outputs change.
 
-Scales of activations are found while the model runs (ONNX Runtime's dynamic
-quantisation), so no data is needed. Answers change, so a model is quantised only on
-request.
+ONNX Runtime finds the scales of activations while the model runs (dynamic
+quantisation), so no data is needed. The model's answers change, so PopGate quantises
+only on request.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from engine.programs.onnx_session import OnnxSession
 from engine.tensor import Array
 
 Feed = Mapping[str, Array]
-#: Made-up examples, rows of each, and how often each is run to be timed.
+#: The number of synthetic examples, the rows of each, and its number of timed runs.
 _EXAMPLES, _ROWS, _RUNS = 8, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChange:
-    """The move of an output of floats: its largest absolute difference.
+    """The change of a float output: its largest absolute difference.
 
-    Vectors also have a cosine to the vector before, the smallest and the mean of all
-    rows.
+    For vectors, `cosine` is the smallest cosine similarity of a row before and after.
+    `mean_cosine` is the mean of all rows.
     """
 
     name: str
@@ -45,7 +45,9 @@ class OutputChange:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeReport:
-    """Bytes of the file and seconds of a run, before and after, and what moves."""
+    """Bytes of the file and seconds of a run, before and after, and the changed
+    outputs.
+    """
 
     bytes_before: int
     bytes_after: int
@@ -55,7 +57,7 @@ class QuantizeReport:
     changes: tuple[OutputChange, ...]
 
     def to_message(self) -> dict[str, Any]:
-        """Return the report as JSON can hold it."""
+        """Return the report as a value for JSON."""
         return asdict(self)
 
     @classmethod
@@ -68,14 +70,14 @@ def quantize(source: Path, target: Path) -> None:
     """Write the model with 8-bit weights to `target`. Raises InvalidModel, OSError."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    read_model(source)  # which says what is wrong with it
+    read_model(source)  # raises an error that explains what is wrong
     level = logging.root.level
-    logging.root.setLevel(logging.ERROR)  # it advises to do what is done anyway
+    logging.root.setLevel(logging.ERROR)  # ONNX Runtime logs advice that does not apply
     try:
         quantize_dynamic(source, target, weight_type=QuantType.QInt8)
     except OSError:
         raise
-    except Exception as error:  # the library raises what it happens to
+    except Exception as error:  # the library documents no errors
         msg = f"ONNX Runtime cannot quantise the model: {error}"
         raise InvalidModel(msg) from None
     finally:
@@ -83,8 +85,9 @@ def quantize(source: Path, target: Path) -> None:
 
 
 def example_feeds(model: Any) -> list[Feed]:
-    """Return examples for a model, of the sizes that it runs with. Raises
-    InvalidModel if there are none."""
+    """Return examples for a model, of sizes that it accepts. Raises InvalidModel if it
+    accepts none.
+    """
     session = OnnxSession(model.SerializeToString())
     interface = Interface.of(model, session)
     for size in SIZES:
@@ -103,7 +106,7 @@ def example_feeds(model: Any) -> list[Feed]:
 
 
 def compare_models(before: Any, after: Any, feeds: Sequence[Feed]) -> QuantizeReport:
-    """Run both models, of `onnx.ModelProto`, on one thread in turns."""
+    """Run both models in turns, on one thread. Both are an `onnx.ModelProto`."""
     data = [model.SerializeToString() for model in (before, after)]
     sessions = [OnnxSession(one) for one in data]
     names = [value.name for value in before.graph.output]

@@ -19,7 +19,7 @@ IR_WITH_FREE_INITIALIZERS = 4
 
 @dataclass(frozen=True, slots=True)
 class OnnxModel:
-    """A model that was read, ours to change."""
+    """A model that was read. The compiler may change it."""
 
     proto: Any
     folder: Path | None
@@ -44,9 +44,9 @@ def read_model(source: OnnxSource) -> OnnxModel:
         model = OnnxModel(_parse(source), None, "model")
     else:
         path = Path(source)
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise InvalidModel("not an ONNX model: it is not a regular file")
-        # A container's names are Unicode; those of files may be any bytes.
+        # Names in a container are Unicode, but names of files may be any bytes.
         name = os.fsencode(path.stem).decode(errors="replace")
         model = OnnxModel(_parse(path.read_bytes()), path.parent, name)
     _check(model.proto)

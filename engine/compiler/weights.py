@@ -58,7 +58,7 @@ def drop_unused(graph: Any) -> None:
 
 
 def take_inside(model: Any, files: ExternalFiles) -> None:
-    """Put the data of every tensor that is in a file into the model."""
+    """Move the data of all tensors in external files into the model."""
     for tensor in _all_tensors(model):
         _inline(tensor, files)
 
@@ -66,8 +66,8 @@ def take_inside(model: Any, files: ExternalFiles) -> None:
 def take_out(model: Any, files: ExternalFiles, least: int) -> list[Weight]:
     """Remove the data of initializers of at least `least` bytes from `model`.
 
-    They stay as initializers with external data, at a location that does not exist;
-    other external data is moved into the graph. Their order is the model's.
+    They stay as initializers with external data at a location that does not exist.
+    Other external data moves into the graph. The weights keep the model's order.
     """
     weights = []
     for number, tensor in enumerate(model.graph.initializer):

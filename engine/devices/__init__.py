@@ -1,4 +1,5 @@
-"""The client's half of a device: the pool, attaching, and the life of its process.
+"""The client's half of a device: the pool, attaching, and starting and ending its
+process.
 
 Runs in the client process. May import `transport` and the ground.
 """

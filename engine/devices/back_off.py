@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-#: Seconds after the first failure: doubled each time, reset by success.
+#: Seconds to wait after the first failure. Each further failure doubles the wait, and a
+#: success resets it.
 FIRST = 0.05
 LAST = 10.0
 
@@ -25,7 +26,7 @@ class BackOff:
         return float(min(LAST, FIRST * 2 ** (self._failures - 1)))
 
     def begin(self) -> None:
-        """Begin a try, which counts as failed until it has succeeded."""
+        """Begin an attempt, which counts as failed until it has succeeded."""
         self._failures += 1
 
     def succeed(self) -> None:

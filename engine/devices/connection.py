@@ -14,9 +14,9 @@ from engine.transport.link import Link
 class Connection:
     """The link, the eventfds and the control socket of one device process.
 
-    `wake_fd` wakes the thread that runs programs, `cancel_fd` the thread that ends runs
-    whose requests are all cancelled. `sock` is only polled: it becomes readable when
-    the process ends, or reports the fault that ends it.
+    `wake_fd` wakes the thread that runs programs. `cancel_fd` wakes the thread that
+    ends runs whose requests are all cancelled. `sock` is only polled. It becomes
+    readable when the process ends or reports the fault that ends it.
     """
 
     __slots__ = ("cancel_fd", "link", "number", "sock", "wake_fd")
@@ -27,8 +27,8 @@ class Connection:
         result_fd: int,
         watch: control.Watch | None = None,
     ) -> None:
-        """Link up with the process behind `sock`, which is ours to close and has a
-        timeout; it writes to `result_fd`.
+        """Link up with the process behind `sock`. The process writes to `result_fd`.
+        This object owns `sock`, which has a timeout, and closes it.
 
         Raises DeviceLost if it does not answer in time, and the errors of `watch`.
         """
@@ -44,7 +44,7 @@ class Connection:
                 raise DeviceLost("the device process did not start") from error
             raise
         link.memory.detach_fd()
-        # With a timeout set, even a look would wait.
+        # With a timeout set, even a poll would wait.
         self.sock.settimeout(None)
         self.number = int(answer["link"])
         self.wake_fd, self.cancel_fd = eventfds
@@ -57,7 +57,7 @@ class Connection:
 
     @property
     def process_is_gone(self) -> bool:
-        """Return whether the process has ended, or reports a fault and will end
+        """Return whether the process has ended, or has reported a fault and will end
         (`fault_report`).
         """
         try:
@@ -69,8 +69,8 @@ class Connection:
         return True
 
     def fault_report(self) -> DeviceFault | None:
-        """Return the fault that the process reported before it ended, if any. For one
-        caller; never blocks.
+        """Return the fault that the process reported before it ended, if any. Only the
+        first call returns it. Never blocks.
         """
         self.sock.setblocking(False)
         try:

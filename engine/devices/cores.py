@@ -13,8 +13,9 @@ _PROC = Path("/proc/self")
 
 @dataclass(frozen=True, slots=True)
 class CpuBudget:
-    """Usable cores: those of the affinity mask, and the share that the quotas of the
-    cgroup and its parents leave (None: no quota), which may be a fraction.
+    """Usable cores: the cores of the affinity mask, and the CPU quota in cores. The
+    quota is the smallest of the cgroup and its parents and may be a fraction. None
+    means no quota.
     """
 
     affinity: int
@@ -33,7 +34,7 @@ class CpuBudget:
 
 
 def cpu_budget(proc: Path = _PROC) -> CpuBudget:
-    """Return the budget of this process, whose folder in ``/proc`` is `proc`."""
+    """Return the budget of this process. Its folder in ``/proc`` is `proc`."""
     return CpuBudget(len(os.sched_getaffinity(0)), cgroup_quota(proc))
 
 
@@ -43,8 +44,8 @@ def usable_cores() -> int:
 
 
 def cgroup_quota(proc: Path = _PROC) -> float | None:
-    """Return the smallest CPU quota, in cores, of the cgroup (of version 2 or 1) and of
-    those around it; None: no limit.
+    """Return the smallest CPU quota of the cgroup and its parents, in cores. Supports
+    cgroups of version 1 and 2. None means no limit.
     """
     quotas = []
     for folder in _cgroups(proc):
@@ -73,7 +74,9 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _cgroups(proc: Path) -> Iterator[Path]:
-    """Yield the folders that may limit the processor, each with its parents."""
+    """Yield the cgroup folders that may limit the processor, each followed by its
+    parents.
+    """
     groups = _own_groups(proc)
     for root, mount_point, controllers in _mounts(proc):
         kind = "" if controllers is None else "cpu"
@@ -81,7 +84,7 @@ def _cgroups(proc: Path) -> Iterator[Path]:
             continue
         if kind not in groups:
             continue
-        # Seen from a container, the group may lie above what is mounted.
+        # In a container, the group may lie above the mounted folder.
         group = PurePosixPath(groups[kind])
         if group.is_relative_to(root):
             group = group.relative_to(root)

@@ -1,4 +1,4 @@
-"""`Device`: one attached device, and the process of ours that is it.
+"""`Device`: one attached device and its device process.
 
 The owner of a device holds its claim (engine/devices/device_lock.py), starts the
 process, feeds it over a link (engine/devices/linked_device.py) and lets other processes
@@ -46,9 +46,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
-#: Seconds that a run which was told to end gets to do so.
+#: Seconds that a run may take to end after it was told to.
 RUN_GRACE = 5.0
-#: Seconds it may take to answer a ping, by default.
+#: Seconds a device process may take to answer a ping, by default.
 PING_TIMEOUT = 10.0
 
 
@@ -59,7 +59,9 @@ class DeviceUser(Protocol):
     def name(self) -> str: ...
 
     def reload(self, device: Device) -> None:
-        """Load them again: the device has a new process. Raises EngineError."""
+        """Load the models again, because the device has a new process. Raises
+        EngineError.
+        """
 
     def run_limit(self, device: Device, replica: int) -> float | None:
         """Return the time limit in seconds of a run of this replica (0: none); None if
@@ -68,26 +70,25 @@ class DeviceUser(Protocol):
 
     @property
     def is_warming_up(self) -> bool:
-        """Return whether the model is not served yet; then its first failed run is its
-        last.
+        """Return whether the model is not served yet. Its first failed run then fails
+        the model.
         """
 
     def fail_started(self, device: Device, error: EngineError) -> None:
         """Fail the requests that a run on this device has taken."""
 
     def fail(self, error: EngineError) -> None:
-        """Fail the model at fault: its requests fail, now and from now on."""
+        """Fail the model at fault. All its requests fail, present and future."""
 
 
 class Device(LinkedDevice):
-    """An attached device (Model Runtime: `Device`); made by `DeviceManager`.
+    """An attached device (Model Runtime: `Device`). `DeviceManager` makes it.
 
-    `threads` tells how many threads a graph may use that is loaded now, `spin_us` for
-    how long its process looks for the next request before it sleeps. Thread-safe.
-    Close it (or use it as a context manager) to detach: the process ends and the device
-    is free.
-    A forked child cannot use it (WrongProcess), and does not keep it attached; closing
-    it there is no business of its parent's.
+    `threads` returns the threads that a graph may use if it is loaded now. `spin_us` is
+    how long the device process polls for the next request before it sleeps.
+    Thread-safe. Close the device, or leave its `with` block, to detach it: the process
+    ends and the device is free. A forked child cannot use the device (WrongProcess) and
+    does not keep it attached. Closing it in the child does not affect the parent.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class Device(LinkedDevice):
         python: PythonOptions | None = None,
     ) -> None:
         super().__init__("+".join(units), spin_us)
-        #: How the process of a Python model is started; None: it runs ONNX graphs.
+        #: How to start the process of a Python model. None: the device runs ONNX
+        #: graphs.
         self.python = python
         self.units = tuple(units)
         self._share = threads
@@ -119,16 +121,16 @@ class Device(LinkedDevice):
         self._on_close: list[Callable[[Device], None]] = []
         self._lost_by: Death | DeviceFault | None = None
         self._failures = FailureCounts()
-        #: Models that have failed and are loaded again after a pause.
+        #: Models that have failed. They are loaded again after a pause.
         self._resting: set[str] = set()
-        #: When the run began that was last told to end, in the process's words.
+        #: The start of the run that was last told to end, as the process reported it.
         self._told_to_end = 0
         self._killed_for = ""
-        #: Whether others may run something on the present process.
+        #: Whether other processes may run something on the present process.
         self._is_shared = False
-        #: Replicas of the process whose runs were cancelled as a whole.
+        #: Replicas whose requests were all cancelled.
         self._cancelled_runs: set[int] = set()
-        # One that takes longer is killed.
+        # A process that takes longer to answer is killed.
         self.ping_timeout = PING_TIMEOUT
         self._back_off = BackOff()
         self._recovering = threading.RLock()
@@ -139,7 +141,7 @@ class Device(LinkedDevice):
             raise
         logger.info("device %s is attached: process %s", self.id, self.pid)
 
-    # -- what there is
+    # -- properties
 
     @property
     def num_units(self) -> int:
@@ -152,7 +154,7 @@ class Device(LinkedDevice):
     def threads(self) -> int:
         """Return the threads for a graph that is loaded now.
 
-        Graphs loaded before keep theirs.
+        Graphs that were loaded earlier keep their threads.
         """
         return self._share()
 
@@ -168,11 +170,11 @@ class Device(LinkedDevice):
     # -- talking to its process
 
     def check_responsive(self) -> bool:
-        """Return whether the process answers within `ping_timeout` seconds; one that
-        does not is killed. Blocks meanwhile.
+        """Return whether the process answers within `ping_timeout` seconds. Kill it if
+        it does not. Blocks meanwhile.
 
-        Callers that wait long for it call this from time to time; the process answers
-        while it runs programs.
+        Callers that wait long for the process call this from time to time. The process
+        answers pings while it runs programs.
         """
         self.origin.check("Device")
         if self.state is not DeviceState.READY:
@@ -183,7 +185,7 @@ class Device(LinkedDevice):
         try:
             self._ask_state(ping_timeout)
         except TimeoutError:
-            # It may have died, and there may be another one by now.
+            # The process may have died meanwhile, and another one may have started.
             if self._is_present(process):
                 self.end_process(f"it has not answered a ping for {ping_timeout:g} s")
             return False
@@ -205,8 +207,8 @@ class Device(LinkedDevice):
     def call(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> Message:
-        """Send a control message to the process and return its answer; raises
-        as `ask`.
+        """Send a control message to the process and return its answer. Raises the
+        errors of `ask`.
         """
         answer, answer_fds = self.ask(message, fds, timeout)
         control.close_all(answer_fds)
@@ -215,8 +217,8 @@ class Device(LinkedDevice):
     def ask(
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[Message, list[int]]:
-        """Send a control message to the process; returns its answer and the descriptors
-        beside it, which are the caller's.
+        """Send a control message to the process. Return its answer and the descriptors
+        beside it, which the caller owns.
 
         Raises the error in the answer, TimeoutError after `timeout` seconds,
         DeviceClosed, and DeviceLost if the process dies or hangs meanwhile.
@@ -227,8 +229,8 @@ class Device(LinkedDevice):
         try:
             return control.call(self.address, message, fds, timeout, self.watch)
         except DeviceLost as error:
-            # Its sockets close one after the other: a caller that tries again must not
-            # find it alive by another one.
+            # A dying process closes its sockets one after the other. A caller that
+            # tries again must not find the process alive through another socket.
             death = self._death_of(process)
             self._refuse_if_closed()
             if self._is_present(process):  # this is the first to notice
@@ -238,9 +240,9 @@ class Device(LinkedDevice):
     def invite(self) -> socket.socket:
         """Return a door to the process, for another process:
 
-        `JoinedDevice` feeds the device through it. A door leads to the present process
-        of the device only, and does not allow loading, unloading or stopping. Raises as
-        `ask`.
+        `JoinedDevice` feeds the device through it. A door leads only to the present
+        process of the device. It does not allow loading, unloading or stopping. Raises
+        the errors of `ask`.
         """
         mine, theirs = HeldSocket.pair()
         try:
@@ -271,7 +273,7 @@ class Device(LinkedDevice):
             raise DeviceLost(f"device {self.id} does not answer") from error
 
     def _ask_state(self, timeout: float) -> Message:
-        """Ping like `ping`, but raise TimeoutError if the process does not answer in
+        """Ping as `ping` does, but raise TimeoutError if the process does not answer in
         time.
         """
         self._refuse_if_closed()
@@ -280,8 +282,9 @@ class Device(LinkedDevice):
         return answer
 
     def kill(self, why: str, culprit: str = "") -> None:
-        """End a process that hangs; its requests fail with DeviceLost. `culprit` is the
-        model whose run is the reason, which is loaded again after a pause."""
+        """End a process that hangs. Its requests fail with DeviceLost. `culprit` is the
+        model whose run hangs. It is loaded again after a pause.
+        """
         self.origin.check("Device")
         self._killed_for = why
         if culprit:
@@ -290,8 +293,8 @@ class Device(LinkedDevice):
         self._lose()
 
     def end_process(self, why: str) -> None:
-        """Kill the process from any thread. If an event loop drives, it notices the
-        death, because the consequences belong to its thread.
+        """Kill the process. Callable from any thread. If an event loop drives the
+        device, the loop handles the death in its own thread.
         """
         self._killed_for = why
         self._launcher.end(kill=True)
@@ -300,8 +303,8 @@ class Device(LinkedDevice):
 
     @property
     def is_running(self) -> bool:
-        """Return whether the device may run something: requests in flight, or work of
-        unloaded models and other clients.
+        """Return whether the device may be running something. That may be requests in
+        flight, or work of unloaded models and other clients.
         """
         return self.in_flight > 0 or self._is_shared or bool(self._cancelled_runs)
 
@@ -331,7 +334,7 @@ class Device(LinkedDevice):
             self._cancelled_runs.clear()
             return None
         runner = self._runner_of(replica)
-        limit = 0.0  # for what was unloaded: its requests are abandoned
+        limit = 0.0  # an unloaded model's requests are abandoned
         if runner is not None:
             limit = runner.run_limit(self, replica) or 0.0
             if not limit or seconds <= limit:
@@ -392,26 +395,28 @@ class Device(LinkedDevice):
         return bool(connection.link.words[SUCCEEDED] >> (replica & 63) & 1)
 
     def _assure(self) -> None:
-        """Raise DeviceLost if `check_responsive` finds it lost."""
+        """Raise DeviceLost if `check_responsive` finds the device lost."""
         if not self.check_responsive():
             self._refuse_if_closed()
-            if self.state is DeviceState.READY:  # this is the first to notice its death
+            if self.state is DeviceState.READY:  # this caller notices the death first
                 raise self._loss(self._death_of(self._launcher.process))
             raise self.loss()
 
     def _is_present(self, process: LaunchedProcess) -> bool:
-        """Return whether it is still the device's, as far as is known."""
+        """Return whether `process` is still the device's process, as far as this object
+        knows.
+        """
         return self.state is DeviceState.READY and process is self._launcher.process
 
     def loading(self, name: str) -> AbstractContextManager[None]:
-        """Mark a model of this name as loading: if the process crashes, that model may
-        be the cause.
+        """Mark a model of this name as loading. If the process crashes meanwhile, that
+        model may be the cause.
         """
         return self._failures.loading(name)
 
     def _death_of(self, process: LaunchedProcess) -> Death:
         """Find out how an ending process died and which model is to blame. The first
-        caller finds out, before the facts about the run are dropped.
+        caller finds out, and does so before the facts about the run are dropped.
         """
         with self.lock:
             death = process.judged
@@ -424,8 +429,9 @@ class Device(LinkedDevice):
             return death
 
     def _judge(self, process: LaunchedProcess) -> Death:
-        """Find out how a process died by itself and which model is to blame: the model
-        that ran last, if it died during that run. Lock held by the caller.
+        """Find out how a process died by itself and which model is to blame. If the
+        process died during a run, that run's model is to blame. The caller holds the
+        lock.
         """
         connection, name, succeeded = self._connection, "", False
         replica = connection.link.words[RUNNING] if connection is not None else 0
@@ -439,22 +445,22 @@ class Device(LinkedDevice):
         return death
 
     def on_lost(self, callback: Callable[[Device], None]) -> None:
-        """Call back when the process dies, in the thread that notices."""
+        """Call back when the process dies, in the thread that notices the death."""
         self._on_lost.append(callback)
 
     def on_wanted(self, callback: Callable[[], None]) -> None:
-        """Call `do`, in the thread of a request, if a request needs the device while it
-        is lost.
+        """Call `callback` if a request needs the device while it is lost. The request's
+        thread makes the call.
         """
         self._on_wanted = callback
 
     def on_close(self, callback: Callable[[Device], None]) -> None:
-        """Call `do` before the device is closed, in the thread that closes it."""
+        """Call `callback` before the device is closed, in the thread that closes it."""
         self._on_close.append(callback)
 
     @property
     def lost_by(self) -> str | None:
-        """Return why the device was lost last; None if it never was."""
+        """Return why the device was last lost; None if it never was."""
         return None if self._lost_by is None else str(self._lost_by)
 
     @property
@@ -465,9 +471,9 @@ class Device(LinkedDevice):
     def recover(self, *, by_hand: bool = False) -> None:
         """Start a new process and load the models again; blocks meanwhile.
 
-        `by_hand`: also if it has FAILED. Several threads may call it, also if nothing
-        is lost. Raises the error that prevents the start; try again after `back_off`
-        seconds.
+        `by_hand` also recovers a device that has FAILED. Several threads may call this,
+        even if the device is not lost. Raises the error that prevents the start. Then
+        try again after `back_off` seconds.
         """
         self.origin.check("Device")
         with self._recovering:
@@ -491,11 +497,11 @@ class Device(LinkedDevice):
         except (DeviceLost, DeviceClosed):
             raise
         except EngineError as error:
-            # The traceback tells something if the fault is ours.
+            # The traceback helps only if the fault is ours.
             ours = isinstance(error, EngineBug)
             text = "failed to reload %r on %s: %s"
             logger.error(text, runner, self.id, error, exc_info=ours)
-            if isinstance(error, InvalidModel):  # nor ever will
+            if isinstance(error, InvalidModel):  # loading it again cannot succeed
                 runner.fail(ExecutionFailed(str(error)))
 
     def rest_of(self, name: str) -> float:
@@ -512,7 +518,7 @@ class Device(LinkedDevice):
         return any(not self.rest_of(name) for name in tuple(self._resting))
 
     def resume(self) -> None:
-        """Load the models again whose pause is over; blocks meanwhile.
+        """Load again the models whose pause is over. Blocks meanwhile.
 
         Raises the error that prevents it.
         """
@@ -541,9 +547,10 @@ class Device(LinkedDevice):
         with self.lock:
             if self.state is DeviceState.CLOSED:
                 return
-            # A process in the middle of a batch would finish it first, in vain.
+            # A process in the middle of a batch would first finish it, for no client.
             idle = self.state is DeviceState.READY and not self.in_flight and not kill
-            # From here on `recover` and `_start` refuse, also one that has begun.
+            # From here on `recover` and `_start` refuse, even a call that has already
+            # begun.
             self.state = DeviceState.CLOSED
         for channel in list(self._channels.values()):
             channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
@@ -553,9 +560,9 @@ class Device(LinkedDevice):
                     control.call(self.address, {"op": "stop"}, (), STOP_TIMEOUT)[1]
                 )
             except (EngineError, OSError):
-                idle = False  # it has died, or hangs
+                idle = False  # the process has died or hangs
         self._launcher.end(kill=not idle)
-        # Behind a `recover` that has begun: it sees CLOSED and ends its process.
+        # Wait for a `recover` that has begun. It sees CLOSED and ends its process.
         with self._recovering:
             self._drop_link()
         os.close(self._result_fd)
@@ -577,7 +584,7 @@ class Device(LinkedDevice):
             claim.close()
 
     def _start(self) -> None:
-        """Start the process and link up; DeviceClosed if the device was closed
+        """Start the process and link up. Raises DeviceClosed if the device was closed
         meanwhile.
         """
         self._cancelled_runs.clear()  # a new process counts anew
@@ -602,7 +609,7 @@ class Device(LinkedDevice):
             sock = control.connect(self.address, limit)
             connection = Connection(sock, self._result_fd, watch)
             with self.lock:
-                self._connection = connection  # dropped by `close`
+                self._connection = connection  # `close` drops it
                 self._refuse_if_closed()
                 self.state = DeviceState.READY
         except BaseException as error:
@@ -617,7 +624,8 @@ class Device(LinkedDevice):
             raise DeviceClosed(f"device {self.id} is closed")
 
     def _lose(self) -> None:
-        # Its callbacks run last to first, each of them, whatever another one raises.
+        # The stack runs all its callbacks, from last to first, even if some of them
+        # raise.
         with contextlib.ExitStack() as ends, self.lock:
             connection = self._connection
             if self.state is not DeviceState.READY or connection is None:
@@ -628,7 +636,7 @@ class Device(LinkedDevice):
             for callback in reversed(self._on_lost):
                 ends.callback(callback, self)
             ends.callback(self._blocking.tell)
-            process = self._launcher.process  # there may be another one soon
+            process = self._launcher.process  # another one may start soon
             death = Death("its process died")
             try:
                 death = self._death_of(process)
@@ -661,9 +669,7 @@ class Device(LinkedDevice):
         return self.loss()
 
     def loss(self) -> DeviceLost:
-        """Return the error of all requests from the loss of the process until its
-        return.
-        """
+        """Return the error of all requests until the device has a process again."""
         why = self._lost_by or Death("it has not started yet")
         if isinstance(why, DeviceFault):
             return DeviceFailed(f"device {self.id} failed: {why}", why)

@@ -30,9 +30,10 @@ _BACKLOG = 128
 class Launcher:
     """Starts the processes of one device, one after the other.
 
-    `address` is the abstract name on which they take control messages; `claims` are
-    inherited, so that the device stays claimed until owner and process are gone.
-    `python` is how a Python model's is started, `threads` how many its libraries get.
+    The processes take control messages on the abstract name `address`. They inherit
+    `claims`, so the device stays claimed until owner and process have ended. `python`
+    is how to start the process of a Python model, and `threads` is the number of
+    threads for its libraries.
     """
 
     def __init__(
@@ -65,11 +66,12 @@ class Launcher:
         return None if latest is None or latest.has_ended else latest.pid
 
     def start(self) -> LaunchedProcess:
-        """Start a new process after the one before has ended. For one thread at a time.
+        """Start a new process after the previous one has ended. For one thread at a
+        time.
 
         Raises DeviceLost if it cannot be started.
         """
-        # Who noticed that it is lost may still be ending it.
+        # The thread that noticed the loss may still be ending the old process.
         self.end(kill=True)
         self._latest = LaunchedProcess(
             self._name,
@@ -92,7 +94,7 @@ class Launcher:
             self._latest.end(kill=kill)
 
     def abandon(self) -> None:
-        """Forget the process, in a forked child: it is the parent's."""
+        """Forget the process in a forked child, because it belongs to the parent."""
         if self._latest is not None:
             self._latest.abandon()
 
@@ -101,19 +103,21 @@ class Launcher:
 
 
 class _Child(subprocess.Popen[bytes]):
-    """A process that forked children of its owner must not touch."""
+    """A process that forked children of its owner do not touch."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
         self._origin = here()
         super().__init__(command, **options)
 
     def __del__(self) -> None:
-        if not self._origin.left:  # else it would wait for another's child
+        if not self._origin.left:  # a forked child must not wait for it
             super().__del__()
 
 
 class LaunchedProcess:
-    """A running device process; it ends when this does, or when we die."""
+    """A running device process. It ends when this object ends it, or when this process
+    dies.
+    """
 
     def __init__(
         self,
@@ -129,7 +133,7 @@ class LaunchedProcess:
         self._ending, self._reaping = threading.Lock(), threading.Lock()
         self._ticks = 0
         self.has_ended = False
-        #: How it ended, once that was found out.
+        #: How the process ended; None until that is known.
         self.judged: Death | None = None
         listener = HeldSocket()
         with no_fork():
@@ -140,8 +144,8 @@ class LaunchedProcess:
             listener.bind(f"\0{address}")
             listener.listen(_BACKLOG)
             inherited = [claim.fileno() for claim in claims]
-            # A child that is forked meanwhile would keep the pipe on which `Popen`
-            # waits for the end of its own.
+            # A child that is forked meanwhile would keep the pipe open on which `Popen`
+            # waits.
             with no_fork():
                 options: dict[str, Any] = {"env": environment()}
                 options["stdout"] = (
@@ -157,7 +161,8 @@ class LaunchedProcess:
                         "cwd": python.folder or None,
                         "stdout": printed,
                         "stderr": printed,
-                        # What it starts ends with it: all of the group do.
+                        # Processes that the model starts are in its group and end with
+                        # it.
                         "start_new_session": True,
                     }
                 with starting():
@@ -173,8 +178,8 @@ class LaunchedProcess:
                 f"cannot start the process of device {name}: {error}"
             ) from error
         finally:
-            # Ours only until the process has it: a connection to a process that has
-            # died must be refused, not wait here.
+            # Close our copy, because only the process may listen. Connections to a dead
+            # process must be refused and not wait here.
             listener.close()
             os.close(read_end)
             if printed >= 0:
@@ -185,8 +190,8 @@ class LaunchedProcess:
         return self._process.pid
 
     def has_worked(self) -> bool:
-        """Return whether it has used the processor since the last call; a process that
-        starts up does, even on a busy machine.
+        """Return whether the process has used the processor since the last call. A
+        process that is starting up does so, even on a busy machine.
         """
         before = self._ticks
         try:
@@ -204,19 +209,19 @@ class LaunchedProcess:
         return "" if self._output is None else self._output.last_words(1.0)
 
     def kill(self) -> None:
-        """End it immediately, with the processes that a Python model has started."""
+        """End the process immediately, with the processes that a Python model has
+        started.
+        """
         if not self._leads_group:
             self._process.kill()
             return
-        with self._reaping:  # until it is waited for, no other process has its number
+        with self._reaping:  # no other process has its number before it is reaped
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
 
     def _has_gone(self, timeout: float) -> bool:
-        """Return whether the process ends within `timeout` seconds. It is not reaped
-        yet.
-        """
+        """Return whether the process ends within `timeout` seconds. Do not reap it."""
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -240,9 +245,10 @@ class LaunchedProcess:
             return f"exit code {code}"
 
     def end(self, *, kill: bool) -> None:
-        """Wait until it has ended by itself, or kill it; return when it has ended.
+        """Wait until the process has ended by itself, or kill it. Return when it has
+        ended.
 
-        Thread-safe; does nothing if it has ended.
+        Thread-safe. Does nothing if the process has ended.
         """
         if kill and not self.has_ended:
             self.kill()
@@ -259,7 +265,7 @@ class LaunchedProcess:
             self.has_ended = True
 
     def abandon(self) -> None:
-        """Forget it, in a forked child: only our end of the pipe is closed."""
+        """Forget the process in a forked child. Only close our end of the pipe."""
         if not self.has_ended:
             self.has_ended = True
             self._close_pipe()

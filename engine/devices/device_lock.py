@@ -17,9 +17,10 @@ from pathlib import Path
 
 from engine.transport.held_socket import HeldSocket
 
-#: Devices that are no unit of the pool: they are not claimed.
+#: Devices outside the pool. They are not claimed.
 MODEL_KIND = "model"
-#: Processes of Python models: units where the pool has some, else outside of it.
+#: Processes of Python models. They are units of the pool if it has units of this kind,
+#: else they are outside the pool.
 PYTHON_KIND = "python"
 
 
@@ -30,7 +31,7 @@ def address_of(unit: str) -> str:
 
 
 def try_claim(unit: str) -> socket.socket | None:
-    """Claim a unit; None if another process holds it."""
+    """Claim a unit. Return None if another process holds it."""
     sock = HeldSocket()
     try:
         sock.bind(f"\0{address_of(unit)}/lock")
@@ -43,13 +44,13 @@ def try_claim(unit: str) -> socket.socket | None:
 
 
 def claimed_units(units: Sequence[str]) -> frozenset[str]:
-    """Return the members of `units` that are held now. Holds none itself."""
+    """Return the `units` that some process holds now. Claims none of them."""
     names = _bound_names()
     return frozenset(u for u in units if f"{address_of(u)}/lock" in names)
 
 
 def model_devices() -> int:
-    """Return the number of devices outside the pool, of all processes."""
+    """Return the number of devices outside the pool that any process has."""
     kinds = tuple(address_of(f"{kind}:") for kind in (MODEL_KIND, PYTHON_KIND))
     names = (name for name in _bound_names() if not name.endswith("/lock"))
     return sum(name.startswith(kinds) for name in names)

@@ -1,7 +1,8 @@
 """`DeviceManager`: the machine's devices, and how to attach to one.
 
-A device of kind `cpu` is a process of ours that runs graphs on the processor; of kind
-`cuda`, on a GPU (with the GPU build of ONNX Runtime). Which there are is written as
+A device of kind `cpu` is a device process that runs graphs on the processor. A device
+of kind `cuda` runs them on a GPU, with the GPU build of ONNX Runtime. A specification
+lists the devices of the pool:
 
     cpu:2        two devices, cpu:0 and cpu:1
     cpu:0-3      these four
@@ -11,7 +12,7 @@ A device of kind `cpu` is a process of ours that runs graphs on the processor; o
     python:4     four processes of Python models at most, python:0 to python:3
 
 If a program names none, `POPGATE_DEVICES` in the environment may. The default pool has
-a CPU device for each usable core, and at least two; those that are attached share the
+a CPU device for each usable core, and at least two. The attached devices share the
 cores. Attaching is exclusive across processes (engine/devices/device_lock.py);
 `DeviceWaitConfig` decides how attaching retries, here and nowhere else.
 """
@@ -63,11 +64,11 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
-#: In the environment: the pool of programs that do not name one.
+#: The environment variable with the pool of programs that do not name one.
 VARIABLE = "POPGATE_DEVICES"
-#: More devices than this in one specification is a slip of the pen.
+#: A specification with more devices than this is taken for a mistake.
 MAX_DEVICES = 1024
-#: The default pool has at least so many devices.
+#: The smallest number of devices in the default pool.
 MIN_DEVICES = 2
 #: CPU devices of a manager that overcommits, or twice the cores if that is more.
 OVERCOMMITTED = 64
@@ -89,7 +90,7 @@ class DeviceInfo:
 
 
 def parse_devices(specification: str) -> tuple[str, ...]:
-    """Return the ids in a specification; InvalidConfig if it is malformed."""
+    """Return the ids in a specification. Raises InvalidConfig if it is malformed."""
     ids: list[str] = []
     for item in specification.split(","):
         match = _ITEM.fullmatch(item.strip())
@@ -114,8 +115,8 @@ def parse_devices(specification: str) -> tuple[str, ...]:
 
 def named_devices(devices: str | None) -> tuple[str, ...] | None:
     """Return the ids that `devices` names, or else `POPGATE_DEVICES` in the
-    environment; None if neither does. InvalidConfig, which names the variable, if
-    that is not understood.
+    environment. Return None if neither names any. Raises InvalidConfig, naming the
+    variable, if its value is malformed.
     """
     if devices:
         return parse_devices(devices)
@@ -130,11 +131,12 @@ class DeviceManager:
     """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
 
     `devices` is the pool (None: the value of `POPGATE_DEVICES` in the environment, or
-    the default pool: a CPU device for each usable core, and at least two). A manager
-    that may `overcommit` uses CPU devices beyond the default pool if all of it is
-    attached. `plan` shares out the threads: either all cores but `reserve_cores` (a
-    gateway keeps one), or `threads` of them (0: all others). Thread-safe. Raises
-    InvalidConfig for devices that are malformed or unusable.
+    the default pool: a CPU device for each usable core, and at least two). If
+    `overcommit` is set and the whole default pool is attached, the manager uses CPU
+    devices beyond it. `plan` shares out the threads: either all cores except
+    `reserve_cores` (a gateway keeps one), or `threads` threads (0: all remaining
+    cores). Thread-safe. Raises InvalidConfig for devices that are malformed or
+    unusable.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class DeviceManager:
 
     @property
     def graph_units(self) -> tuple[str, ...]:
-        """Return the units that run graphs: all but those of Python models."""
+        """Return the units that run graphs: all except the units of Python models."""
         return tuple(unit for unit in self.units if _kind(unit) != PYTHON_KIND)
 
     @property
@@ -176,8 +178,8 @@ class DeviceManager:
         )
 
     def list(self) -> tuple[DeviceInfo, ...]:
-        """Return every device of the pool with its owner, and beyond the default pool
-        those that are attached.
+        """Return every device of the pool with its owner. Also return attached devices
+        beyond the default pool.
         """
         if self._is_named:
             claimed = claimed_units(self.units)
@@ -191,8 +193,8 @@ class DeviceManager:
         )
 
     def ipu_hardware_version(self) -> int:
-        """Return -1: devices of an architecture that the original does not know (0
-        would mean no devices, 2 and 21 IPUs).
+        """Return -1, which stands for an architecture that the original does not know.
+        0 would mean no devices; 2 and 21 would mean IPUs.
         """
         return UNKNOWN_VERSION
 
@@ -204,10 +206,10 @@ class DeviceManager:
     ) -> Device:
         """Attach free units as one device: a given number, or as many as a model needs.
 
-        `options` are device options (`engine.devices.device_spec`); a model brings its
-        own. Raises NoDeviceAvailable with policy NO_WAIT, and with any policy if the
-        pool is too small. Raises DeviceWaitTimeout, and InvalidConfig for an invalid
-        value of an option.
+        `options` are device options (`engine.devices.device_spec`). A model brings its
+        own options. Raises NoDeviceAvailable with policy NO_WAIT, and with any policy
+        if the pool is too small. Raises DeviceWaitTimeout, and InvalidConfig if an
+        option has an invalid value.
         """
         return self._attach(DeviceSpec.of(wanted, options), 1, wait_config)[0]
 
@@ -218,11 +220,11 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         beside: Sequence[Device] = (),
     ) -> Sequence[Device]:
-        """Attach as many devices as a model has replicas, each as by `get_device`; all
-        or none.
+        """Attach one device for each replica of a model, each as `get_device` does.
+        Attach all of them or none.
 
-        `beside` are devices that other replicas of the model hold: their units will not
-        become free. Raises as `get_device`.
+        `beside` are devices that other replicas of the model hold, so their units will
+        not become free. Raises the errors of `get_device`.
         """
         held = frozenset(unit for device in beside for unit in device.units)
         held &= frozenset(self.units)
@@ -234,7 +236,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Mapping[str, str] | None = None,
     ) -> Device | None:
-        """Return a device as `get_device` does, but None if there is none."""
+        """Return a device as `get_device` does, or None if none is available."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
             return self.get_device(wanted, wait_config, options)
         return None
@@ -266,7 +268,7 @@ class DeviceManager:
         wait_config: DeviceWaitConfig | None = None,
         options: Model | Mapping[str, str] | None = None,
     ) -> Device | None:
-        """Return a device as `get_specific_device` does, but None if it is not free."""
+        """Return a device as `get_specific_device` does, or None if it is not free."""
         with contextlib.suppress(NoDeviceAvailable, DeviceWaitTimeout):
             return self.get_specific_device(device_id, wait_config, options)
         return None
@@ -274,12 +276,13 @@ class DeviceManager:
     def create_ipu_model_device(
         self, wanted: int | Model = 1, ipu_version: int = 2, tiles_per_ipu: int = 0
     ) -> Device:
-        """Return a device outside the pool, that takes no unit of it: software instead
-        of hardware, as Poplar's IPU model is.
+        """Return a device outside the pool, which takes no unit of the pool. Like
+        Poplar's IPU model, it is software instead of hardware.
 
-        It calls itself `ipu_version`, or what the model says. `tiles_per_ipu` (0: all
-        1472) scales its threads: a part of the tiles gives the same part of the
-        threads, at least one. Raises InvalidConfig for hardware that does not exist.
+        The device reports `ipu_version`, or the version that the model states.
+        `tiles_per_ipu` (0: all 1472) scales its threads: a fraction of the tiles gives
+        the same fraction of the threads, at least one. Raises InvalidConfig for
+        hardware that does not exist.
         """
         spec = DeviceSpec.of(wanted)
         if isinstance(wanted, Model):
@@ -297,12 +300,12 @@ class DeviceManager:
         return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
 
     def create_python_device(self, options: PythonOptions) -> Device:
-        """Return a process for one Python model, started as `options` say.
+        """Return a process for one Python model, started according to `options`.
 
         If the pool has units of kind `python`, the process takes one of them
-        (NoDeviceAvailable if none is free). Otherwise it is a device outside the pool,
-        and their number is unlimited. Raises DeviceLost with the printed output if the
-        process does not start.
+        (NoDeviceAvailable if none is free). Otherwise the process is a device outside
+        the pool. The number of those is unlimited. Raises DeviceLost with the printed
+        output if the process does not start.
         """
         units = [unit for unit in self.units if _kind(unit) == PYTHON_KIND]
         claims: Mapping[str, socket.socket] = {}
@@ -381,8 +384,8 @@ class DeviceManager:
         return devices
 
     def _why_never(self, size: int, count: int, held: int) -> str:
-        """Return the message for a request that exceeds the pool, and the setting to
-        change.
+        """Return the message for a request that exceeds the pool. It names the setting
+        to change.
         """
         if size < 1:
             return f"{size} devices wanted as one; it takes at least one"
@@ -401,7 +404,7 @@ class DeviceManager:
         return f"{text}; {hint}" + " or lower replication_factor" * replicas
 
     def _how_to_have(self, count: int) -> str:
-        """Return what a user does for a pool of `count` devices."""
+        """Return what a user must set to get a pool of `count` devices."""
         if self._is_argument:
             return "name more devices"
         if count > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
@@ -430,13 +433,13 @@ def _kind(unit: str) -> str:
 
 
 def _providers(unit: str) -> list[str]:
-    """Return ONNX Runtime's providers for a unit of the pool, best first."""
+    """Return ONNX Runtime's providers for a unit of the pool, the best one first."""
     kind, _, number = unit.partition(":")
     return [f"CUDAExecutionProvider:{number}", _CPU] if kind == "cuda" else [_CPU]
 
 
 def _has_gpu_build() -> bool:
-    """Return whether the installed ONNX Runtime, which need not be loaded, has CUDA."""
+    """Return whether the installed ONNX Runtime has CUDA. Does not load it."""
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return False
@@ -444,8 +447,8 @@ def _has_gpu_build() -> bool:
 
 
 def _most(units: Sequence[str], size: int) -> int:
-    """Return how many devices of `size` units, each of one kind, the `units` make at
-    most.
+    """Return how many devices of `size` units each the `units` can form. A device has
+    units of one kind.
     """
     kinds = Counter(_kind(unit) for unit in units)
     return sum(number // size for number in kinds.values())
@@ -486,8 +489,8 @@ def _claim(
 def _try_claim(
     candidates: Sequence[str], size: int, count: int
 ) -> Sequence[Mapping[str, socket.socket]]:
-    """Return claims on `count` times `size` free units of one kind, all or none: two
-    callers that each hold what the other waits for would wait for ever.
+    """Return claims on `count` times `size` free units of one kind. Claim all or none,
+    because two callers that each hold units the other needs would wait for ever.
     """
     groups: list[dict[str, socket.socket]] = []
     for kind in dict.fromkeys(_kind(unit) for unit in candidates):

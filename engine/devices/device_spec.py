@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from engine.errors import InvalidConfig
 from popef_io import Model
 
-#: Device option of ours: threads that a graph may use. Others are Poplar's, for
-#: hardware that is not there, and change nothing.
+#: PopGate's own device option: the threads that a graph may use. All other options are
+#: Poplar's. They are for other hardware and have no effect.
 OPTION_THREADS = "popgate.threads"
 MAX_THREADS = 1024
-#: IPU versions there are: Mk1, Mk2 (GC200 and Bow), Mk2 with FP8 (C600).
+#: The existing IPU versions: Mk1, Mk2 (GC200 and Bow), Mk2 with FP8 (C600).
 IPU_VERSIONS = (1, 2, 21)
-#: What the original says of an architecture that it does not know.
+#: The original's value for an architecture that it does not know.
 UNKNOWN_VERSION = -1
-#: Tiles of an IPU, and of the small software model of one.
+#: Tiles of an IPU, and of its small software model.
 TILES = 1472
 SMALL_TILES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """`num_ipus` units as one device, with the device options of a model or a caller.
+    """Units that form one device, and the device options of a model or a caller.
 
-    Raises InvalidConfig for a number of threads that is none.
+    Raises InvalidConfig for an invalid number of threads.
     """
 
     num_ipus: int = 1
@@ -43,7 +43,7 @@ class DeviceSpec:
         cls, wanted: int | Model, options: Mapping[str, str] | None = None
     ) -> DeviceSpec:
         """Make the requirements of a model from its metadata, or of a number of units
-        with `options`.
+        from `options`.
         """
         if isinstance(wanted, Model):
             metadata = wanted.metadata
@@ -53,7 +53,7 @@ class DeviceSpec:
 
     @property
     def threads(self) -> int | None:
-        """Return the threads that the options request; None if they do not say."""
+        """Return the threads that the options request; None if they request none."""
         text = str(self.options.get(OPTION_THREADS, ""))
         if not text.isdecimal() or len(text) > 4:
             return None

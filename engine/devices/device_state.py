@@ -16,5 +16,6 @@ class DeviceState(Enum):
     CLOSED = "closed"
 
 
-#: For every request: enumerations are slow to ask.
+#: A plain name, because each request reads it and enumeration members are slow to look
+#: up.
 READY: Final = DeviceState.READY

@@ -1,10 +1,10 @@
 """`JoinedDevice`: a device of another process, which lets this process join.
 
 The owner passes a socket (`Device.invite`), the door. Each call to the device process
-goes through the door on its own socket, as an owner's goes to the address. A joined
-process has a link, and channels to replicas that the owner has loaded. The device
-process refuses to load, unload or stop anything for it. When this process ends, its
-channels are freed, and no other process notices.
+sends a new socket through the door, as an owner's call connects to the address. A
+joined process has a link, and channels to replicas that the owner has loaded. The
+device process refuses to load, unload or stop anything for a joined process. When the
+joined process ends, its channels are freed, and other processes are not affected.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from engine.transport.held_socket import HeldSocket
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the process may take to answer, at most: it answers beside what it runs,
-#: but channels are opened between two batches.
+#: Seconds that the device process may take to answer. It answers most messages while it
+#: runs programs, but opens channels only between two batches.
 ANSWER_TIMEOUT = 60.0
 
 
 class JoinedDevice(LinkedDevice):
-    """One process of a device, fed through `door`, which it owns from then on.
+    """A device process that another process owns, joined through `door`. This object
+    owns `door`.
 
-    `device_id` is the owner's name of the device. Make it in a thread, because it waits
-    for the process. After that process has died it stays LOST; the owner, which
-    restarts the device, invites again. Thread-safe. Close it to leave.
+    `device_id` is the owner's name of the device. Make this object in a thread, because
+    it waits for the process. It stays LOST after the process has died. The owner
+    restarts the device and invites again. Thread-safe. Close it to leave the device.
     """
 
     def __init__(self, device_id: str, door: socket.socket) -> None:
@@ -89,10 +90,10 @@ class JoinedDevice(LinkedDevice):
             raise DeviceLost(f"device {self.id} does not answer") from error
 
     def check_responsive(self) -> bool:
-        """Return whether the process lives. Its owner checks that it answers."""
+        """Return whether the process lives. Only its owner checks that it answers."""
         return self.check()
 
-    # -- its end
+    # -- ending
 
     def on_lost(self, callback: Callable[[JoinedDevice], None]) -> None:
         """Call back when the process dies, in the thread that notices."""
@@ -123,7 +124,9 @@ class JoinedDevice(LinkedDevice):
             self._fail_all(error)
 
     def close(self) -> None:
-        """Leave: what is in flight fails, and the process frees the channels."""
+        """Leave the device. Requests in flight fail, and the process frees the
+        channels.
+        """
         with self.lock:
             if self.state is DeviceState.CLOSED:
                 return

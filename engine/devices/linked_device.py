@@ -1,10 +1,10 @@
-"""`LinkedDevice`: a device as seen by a process that sends it requests.
+"""`LinkedDevice`: a device from the view of a process that sends it requests.
 
 Requests come from the owner of a device (`Device`) and from processes that join it
-(`JoinedDevice`). Each has its own link to the device process, with channels on it.
-There is no thread here, so the waiting side reads the link. An event loop watches
+(`JoinedDevice`). Each has its own link to the device process, with channels on it. No
+thread here reads the link, so the side that waits must read it. An event loop watches
 `fileno()` and `lost_fileno()` and calls `poll()` and `check()`. `Request.wait` of a
-blocking caller does the same, one thread at a time for all callers.
+blocking caller does the same. One thread at a time does so for all callers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from engine.transport.link import ALONE, BACKPRESSURE, RUNNING, SINCE, Completio
 class LinkedDevice(ABC):
     """A device that this process has a link to. Thread-safe."""
 
-    #: Seconds the process may take to answer a ping while a caller waits for it; 0:
-    #: any time. One that takes longer hangs.
+    #: Seconds the process may take to answer a ping while a caller waits for it; 0: no
+    #: limit. A process that takes longer is taken to hang.
     ping_timeout: float
 
     def __init__(self, device_id: str, spin_us: int) -> None:
@@ -42,7 +42,7 @@ class LinkedDevice(ABC):
         self.spin_us = spin_us
         self.lock = threading.RLock()
         self.state = DeviceState.LOST
-        #: How often another process took the place of one that was lost.
+        #: How often a new process replaced a lost one.
         self.restarts = 0
         self.outstanding = 0  # requests in flight, counted by their channels
         self._connection: Connection | None = None
@@ -53,14 +53,14 @@ class LinkedDevice(ABC):
         self._busy = False
         self._busy_ns = 0  # as it was told last,
         self._busy_before = 0  # and of processes that are gone
-        #: What is to be done for channels of a process that was lost.
+        #: Work to do for the channels of a lost process.
         self._left_behind: deque[Callable[[], None]] = deque()
-        #: Calls of users' callbacks that are due, to be made without the lock.
+        #: Due calls of users' callbacks. The driving side makes them without the lock.
         self.data_requests: deque[Callable[[], None]] = deque()
-        #: What follows copies that a thread has made, for the side that drives.
+        #: Work that follows the copies of a thread. The driving side does it.
         self._copied: deque[Callable[[], None]] = deque()
 
-    # -- what owners and those who join do differently
+    # -- owners and joined processes implement these differently
 
     @abstractmethod
     def call(
@@ -91,8 +91,8 @@ class LinkedDevice(ABC):
 
     @property
     def in_flight(self) -> int:
-        """Return the number of requests in flight; takes the same time for any number
-        of models.
+        """Return the number of requests in flight. The time it takes does not depend on
+        the number of models.
         """
         return self.outstanding
 
@@ -105,8 +105,8 @@ class LinkedDevice(ABC):
             return next((request for request in found if request is not None), None)
 
     def run_since(self, replica: int) -> int:
-        """Return when the present run began (`time.monotonic_ns`) if it is this
-        replica's, else 0; reads memory only.
+        """Return when the present run began (`time.monotonic_ns`) if it is a run of
+        this replica, else 0. Reads memory only.
         """
         with self.lock:
             connection = self._connection
@@ -118,8 +118,8 @@ class LinkedDevice(ABC):
 
     @property
     def is_occupied(self) -> bool:
-        """Return whether the process runs a program now, of whatever client; looks at
-        memory only.
+        """Return whether the process runs a program now, for any client. Reads memory
+        only.
         """
         with self.lock:
             connection = self._connection
@@ -128,7 +128,7 @@ class LinkedDevice(ABC):
     @property
     def busy_ns(self) -> int:
         """Return the nanoseconds for which the device's processes have run programs,
-        for all clients. Never decreases; reads only memory.
+        for all clients. Never decreases. Reads memory only.
         """
         with self.lock:
             connection = self._connection
@@ -138,18 +138,20 @@ class LinkedDevice(ABC):
             return self._busy_ns
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when results wait: call `poll` then."""
+        """Return a descriptor that is readable when results wait. Then call `poll`."""
         return self._result_fd
 
     def lost_fileno(self) -> int:
-        """Return a descriptor that is readable when the process is gone: call `check`
-        then. Changes on `recover`.
+        """Return a descriptor that is readable when the process has ended. Then call
+        `check`. The descriptor changes on `recover`.
         """
         connection = self._connection
         return connection.sock.fileno() if connection is not None else -1
 
     def adopt(self) -> None:
-        """Let an event loop drive from now on: blocking waits only wait for it."""
+        """Let an event loop drive the device from now on. Blocking callers then only
+        wait for the loop.
+        """
         self._blocking.adopted = True
         self.look(False)
 
@@ -159,10 +161,11 @@ class LinkedDevice(ABC):
         return self._blocking.adopted
 
     def look(self, alone: bool) -> bool:
-        """Return whether `collect` would find something; looks at memory only.
+        """Return whether `collect` would find something. Reads memory only.
 
-        `alone`: the caller keeps polling, for the only request in flight. For the
-        thread that drives; if the process has ended, there is nothing to wait for.
+        `alone`: the caller keeps polling for the only request in flight. For the thread
+        that drives. Returns True if the process has ended, because the caller need not
+        wait then.
         """
         connection = self._connection
         if connection is None:
@@ -172,7 +175,7 @@ class LinkedDevice(ABC):
             if link.words[ALONE] != alone:
                 link.words[ALONE] = alone
             return link.completions.has_news
-        except ValueError:  # another thread has lost, or closed, the device
+        except ValueError:  # another thread has closed the link
             return True
 
     def catch_up(self) -> None:
@@ -186,19 +189,19 @@ class LinkedDevice(ABC):
         """Resolve finished requests and return their number. Never blocks."""
         if self.origin.left:
             raise self.origin.error("Device")
-        try:  # noqa: SIM105 - for every wake, where a context manager costs
+        try:  # noqa: SIM105 - a context manager would slow down every wake-up
             os.eventfd_read(self._result_fd)
         except BlockingIOError:
             pass
         try:
             return self.collect()
         except BaseException:
-            os.eventfd_write(self._result_fd, 1)  # something may be left
+            os.eventfd_write(self._result_fd, 1)  # some results may be left
             raise
 
     def collect(self) -> int:
-        """Resolve finished requests like `poll`, but do not drain the eventfd. For
-        callers that were not woken by it.
+        """Resolve finished requests as `poll` does, but do not drain the eventfd. For
+        callers that the eventfd did not wake.
         """
         taken = self._taken
         with self.lock:
@@ -207,7 +210,7 @@ class LinkedDevice(ABC):
                 return 0
             # The lock is held from taking completions to the last `finish`: slots are
             # released in the order of the completions, whichever thread takes them.
-            while self._copied:  # before completions that are behind them
+            while self._copied:  # before the completions that follow
                 self._copied.popleft()()
             link = connection.link
             link.completions.take(taken)
@@ -224,22 +227,23 @@ class LinkedDevice(ABC):
                             outcome, request, queue, compute, rows, longest, text or ""
                         )
                 except BaseException:
-                    # Once more, with those behind it: what is finished already does
-                    # not mind.
+                    # Process it again next time, with the completions after it.
+                    # Finishing a request twice does no harm.
                     taken.appendleft(completion)
                     raise
-            # After the slots were released: the device looks for room when it wakes.
+            # Wake the device only after the slots are released, because it then looks
+            # for room.
             if link.words[BACKPRESSURE]:
                 connection.wake()
         if count and self._blocking.followers:
             self._blocking.tell()
-        while self.data_requests:  # without the lock: users' code is called
+        while self.data_requests:  # without the lock, because these call users' code
             self.data_requests.popleft()()
             self._blocking.tell()
         return count
 
     def check(self) -> bool:
-        """Return whether the process lives; if not, its requests fail now."""
+        """Return whether the process lives. If not, fail its requests now."""
         self.origin.check("Device")
         connection = self._connection
         if connection is None or self.state is not DeviceState.READY:
@@ -261,7 +265,8 @@ class LinkedDevice(ABC):
         now = time.monotonic_ns()
         count = 0
         with self.lock:
-            # Cheap while nothing is in flight, however many models there are.
+            # This keeps the call cheap while nothing is in flight, for any number of
+            # models.
             self._busy = self.in_flight > 0
             for channel in self._channels.values():
                 for request in channel.waiting if channel.in_flight else ():
@@ -290,15 +295,15 @@ class LinkedDevice(ABC):
             os.eventfd_write(connection.wake_fd, 1)
 
     def follow_up(self, after: Callable[[], None]) -> None:
-        """Schedule `after` to be called with the lock by the driving side.
+        """Schedule `after`, which the driving side calls with the lock held.
 
-        From any thread, while one of the device's channels is open.
+        Callable from any thread while one of the device's channels is open.
         """
         self._copied.append(after)
         os.eventfd_write(self._result_fd, 1)
 
     def tell_cancelled(self) -> None:
-        """Tell the device that requests were marked as cancelled; a run of only such
+        """Tell the device that requests were marked as cancelled. A run of only such
         requests ends now.
         """
         with self.lock:
@@ -308,7 +313,9 @@ class LinkedDevice(ABC):
     def open_channel(
         self, mine: RequestChannel, channel: Channel, layout: ChannelLayout
     ) -> int:
-        """Hand a channel over to the process; its number in completions."""
+        """Hand a channel over to the process. Return the channel's number in
+        completions.
+        """
         message = {
             "op": "channel",
             "link": self._link_number(),
@@ -342,7 +349,7 @@ class LinkedDevice(ABC):
     def _fail_all(self, error: EngineError) -> None:
         """End all requests in flight, and release the link. The caller holds the lock.
 
-        Every step is made, even if another one raises.
+        Takes all steps, even if one of them raises.
         """
         with contextlib.ExitStack() as ends:
             ends.callback(self._drop_link)
@@ -350,7 +357,7 @@ class LinkedDevice(ABC):
                 ends.callback(channel.close)
                 ends.callback(self._lose_channel, channel, error)
             ends.callback(self._channels.clear)
-            self.poll()  # results that came before it died are results
+            self.poll()  # take the results that came before the process died
 
     def _lose_channel(self, channel: RequestChannel, error: EngineError) -> None:
         after = channel.lose(error)

@@ -1,8 +1,8 @@
 """Lend the engine to another Python interpreter, which starts with this file.
 
-That interpreter need not have PopGate installed: it finds the packages of `LENT` in the
-folder of this file, and nothing else there. Their dependencies, numpy and msgpack, and
-those of the model come from the interpreter. Standard library only.
+That interpreter need not have PopGate installed. It finds the packages of `LENT` where
+this file is installed, and no other packages there. Their dependencies, numpy and
+msgpack, and those of the model come from the interpreter. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLDEST = (3, 11)
 
 
 class LentFinder:
-    """Finds the packages that are lent, before anything else is looked at."""
+    """Finds the lent packages before any other finder runs."""
 
     def __init__(self, root: str) -> None:
         self._root = [root]
@@ -38,7 +38,7 @@ class LentFinder:
 
 
 def missing() -> str:
-    """Return in words what this interpreter lacks; empty if nothing."""
+    """Return in words what this interpreter lacks; empty if it lacks nothing."""
     have = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST:
         oldest = ".".join(map(str, OLDEST))

@@ -19,29 +19,30 @@ from engine.owner import environment
 
 logger = logging.getLogger("engine.python")
 
-#: Bytes of a line that are logged at most; the rest of it comes as the next one.
+#: The longest line that is logged, in bytes. The rest is logged as the next line.
 MAX_LINE = 1 << 15
-#: The last lines are kept: they say why a process could not start.
+#: The number of last lines that are kept. They explain why a process could not start.
 KEPT_LINES = 20
-#: What libraries read to learn how many threads they may have.
+#: The variables that tell libraries how many threads they may have.
 _THREADS = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-#: Of the gateway's environment: no business of a model's.
+#: Variables of the gateway that a model must not see.
 _SECRETS = ("POPGATE_API_KEY", "POPGATE_RESTRICTED_API")
-#: Of an interpreter's surroundings: another one has its own.
+#: Variables of this interpreter's environment, which another interpreter must not
+#: inherit.
 _INTERPRETER = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 
 
 def device_process() -> list[str]:
-    """Return the command that starts a device process of this interpreter, without its
-    arguments.
+    """Return the command that starts a device process with this interpreter, without
+    its arguments.
     """
-    # Looking for garbage while modules are imported would take a tenth of the start.
+    # Collecting garbage during the imports would take a tenth of the start-up time.
     start = (
         "import gc; gc.disable(); from engine.worker.device_process import run; run()"
     )
@@ -52,10 +53,10 @@ def device_process() -> list[str]:
 class PythonOptions:
     """Options for starting the process of a Python model.
 
-    `label` names the model in the log. `interpreter` is a path (empty: this process's),
-    `environment` overrides ours, `folder` is its working folder (empty: ours). It may
-    take `memory` bytes (0: any number), and `start_timeout` seconds until its first
-    answer.
+    `label` names the model in the log. `interpreter` is a path (empty: this process's).
+    `environment` overrides our variables. `folder` is the working folder (empty: ours).
+    The process may use `memory` bytes (0: no limit), and `start_timeout` seconds until
+    its first answer.
     """
 
     label: str = "model"
@@ -75,7 +76,7 @@ class PythonOptions:
         return [*device_process(), *memory]
 
     def variables(self, threads: int) -> dict[str, str]:
-        """Return the environment of the process, which limits libraries to this many
+        """Return the environment of the process. It limits libraries to this many
         threads.
         """
         inherited = environment()
@@ -87,7 +88,7 @@ class PythonOptions:
 
 
 class Output:
-    """Output of a process on its way to the log. A thread reads it to its end."""
+    """The output of a process, which goes to the log. A thread reads it to its end."""
 
     def __init__(self, label: str, fd: int) -> None:
         self._label = label
@@ -99,8 +100,8 @@ class Output:
         self._thread.start()
 
     def last_words(self, timeout: float) -> str:
-        """Return the last line of a process that has ended, once all is read; empty if
-        it printed nothing.
+        """Return the last line of a process that has ended, after reading all its
+        output. Empty if the process printed nothing.
         """
         self._thread.join(timeout)
         return self._last[-1].splitlines()[-1] if self._last else ""

@@ -1,4 +1,4 @@
-"""A request on its way: who waits for it, and how it ended."""
+"""A request in flight: the code that waits for it, and its end."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ OnDone = Callable[["Request"], None]
 
 
 class Request:
-    """One request to a replica; resolved exactly once, by `poll`, `cancel` or death.
+    """One request to a replica. It is resolved exactly once: by `poll`, by `cancel`, or
+    when the device process dies.
 
-    `outputs` (owned copies, by name) is set where `error` is None, unless they were
-    copied `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is when it
-    was put into its queue (CLOCK_MONOTONIC), `queue_ns` the time from then on until its
-    batch started, `compute_ns` how long the batch ran (of a request that was given up:
-    both as far as it came), `batch_rows` how many rows it
-    had, and `batch_length` the longest of them if rows of different length run
-    together (else 0). `began_ns` is when the caller began, if the request's times are
-    to be recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when it was
-    predicted to be done, 0 if that did not matter (engine/runner/service_time.py).
-    `on_done` is called in the thread that resolves it and must not block; what it
-    raises is logged.
+    `outputs` (owned copies, by name) is set if `error` is None, unless they were copied
+    `into` arrays (engine/transport/output_arrays.py). `submitted_ns` is when the
+    request was put into its queue (CLOCK_MONOTONIC). `queue_ns` is the time from then
+    until its batch started, and `compute_ns` is how long the batch ran. For an
+    abandoned request, both count only until then. `batch_rows` is the number of rows of
+    the batch. `batch_length` is the longest row if rows of different length run
+    together, else 0. `began_ns` is when the caller began if the request's times are
+    recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when the request
+    was predicted to be done, or 0 without a prediction (engine/runner/service_time.py).
+    `on_done` is called in the thread that resolves the request and must not block. Its
+    exceptions are logged.
     """
 
-    #: Of its descriptor (engine/transport/channel.py).
+    #: The flags of its descriptor (engine/transport/channel.py).
     flags = 0
 
     __slots__ = (
@@ -83,33 +84,35 @@ class Request:
         self.slot = -1
 
     def cancel(self) -> None:
-        """Cancel it: drop it if it does not run yet, else discard its result."""
+        """Cancel the request: drop it if it has not begun, else discard its result."""
         self.abandon(Cancelled("the request was cancelled"))
 
     def abandon(self, error: EngineError) -> None:
-        """Cancel with another reason (a deadline that passed)."""
+        """Cancel the request for another reason, such as a passed deadline."""
         self.channel.abandon(self, error)
 
     def resolve(self, error: EngineError | None = None) -> None:
-        """End it; for the channel's use."""
+        """End the request. Only its channel calls this."""
         if self.done:
             return
         self.error = error
         self.done = True
-        # Let go of it: it usually leads back to this request, and a cycle would keep
-        # the outputs alive until the garbage collector comes by.
+        # Drop the callback. It usually refers to this request, and the cycle would keep
+        # the outputs alive until the next garbage collection.
         on_done, self.on_done = self.on_done, None
         if on_done is not None:
             try:
                 on_done(self)
             except Exception:
-                # Results of others came with this one; they must not be lost, not
-                # even if there is no memory to say so.
+                # Other results came with this one and must not be lost, even if memory
+                # is too short to log this error.
                 with contextlib.suppress(Exception):
                     logger.exception("on_done of %r failed", self)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is done, at most `timeout` seconds; return whether it is."""
+        """Block until the request is done, at most `timeout` seconds. Return whether it
+        is done.
+        """
         return self.channel.wait(self, timeout)
 
     def __repr__(self) -> str:
@@ -127,7 +130,7 @@ class FillUp(Request):
 
 
 class RequestChannel(ABC):
-    """The way of requests to one replica, as its device and they see it.
+    """The channel to one replica, from the view of its device and its requests.
 
     Runners implement it (engine/runner/replica_channel.py). A device calls `finish`,
     `fail_all` and `close` with its lock held, in the thread that polls.
@@ -135,14 +138,16 @@ class RequestChannel(ABC):
 
     #: The device that the replica is on.
     device_id: str
-    #: Of the replica in its device process, and of the channel in completions.
+    #: The number of the replica in its device process, and of the channel in
+    #: completions.
     replica: int
     number: int
-    #: A level of the model, 1 the highest; 0 if there are no levels.
+    #: The priority level of the channel's requests, 1 being the highest. 0 if the model
+    #: has no levels.
     priority: int
-    #: Its share beside others of its level; 0: as if it were 1.
+    #: Its share compared with other channels of its level. 0 counts as 1.
     weight: int
-    #: Which of those of one weight it is.
+    #: Its number among the channels of the same weight.
     lane: int
 
     @property
@@ -170,11 +175,11 @@ class RequestChannel(ABC):
         longest: int,
         text: str,
     ) -> None:
-        """Finish request `number`, whose completion has come."""
+        """Finish request `number` after its completion has come."""
 
     @abstractmethod
     def abandon(self, request: Request, error: EngineError) -> None:
-        """Resolve a request now, with `error`. From any thread."""
+        """Resolve a request now, with `error`. Callable from any thread."""
 
     @abstractmethod
     def wait(self, request: Request, timeout: float | None) -> bool:
@@ -187,15 +192,15 @@ class RequestChannel(ABC):
         """Resolve all requests with `error`."""
 
     def lose(self, error: EngineError) -> Callable[[], None] | None:
-        """Fail all requests because the device was lost; returns the work to do without
-        its lock.
+        """Fail all requests because the device was lost. Return work that must be done
+        without the device's lock.
         """
         self.fail_all(error)
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Take no more requests, and give the memory back."""
+        """Take no more requests, and release the memory."""
 
 
 class WholeRequest(Request):
@@ -206,7 +211,7 @@ class WholeRequest(Request):
 
 
 class UndelayedRequest(Request):
-    """A request that waits for no others to run with it."""
+    """A request that does not wait for others to run with it."""
 
     flags = UNDELAYED
     __slots__ = ()

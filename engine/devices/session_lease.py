@@ -15,7 +15,7 @@ LEASE_TIMEOUT = 10.0
 
 
 class LeaseHolder(Protocol):
-    """The session that is loaded, as seen by the one that is loaded next."""
+    """The loaded session, from the view of the session that is loaded next."""
 
     def unload(self, *, save: bool) -> None: ...
 
@@ -24,7 +24,7 @@ class SessionLease:
     """Makes sure that one session at a time is loaded on a device (Model Runtime:
     `Device`).
 
-    Model runners need no lease: their replicas run beside the session.
+    Model runners need no lease, because their replicas run beside the session.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class SessionLease:
     def hold(self) -> Iterator[None]:
         """Hold the device exclusively; DeviceBusy if that takes too long.
 
-        A run that waits for data may go on for ever, so this must not wait for ever.
+        A run that waits for data may never end, so this must not wait for ever.
         """
         self._origin.check("Device")
         if self.is_mine:

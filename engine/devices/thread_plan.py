@@ -1,4 +1,4 @@
-"""Plan of threads and spinning for devices: decided once, printed."""
+"""Plan of threads and spinning for devices. It is made once and can be printed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from engine.devices.cores import CpuBudget
 from engine.errors import counted
 
-#: How long a device looks for the next request before it sleeps, in microseconds. One
-#: client that asks again and again comes back after 100 to 200; waking an idle core
-#: takes 30 to 40 (bench/LOG.md). `POPGATE_SPIN_US` in the environment overrules it.
+#: How long a device polls for the next request before it sleeps, in microseconds. A
+#: single client in a loop sends its next request after 100 to 200 µs. Waking an idle
+#: core takes 30 to 40 µs (bench/LOG.md). `POPGATE_SPIN_US` in the environment overrides
+#: the value.
 SPIN_US = 300
 _LONGEST_SPIN_US = 10_000
 
@@ -37,8 +38,8 @@ class ThreadPlan:
 
     @property
     def spin_us(self) -> int:
-        """Return how long a device polls for work before it sleeps, in microseconds; 0:
-        it sleeps at once.
+        """Return how long a device polls for work before it sleeps, in microseconds.
+        With 0 it sleeps at once.
         """
         return self._spin[0]
 

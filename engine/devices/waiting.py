@@ -1,4 +1,6 @@
-"""Blocking callers of a device: one of them drives it, the others wait for that one."""
+"""Blocking callers of a device. One of them drives it, and the others wait for the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from typing import Protocol
 from engine.devices.request import Request
 from engine.errors import DeviceBusy
 
-#: Seconds after which a waiting thread looks again whether it should drive.
+#: Seconds after which a waiting thread checks again whether it should drive.
 _LOOK_AGAIN = 0.5
-#: A driver looks for results for so long before it sleeps, where cores allow,
+#: How long a driver polls for results before it sleeps, if cores are free for that.
 SPIN_NS = 100_000
-#: if the last one that it slept for was there within that time and that of waking,
+#: The driver polls if its last sleep was shorter than `SPIN_NS` plus this wake-up time.
 WAKE_NS = 40_000
-#: or one of the last few that it looked for.
+#: The driver stops polling after this many polls in a row without a result.
 SPIN_CREDIT = 4
-#: If others run on its core for so long meanwhile, there is no core to spare, and it
-#: sleeps at once for the next so many short waits.
+#: If other threads run on the driver's core for `TAKEN_NS` while it polls, no core is
+#: free for polling. The driver then sleeps at once in the next `REST` short waits.
 TAKEN_NS = 20_000
 REST = 64
 
@@ -46,8 +48,8 @@ class Driven(Protocol):
 class BlockingDriver:
     """Drives a device for threads that block, if no event loop has adopted it.
 
-    Among the waiting threads, the one with the driver's lock watches the device's
-    descriptors and calls `poll` for all of them. Thread-safe.
+    The waiting thread that has the driver's lock watches the device's descriptors, and
+    calls `poll` for all waiting threads. Thread-safe.
 
     Waking a process takes longer than many requests. So if there is a core for both the
     device and the caller (`spin_us`, engine/devices/thread_plan.py), the driver polls
@@ -59,26 +61,26 @@ class BlockingDriver:
         self.adopted = False
         self._device = device
         self._driver = threading.Lock()
-        self._driving = 0  # the thread that has it
+        self._driving = 0  # the thread that holds `_driver`
         self._turn = threading.Condition()
-        #: How many threads wait without driving: whether to `tell`.
+        #: How many threads wait without driving. `tell` does nothing if none does.
         self.followers = 0
-        self._heard = 0.0  # when there was an event, or a look, last
+        self._heard = 0.0  # when the last event or check was
         self._poller: select.poll | None = None
         self._lost_fd = -1
         self._credit = 0
 
     def tell(self) -> None:
         """Notify waiting threads that a request was resolved."""
-        # A follower counts itself before it looks at its request, so one that is not
-        # seen here has yet to look.
+        # A follower counts itself before it checks its request. So a follower that is
+        # not counted here has still to check its request.
         if self.followers:
             with self._turn:
                 self._turn.notify_all()
 
     def wait(self, request: Request, timeout: float | None) -> bool:
-        """Block until `request` is done, at most `timeout` seconds; return whether it
-        is.
+        """Block until `request` is done, at most `timeout` seconds. Return whether it
+        is done.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while not request.done:
@@ -91,7 +93,8 @@ class BlockingDriver:
                     if not request.done:
                         self._drive(left, request)
                 finally:
-                    # Released before the followers are told: one of them drives next.
+                    # Release the lock before notifying the followers, because one of
+                    # them drives next.
                     self._driving = 0
                     self._driver.release()
                     self.tell()
@@ -106,7 +109,7 @@ class BlockingDriver:
 
     def _follow(self, left: float | None, request: Request) -> None:
         with self._turn:
-            # Counted before it looks at its request: see `tell`.
+            # Count this thread before it checks its request: see `tell`.
             self.followers += 1
             try:
                 if not request.done and (self.adopted or self._driver.locked()):
@@ -146,21 +149,21 @@ class BlockingDriver:
             self._heard = time.monotonic()
             return
         device.expire()
-        # An event loop, if there is one, does that.
+        # Check that the process answers. If an event loop drives, the loop does this.
         if time.monotonic() - self._heard > device.ping_timeout / 2 > 0:
             device.check_responsive()
             self._heard = time.monotonic()
 
     def _spin(self, poller: select.poll, request: Request, left: float | None) -> bool:
-        """Look for results for a moment; returns whether there are any."""
+        """Poll for results for a moment. Return whether there are any."""
         device = self._device
         alone = device.outstanding == 1
         longest = SPIN_NS if left is None else min(SPIN_NS, int(left * 1e9))
         now = time.monotonic_ns()
         end = now + longest
         while not device.look(alone):
-            # The first lets other threads run, and sees what can only be read there;
-            # the second other processes, the device's above all.
+            # `poll` lets other threads run, and notices results and a lost device.
+            # `sched_yield` lets other processes run, above all the device's.
             if request.done or poller.poll(0):
                 return False
             os.sched_yield()

@@ -1,4 +1,4 @@
-"""A model file as the engine sees it: anchors, batch plan, layout, checks of requests.
+"""A model file from the engine's view: anchors, batch plan, layout, checks of requests.
 
 Runs in the client and the device process. May import `programs`, `transport` and
 the ground.

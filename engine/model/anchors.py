@@ -1,7 +1,7 @@
-"""Anchors that requests carry, and anchors whose data is in the device.
+"""Anchors whose data requests carry, and anchors whose data is in the device.
 
-Client and device derive them from the same file with the same functions, so the order
-of the rings of a channel needs no negotiation.
+Client and device derive both from the same file with the same functions. So they agree
+on the order of a channel's rings without negotiating it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ OPTION_BATCHING = "popgate.batching"
 OPTION_BATCH_SIZE = "popgate.batch_size"
 OPTION_MAX_BATCH = "popgate.max_batch_size"
 BATCHING_ROWS = "rows"
-#: Which model each value of the choosing input selects.
+#: The models that the values of the selecting input choose.
 OPTION_FUSED = "popgate.fused"
-#: Before the name of an output: the names of its classes, a JSON list of texts.
+#: Prefix of the option for an output. The value is a JSON list of the output's class
+#: names.
 OPTION_LABELS = "popgate.labels."
 
 
@@ -30,8 +31,8 @@ OPTION_LABELS = "popgate.labels."
 class MainAnchors:
     """The anchors of the main programs.
 
-    `inputs` and `outputs` are those of a request (Model Runtime: execute inputs and
-    outputs); `constants` are inputs whose data is in the file or frozen.
+    `inputs` and `outputs` are the anchors of a request (Model Runtime: execute inputs
+    and outputs). `constants` are inputs whose data is in the file or frozen.
     """
 
     inputs: tuple[Anchor, ...]
@@ -40,7 +41,9 @@ class MainAnchors:
 
 
 def main_anchors(model: Model, frozen: Collection[str] = ()) -> MainAnchors:
-    """Sort the anchors of the main programs; UnknownAnchor for a bad frozen name."""
+    """Sort the anchors of the main programs. Raises UnknownAnchor for an unknown frozen
+    name.
+    """
     metadata = model.metadata
     main = set(metadata.program_flow.main)
     named = {anchor.name for anchor in metadata.anchors if _is_input(anchor)}
@@ -67,7 +70,7 @@ def main_anchors(model: Model, frozen: Collection[str] = ()) -> MainAnchors:
 
 def check_data(model: Model, frozen: Collection[str] = ()) -> None:
     """Raise InvalidModel if the load programs read data that neither the file nor
-    `frozen` has, because loading would fail.
+    `frozen` has. Loading such a model would fail.
     """
     load = set(model.metadata.program_flow.load)
     given = {*frozen, *model.tensors, *model.feeds}
@@ -79,8 +82,8 @@ def check_data(model: Model, frozen: Collection[str] = ()) -> None:
 
 
 def labels_of(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the class names in the file, by output; entries that are not lists of
-    strings are left out.
+    """Return the class names in the file, by output. Ignore entries that are not lists
+    of strings.
     """
     found: dict[str, tuple[str, ...]] = {}
     for option in model.metadata.engine_options:

@@ -1,10 +1,10 @@
 """Mapping of requests to runs of the main programs: units, transfers and their sizes.
 
-A *unit* is what requests are counted in: one row if rows may be regrouped freely
+Requests are counted in *units*. A unit is one row if rows may be regrouped freely
 (`batching_dim`, or a model whose rows may be mixed), else one compiled batch. A
-*transfer* is one read or write of a stream; a run has several of a stream if the
-program repeats (device iterations). The client computes the plan and sends it to the
-device process.
+*transfer* is one read or write of a stream. A run transfers a stream several times if
+the program repeats (device iterations). The client computes the plan and sends it to
+the device process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from engine.programs.transfers import stream_transfers
 from engine.tensor import DataDesc, Tensor
 from popef_io import Anchor, Metadata, Model
 
-#: Rows run together where neither the model nor the configuration says: ONNX Runtime
-#: gains little from larger batches of small models, and latency grows.
+#: Rows that run together if neither the model nor the configuration sets a number. ONNX
+#: Runtime gains little from larger batches of small models, and latency grows.
 DEFAULT_MAX_BATCH = 64
 MAX_BATCH = 1 << 20
 """Rows that a model may be compiled for."""
@@ -42,10 +42,10 @@ MAX_BATCH = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AnchorRows:
-    """Units of an anchor: sizes along the batch dimension.
+    """Sizes of an anchor along the batch dimension.
 
-    `size` is the size of one transfer (0: free), `span` that of one unit, and a run has
-    `transfers` of them.
+    `size` is the size of one transfer (0: free), and `span` is the size of one unit. A
+    run has `transfers` transfers.
     """
 
     name: str
@@ -56,12 +56,12 @@ class AnchorRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Units that one run takes.
+    """The units that one run takes.
 
-    `dim` is the batch dimension. A run has `run_units` units (0: as many as there are),
-    a transfer `batch_units`. At most about `max_units` run together; 0: units of
-    different requests do not. `ragged` is set if rows of different lengths run
-    together.
+    `dim` is the batch dimension. A run has `run_units` units (0: any number), and a
+    transfer has `batch_units`. At most about `max_units` units run together. With 0,
+    units of different requests do not run together. `ragged` is set if rows of
+    different lengths run together.
     """
 
     dim: int
@@ -73,7 +73,9 @@ class BatchPlan:
     ragged: RaggedPlan | None = None
 
     def units(self, tensors: Mapping[str, Tensor]) -> int:
-        """Return the units of a request; InvalidInput if its tensors do not agree."""
+        """Return the number of units of a request. Raises InvalidInput if its tensors
+        do not agree.
+        """
         if self.run_units:
             return self._whole_units(tensors)
         if not self.max_units:
@@ -115,8 +117,8 @@ class BatchPlan:
         return InvalidInput(f"inputs have different batch sizes: {given}")
 
     def _uneven(self, tensors: Mapping[str, Tensor], rows: int) -> InvalidInput:
-        """Return the error for inputs of which the first has `rows` rows and another
-        does not.
+        """Return the error for inputs with different numbers of rows. The first has
+        `rows` rows.
         """
         shapes = {name: list(t.shape) for name, t in tensors.items()}
         (one, first), *others = shapes.items()
@@ -135,8 +137,8 @@ class BatchPlan:
 
     @property
     def depth(self) -> int:
-        """Return the units that keep a device busy: those of a run, or those that run
-        together.
+        """Return the number of units that keep a device busy: the units of a run, or
+        the most units that run together.
         """
         return max(1, self.run_units, self.max_units)
 
@@ -149,9 +151,10 @@ class BatchPlan:
     def request_descs(
         self, descs: Iterable[DataDesc], anchors: Iterable[AnchorRows]
     ) -> tuple[DataDesc, ...]:
-        """Return the shapes that requests may have for these anchors; -1 for any size.
+        """Return the shapes that requests may have for these anchors. -1 means any
+        size.
 
-        A scalar stays a scalar, so requests with a scalar have one unit.
+        A scalar stays a scalar, so a request with a scalar has one unit.
         """
         return tuple(map(self._request_desc, descs, anchors))
 
@@ -218,7 +221,7 @@ def plan_batches(
         return plan
     lengths = ShownLengths.from_text(shown)
     if not lengths.inputs.keys() <= {anchor.name for anchor in plan.inputs}:
-        return plan  # one of them is frozen, with a length of its own
+        return plan  # an input is frozen, so its length is fixed
     ragged = RaggedPlan(
         tuple(lengths.inputs.get(anchor.name) for anchor in plan.inputs),
         tuple(lengths.outputs.get(anchor.name, ()) for anchor in plan.outputs),
@@ -280,7 +283,9 @@ def _plan_of(
 def _by_rows(
     anchors: MainAnchors, transfers: Mapping[str, int], dim: int, most: int
 ) -> BatchPlan:
-    """Return any number of rows along `dim`, regrouped to the compiled batch."""
+    """Return a plan that takes any number of rows along `dim` and regroups them to the
+    compiled batch.
+    """
     carried = (*anchors.inputs, *anchors.outputs)
     sizes = {a.name: _size(a, dim) for a in carried}
     counts = {transfers.get(a.handle, 1) for a in carried}
@@ -308,8 +313,8 @@ def _by_rows(
 def _by_batches(
     anchors: MainAnchors, transfers: Mapping[str, int], mixed: bool
 ) -> BatchPlan:
-    """Return a plan of whole compiled batches, or of whole runs if a run needs more of
-    one anchor than of another.
+    """Return a plan of whole compiled batches, or of whole runs if a run needs more
+    batches of one anchor than of another.
     """
     carried = (*anchors.inputs, *anchors.outputs)
     counts = {transfers.get(a.handle, 1) for a in carried}
@@ -334,7 +339,7 @@ def _free(anchor: Anchor, transfers: Mapping[str, int]) -> AnchorRows:
 
 
 def _size(anchor: Anchor, dim: int) -> int:
-    """Return the size in `dim`; -1: free, 0: the dimension does not exist.
+    """Return the size in `dim`: -1 if it is free, 0 if the dimension does not exist.
 
     A scalar is 1 row.
     """
@@ -360,7 +365,9 @@ def _batch_size(metadata: Metadata, option: str) -> int:
 
 
 def _transfers(model: Model) -> Mapping[str, int]:
-    """Return how often a run transfers each stream, if that can be more than once."""
+    """Return how often a run transfers each stream, if a run can transfer one more than
+    once.
+    """
     metadata = model.metadata
     if metadata.device_iterations <= 1:
         return {}

@@ -9,7 +9,7 @@ from engine.tensor import DataDesc
 from engine.transport.channel import MAX_PAYLOAD, ChannelLayout
 from engine.transport.shared_memory import PAGE, page_aligned
 
-#: Bytes that an anchor has at least for what is usual, where `channel_memory` allows: a
+#: The least usual memory of an anchor in bytes, if `channel_memory` allows that much. A
 #: request may have many times the rows that run at once.
 LEAST_ROOM = 1 << 20
 
@@ -21,15 +21,15 @@ def plan_layout(
     rows: int,
     memory: int,
 ) -> ChannelLayout:
-    """Return the sizes of a channel: `memory` bytes for each direction, divided by
-    need.
+    """Return the sizes of a channel. The anchors of each direction share `memory` bytes
+    by need.
 
-    The usual size is known if the anchor's size is: `slots` requests of up to `rows`
-    rows, as far as `memory` allows. A larger request may use its whole share of
-    `memory`. Shares follow the sizes if all are known, and are equal otherwise. Unused
-    memory costs nothing.
+    If an anchor's size is known, its usual memory holds `slots` requests of up to
+    `rows` rows, as far as `memory` allows. A larger request may use the anchor's whole
+    share of `memory`. Shares are proportional to the sizes if all sizes are known, and
+    equal otherwise. Unused memory costs nothing.
 
-    Raises InvalidModel if a run needs more than a channel can have.
+    Raises InvalidModel if a run needs more memory than a channel can have.
     """
     taken, taken_usually = _share(inputs, slots, rows, memory)
     given, given_usually = _share(outputs, slots, rows, memory)
@@ -51,8 +51,8 @@ def _share(
             sizes.append(equal)
             usual.append(equal)
             continue
-        # Never less than two of the largest requests that run at once, so that one
-        # can be filled while the other is read.
+        # Room for at least two of the largest runs, so that one can be filled while the
+        # other is read.
         often = page_aligned(min(max(size * slots, LEAST_ROOM), equal))
         often = page_aligned(max(often, 2 * size + PAGE))
         if often > MAX_PAYLOAD:
@@ -67,8 +67,8 @@ def _share(
 
 
 def _known_bytes(desc: DataDesc, rows: int) -> int | None:
-    """Return bytes of the largest request if the shape is free in dimension 0
-    at most.
+    """Return the bytes of the largest request. Return None if a dimension other than
+    the first is free.
     """
     if desc.shape is None or not desc.data_type.item_size:
         return None

@@ -22,9 +22,9 @@ from engine.tensor import DataDesc
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """The properties that a `ModelRunner` of the model would have, by the same names.
+    """The properties that a `ModelRunner` of the model would have, with the same names.
 
-    `num_ipus` is how many units of the pool its device takes.
+    `num_ipus` is the number of pool units that its device takes.
     """
 
     request_inputs: tuple[DataDesc, ...]
@@ -39,7 +39,7 @@ class ModelDescription:
 def describe_model(
     model: ModelFiles, config: ModelRunnerConfig | None = None
 ) -> ModelDescription:
-    """Read the files' metadata; loads nothing.
+    """Read the files' metadata. Does not load the model.
 
     Raises InvalidModel for files that are invalid or lack data, and InvalidConfig if
     the model cannot follow the configuration.

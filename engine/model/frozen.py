@@ -11,9 +11,9 @@ from popef_io import Model, TensorType
 
 
 def frozen_tensors(model: Model, frozen: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Return the arrays as tensors of the inputs they are frozen over.
+    """Return the arrays as tensors of the inputs that they replace.
 
-    InvalidInput if an array does not fit its input.
+    Raises InvalidInput if an array does not fit its input.
     """
     anchors = {a.name: a for a in model.metadata.anchors if a.type is TensorType.INPUT}
     tensors = {}

@@ -14,9 +14,9 @@ def split_iterations(
 ) -> list[Mapping[str, Tensor]]:
     """Return the outputs of a request, one part for each device iteration.
 
-    An output that a run writes once is in every part. There is one part for models with
-    one iteration, and if the outputs disagree about the number. Outputs other than
-    strings are views if possible.
+    An output that a run writes once is in every part. There is only one part if the
+    model has one iteration, or if the outputs disagree about the number. Outputs other
+    than strings are views if possible.
     """
     cuts = {
         rows.name: _extents(rows, outputs[rows.name], plan.dim)

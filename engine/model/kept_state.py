@@ -9,8 +9,8 @@ from popef_io import Model
 
 
 def keeps_state(model: Model) -> bool:
-    """Return whether requests leave state in variables, so that replicas differ. Reads
-    the executable.
+    """Return whether requests leave state in variables, which makes replicas differ.
+    Reads the executable.
     """
     flow = model.metadata.program_flow
     if flow.save:

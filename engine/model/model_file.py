@@ -1,4 +1,4 @@
-"""Open the files of a model; every fault of them becomes an engine error."""
+"""Open the files of a model. Every fault of the files becomes an engine error."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from popef_io import (
     load_model,
 )
 
-#: A PopEF file, several files of one model, or what was read from them.
+#: A PopEF file, several files of one model, or a model that was read from files.
 ModelFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Model
 
 
 def open_model(source: ModelFiles, executable: str | None = None) -> Model:
-    """Return the model in these files; every fault of them is an InvalidModel.
+    """Return the model in these files. Every fault of the files raises InvalidModel.
 
-    Nothing that becomes of the files later ends this process: only device processes
-    look at mapped files.
+    No later change to the files can end this process, because only device processes
+    read mapped files.
     """
     if isinstance(source, Model):
         return source
@@ -46,10 +46,11 @@ def open_model(source: ModelFiles, executable: str | None = None) -> Model:
 
 @contextlib.contextmanager
 def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
-    """Names and descriptors of the model's files and streams, for a device process.
+    """Yield names and descriptors of the model's files and streams, for a device
+    process.
 
-    The descriptors lead to the very bytes the model was read from, whatever has become
-    of the files since.
+    The descriptors lead to the bytes that the model was read from, even if the files
+    have changed since.
     """
     most = MAX_FDS - 1
     if len(model.sources) > most:
@@ -70,7 +71,7 @@ def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
 
 def _unreadable(name: str, error: OSError) -> InvalidModel:
     why = error.strerror or str(error)
-    if error.errno == errno.EFAULT:  # what was mapped is beyond the end of the file
+    if error.errno == errno.EFAULT:  # the file no longer has the mapped bytes
         why = "it became shorter while it was in use"
     return InvalidModel(f"{name} cannot be read again: {why}")
 
@@ -78,7 +79,7 @@ def _unreadable(name: str, error: OSError) -> InvalidModel:
 def receive_model(
     names: Sequence[str], fds: Sequence[int], executable: str | None
 ) -> Model:
-    """Return the model that `handed_over` gave; `fds` stay open."""
+    """Return the model that `handed_over` gave. `fds` stay open."""
     try:
         with Reader() as reader:
             for name, fd in zip(names, fds, strict=False):

@@ -17,16 +17,17 @@ import numpy as np
 from engine.errors import InvalidModel
 from popef_io import DataType
 
-#: Metadata options that the compiler writes: a `ShownLengths`, and why (not).
+#: Metadata options that the compiler writes: a `ShownLengths`, and the reason for or
+#: against it.
 OPTION_RAGGED: Final = "popgate.ragged"
 OPTION_RAGGED_REASON: Final = "popgate.ragged_reason"
-#: The axis of inputs that is the length.
+#: The axis of the inputs that is the length.
 LENGTH_AXIS: Final = 1
-#: Elements of the length axis in a batch, on a processor and on other devices. Longer
-#: batches make a processor slower; other devices need long ones to be busy.
+#: The most elements along the length axis in a batch, on a processor and on other
+#: devices. More elements slow a processor down, but other devices need many to be busy.
 PROCESSOR_TOKENS: Final = 256
 DEVICE_TOKENS: Final = 8192
-#: Part of a batch that may be padding.
+#: The part of a batch that may be padding.
 MAX_PADDING: Final = 0.1
 
 
@@ -34,7 +35,7 @@ MAX_PADDING: Final = 0.1
 class ShownLengths:
     """Inputs with their padding values, and the axes of each output that are lengths.
 
-    An output without such an axis has `()`.
+    An output without such an axis has the value `()`.
     """
 
     inputs: Mapping[str, float]
@@ -65,11 +66,12 @@ class ShownLengths:
 class RaggedPlan:
     """Rules for running rows of different length together.
 
-    `pads` are the padding values of the inputs, in the order of their anchors; None for
-    an input that has no length. `cuts` are the axes of each output that are lengths.
-    `max_tokens` is the limit of rows times the longest length (0: the device's own),
-    `max_padding` that of the padded part. `optional` are the numbers of outputs that a
-    request gets only if it wants them (`WANTS_ALL`): its rows have length 0 otherwise.
+    `pads` are the padding values of the inputs, in the order of their anchors. The
+    value is None for an input that has no length. `cuts` are the axes of each output
+    that are lengths. `max_tokens` limits rows times the longest length (0: the device's
+    own limit). `max_padding` limits the padded part. `optional` are the numbers of
+    outputs that a request receives only if it wants them (`WANTS_ALL`). Otherwise its
+    rows of them have length 0.
     """
 
     pads: tuple[float | None, ...]
@@ -103,8 +105,8 @@ class RaggedPlan:
 
 
 def padding_of(data_type: DataType, value: float) -> float:
-    """Return a padding value in the form of arrays: BF16 is stored as
-    unsigned numbers.
+    """Return a padding value in the form that arrays use: BF16 is stored as unsigned
+    numbers.
     """
     if data_type is DataType.BF16:
         return int(np.float32(value).view(np.uint32)) >> 16

@@ -1,4 +1,4 @@
-"""The caller's memory for what save programs deliver."""
+"""The caller's memory for the data that save programs deliver."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from popef_io import Model, TensorType
 class SaveOutputs:
     """Arrays by replica and tensor name, checked when the runner is made.
 
-    Raises InvalidConfig for a name that save programs do not deliver, and for an array
-    that is read-only or of another type or shape.
+    Raises InvalidConfig for a name that save programs do not deliver. Also raises it
+    for an array that is read-only or has another type or shape.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SaveOutputs:
                     )
 
     def fill(self, replica: int, saved: Mapping[str, Array]) -> None:
-        """Copy what was saved into the caller's arrays for this replica."""
+        """Copy the saved data into the caller's arrays for this replica."""
         for name, target in self._targets.get(replica, {}).items():
             if name in saved:
                 try:

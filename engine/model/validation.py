@@ -1,4 +1,4 @@
-"""Checking a request, inputs and memory for outputs, before anything is queued."""
+"""Check the inputs of a request and its memory for outputs before it is queued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_inputs(
 ) -> None:
     """Check names, data types, shapes and sizes of a request.
 
-    The shapes of `descs` are those of requests: -1 allows any size. Raises
+    `descs` has the shapes that requests may have, in which -1 allows any size. Raises
     UnknownAnchor or InvalidInput with the expected and the given value.
     """
     for name in inputs:

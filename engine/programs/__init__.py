@@ -1,6 +1,6 @@
 """Executables of a device: format, programs, execution.
 
-Runs in the device process, and where models are compiled or looked at. May import the
+Runs in the device process, and in processes that compile or read models. May import the
 ground.
 """
 

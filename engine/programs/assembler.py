@@ -31,7 +31,7 @@ from engine.programs.session import GraphSession, RunOptions
 from engine.programs.streams import Step, Streams, look_for_signals
 from engine.tensor import Array
 
-#: Masks: every 16th turn, and every 256th.
+#: Bit masks: a run handles signals every 16th turn, and yields its core every 256th.
 _LOOK_EVERY = 0xF
 _YIELD_EVERY = 0xFF
 
@@ -54,12 +54,13 @@ class Assembler:
         self._values = values
         self._session_of = session_of
         self._called: dict[int, Step] = {}
-        #: How many turns of loops and calls have been taken, in its only place.
+        #: The number of turns of loops and calls so far, in a list that all steps
+        #: share.
         self._turns = [0]
 
     def programs(self) -> Mapping[int, Step]:
         """Return a step for each program."""
-        self._called = {}  # sessions may have been made since
+        self._called = {}  # forget the old steps, because new sessions may exist
         return {n: self.step(p) for n, p in self._executable.programs.items()}
 
     def step(self, node: Node) -> Step:
@@ -98,11 +99,11 @@ class Assembler:
         return steps
 
     def _fused(self, nodes: list[Node], start: int) -> tuple[Step, int] | None:
-        """Return one step for the stream copies and the graph from `start`, and their
-        end.
+        """Return one step for the stream copies and the graph that begin at `start`,
+        and the place after them.
 
-        Only if the variables between them are used by them alone: then the data
-        goes from stream to graph to stream.
+        Return None if other nodes use the variables between them. Otherwise the data
+        goes directly from stream to graph to stream.
         """
         single = self._dataflow.single_use
         end = start
@@ -137,7 +138,8 @@ class Assembler:
 
     def _stream_in(self, node: StreamIn) -> Step:
         handle, variable, values = node.handle, node.variable, self._values
-        # A weight is not copied: its stream lends it for as long as the executor lives.
+        # A weight is not copied, because its stream lends it as long as the executor
+        # lives.
         if (
             variable in self._dataflow.persistent
             and variable not in self._dataflow.load_only
@@ -178,7 +180,8 @@ class Assembler:
         if target not in self._dataflow.persistent:
 
             def alias(_: Streams, __: RunOptions) -> None:
-                # Values are never changed in place, so that sharing one is a copy.
+                # Values are never changed in place, so sharing a value is as good as
+                # copying it.
                 values[target] = value_of(values, source)
 
             return alias
@@ -199,8 +202,9 @@ class Assembler:
         return repeat
 
     def _call(self, program: int) -> Step:
-        """Return one step for each program, however often it is called: programs that
-        call each other twice, and so on, take no more memory, only more time.
+        """Return the step of a called program. Each program has one step, however often
+        it is called. So programs that call each other many times take more time but no
+        more memory.
         """
         made = self._called.get(program)
         if made is None:
@@ -236,10 +240,10 @@ class Assembler:
 def take_turn(turns: list[int], options: RunOptions) -> None:
     """End a cancelled run. Called before every turn of a loop, and every call.
 
-    Raises Cancelled. It lets other threads have the interpreter now and then, which
-    compiled code does not do by itself. A loop of copies would otherwise keep the
-    device from answering and from stopping. It also checks for signals, which a
-    caller's own process (`LocalSession`) may receive: Ctrl-C.
+    Raises Cancelled. It lets other threads use the interpreter now and then, which
+    compiled code does not do by itself. Otherwise a loop of copies would keep the
+    device from answering and from stopping. It also handles signals such as Ctrl-C,
+    which a caller's own process (`LocalSession`) may receive.
     """
     turns[0] += 1
     if turns[0] & _LOOK_EVERY == 0:

@@ -1,9 +1,9 @@
-"""Data flow of variables in programs: decides which values are borrowed and which
-copied.
+"""Data flow of variables in programs. It decides which values are borrowed and which
+are copied.
 
 A stream lends its data only until the program ends. So a value from a stream may be
-passed on without a copy if the variable does not outlive the program, and an output may
-be computed straight into the stream's memory if nothing else reads it.
+passed on without a copy if its variable does not outlive the program. An output may be
+computed directly into the stream's memory if nothing else reads it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Dataflow:
 
 
 def reads_of(node: Node) -> tuple[str, ...]:
-    """Return the variables whose value `node` itself uses (not the nodes inside it)."""
+    """Return the variables that `node` itself reads, without the nodes inside it."""
     match node:
         case Execute(_, inputs, _):
             return tuple(inputs.values())
@@ -77,7 +77,7 @@ def reads_of(node: Node) -> tuple[str, ...]:
 
 
 def writes_of(node: Node) -> tuple[str, ...]:
-    """Return the variables that `node` itself sets (not the nodes inside it)."""
+    """Return the variables that `node` itself sets, without the nodes inside it."""
     match node:
         case StreamIn(_, variable):
             return (variable,)
@@ -89,7 +89,8 @@ def writes_of(node: Node) -> tuple[str, ...]:
             return ()
 
 
-#: What each program that was looked at reads before it writes it, and surely writes.
+#: For each analysed program: the variables that it reads before writing them, and those
+#: that it always writes.
 _Summaries: TypeAlias = dict[int, tuple[set[str], set[str]]]
 
 
@@ -100,8 +101,8 @@ def _live_in(
     programs: Mapping[int, Node],
     known: _Summaries,
 ) -> None:
-    """Add to `live` the variables that `node` reads and `assigned` lacks; add to
-    `assigned` those that it surely writes.
+    """Add to `live` the variables that `node` reads and that are not in `assigned`. Add
+    to `assigned` the variables that `node` always writes.
     """
     live.update(v for v in reads_of(node) if v not in assigned)
     match node:
@@ -121,7 +122,7 @@ def _live_in(
             if after:
                 assigned |= set.intersection(*after)
         case Call(program):
-            if program not in known:  # once, however many call it
+            if program not in known:  # analyse a program once, for all its calls
                 known[program] = set(), set()
                 reads, writes = known[program]
                 _live_in(programs[program], writes, reads, programs, known)

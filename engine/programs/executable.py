@@ -8,9 +8,9 @@ The content of an executable blob is a msgpack map:
     programs   list of [number, node], see `engine.programs.program`
 
 `model` is a serialized ONNX ModelProto, `digest` its SHA-256. `weights` names the
-initializers that are not in the model but come from variables. `opsets` states the
-operator sets for which it was made. `docs/reference/executables.md` describes all of
-it.
+initializers whose data comes from variables and not from the model. `opsets` states the
+operator sets for which the graph was made. `docs/reference/executables.md` describes
+all of it.
 
 This module does not examine models. It checks a document in full before it trusts it:
 every number has a bound, every name must refer to something, and programs may not call
@@ -76,14 +76,14 @@ MAX_CALLS = 8
 
 
 def digest_of(model: bytes) -> str:
-    """Return the value of `Graph.digest` for `model`: its SHA-256 in hexadecimal."""
+    """Return the SHA-256 of `model` in hexadecimal, for `Graph.digest`."""
     return hashlib.sha256(model).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One ONNX graph; it becomes one ONNX Runtime session (or one for each
-    weight set).
+    """One ONNX graph. It becomes one ONNX Runtime session, or one for each set of
+    weights.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Executable:
     programs: Mapping[int, Node] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the content of an executable blob; equal executables give equal bytes.
+        """Return the content of an executable blob. Equal executables give equal bytes.
 
         Raises InvalidModel if the parts do not fit together.
         """
@@ -144,11 +144,12 @@ class Executable:
 
     @classmethod
     def decode(cls, buffer: Buffer, *, check_digests: bool = True) -> Executable:
-        """Read what `encode` wrote; `buffer` is not kept.
+        """Return the executable that `encode` wrote. Does not keep `buffer`.
 
         `check_digests` compares each graph with its recorded digest (the option
-        `check_package_hash` of Model Runtime). Raises InvalidModel for anything that
-        is not a whole, valid executable of a format this version knows.
+        `check_package_hash` of Model Runtime). Raises InvalidModel for any other
+        content: it must be a whole, valid executable of a format that this version
+        knows.
         """
         try:
             return _read(buffer, check_digests)
@@ -180,12 +181,12 @@ def _read(buffer: Buffer, check_digests: bool) -> Executable:
 
 def _unpack(buffer: Buffer) -> dict[str, Any]:
     try:
-        # Lengths are bounded by msgpack to what the buffer can hold, and its nesting
-        # limit is far above ours, so that nothing large is built for a small input.
+        # msgpack limits lengths to what the buffer can hold. So a small input never
+        # makes it build anything large. Its nesting limit is far above ours.
         document = msgpack.unpackb(buffer, object_pairs_hook=_map_of)
     except BadProgram:
         raise
-    except Exception as error:  # msgpack raises many kinds, some without a common base
+    except Exception as error:  # msgpack's errors have no common base class
         reason = str(error) or type(error).__name__
         raise BadProgram(f"it is damaged or something else ({reason})") from None
     if not isinstance(document, dict):
@@ -292,7 +293,9 @@ def _bytes(value: object) -> bytes:
 
 
 def _check_references(executable: Executable) -> None:
-    """Check that every name exists, calls have no circles, and runs end."""
+    """Check that every name exists, that programs do not call themselves, and that runs
+    end.
+    """
     for name, graph in executable.graphs.items():
         if name != graph.name:
             raise BadProgram(f"graph {graph.name!r} is listed as {name!r}")
@@ -349,9 +352,9 @@ def _check_length(executable: Executable) -> None:
 
 
 class _Lengths:
-    """Numbers of steps that programs take, with repeats multiplied out.
+    """The numbers of steps that programs take. Each repeat counts.
 
-    It is a class and not nested functions, which would refer to each other and keep the
+    This is a class, because nested functions would refer to each other and keep the
     executable in memory until the next garbage collection.
     """
 

@@ -1,12 +1,12 @@
 """Runs the programs of an executable on this machine, in the device process.
 
-All expensive work happens when it is made and after load programs have run: sessions
-are created, programs become closures. An ordinary main program then takes a microsecond
-more than ONNX Runtime's own call.
+The expensive work happens when the executor is made and after load programs have run:
+it creates sessions and turns programs into closures. An ordinary main program then
+takes a microsecond more than ONNX Runtime's own call.
 
 The weights that load programs stream in are passed to ONNX Runtime when it creates a
 graph's session. So sessions of graphs with weights exist only after the load programs
-have run; running those again makes new sessions (frozen inputs, `reload`).
+have run. Running the load programs again makes new sessions (frozen inputs, `reload`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SessionKey: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(slots=True)
 class _Sessions:
-    """The sessions of an executable; shared by an executor and its clones."""
+    """The sessions of an executable. An executor and its clones share them."""
 
     executable: Executable
     threads: int
@@ -56,7 +56,8 @@ class _Sessions:
             for name, variable in key[1]
         }
         _log.debug("making the session of graph %r", graph.name)
-        # Where it is needed: a device process of Python models has no ONNX Runtime.
+        # Imported only here, because a device process of Python models may have no ONNX
+        # Runtime.
         from engine.programs.onnx_session import OnnxSession
 
         try:
@@ -112,9 +113,9 @@ class Executor:
     def clone(self) -> Executor:
         """Return an executor for another thread (a replica on the same device).
 
-        It shares the loaded graphs and weights, and has its own variables, which start
-        with this one's values. Loading other weights into one does not change the
-        other.
+        The clone shares the loaded graphs and weights. It has its own variables, which
+        start with this executor's values. Loading other weights into one of the two
+        does not change the other.
         """
         self._check_open()
         clone = Executor.__new__(Executor)
@@ -141,9 +142,9 @@ class Executor:
 
         Raises ExecutionFailed if a graph fails (`callers_fault` unless ONNX Runtime
         itself is at fault), Cancelled if `run_options.terminate` was set, InvalidModel
-        for a program that does not exist or weights that do not fit, RunnerClosed
-        after `close`; what the streams raise passes through. The variables then hold
-        what was written up to that point.
+        for a program that does not exist or weights that do not fit, RunnerClosed after
+        `close`. Errors of the streams pass through. After an error the variables hold
+        the values that were written before it.
         """
         for number in programs:
             step = self._steps.get(number)
@@ -156,7 +157,7 @@ class Executor:
                 self._make_sessions(self._loads[number])
 
     def close(self) -> None:
-        """Give back sessions and variables. Idempotent."""
+        """Release sessions and variables. Idempotent."""
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -211,9 +212,7 @@ class Executor:
 
 
 def _onnx_options() -> Callable[[], RunOptions]:
-    """Return the function that makes run options of ONNX Runtime. Loads
-    ONNX Runtime.
-    """
+    """Return the function that makes ONNX Runtime's run options. Loads ONNX Runtime."""
     from engine.programs.onnx_session import make_run_options
 
     return make_run_options
@@ -225,7 +224,7 @@ def _key_of(executable: Executable, node: Execute) -> _SessionKey:
 
 
 def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKey]:
-    """Return the sessions that the programs need, after checking that each
+    """Return the keys of the sessions that the programs need. Check that each session
     is possible.
     """
     keys: dict[_SessionKey, None] = {}
@@ -254,8 +253,8 @@ def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKe
 def _weights_loaded_by(
     executable: Executable, load: Iterable[int], keys: Iterable[_SessionKey]
 ) -> dict[int, frozenset[str]]:
-    """Return for each load program the variables it writes that are some graph's
-    weights.
+    """Return, for each load program, the variables that it writes and that are weights
+    of a graph.
     """
     weights = {variable for _, pairs in keys for _, variable in pairs}
     loads = {}

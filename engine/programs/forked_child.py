@@ -1,7 +1,8 @@
 """End a child process that the code of a Python model has forked.
 
-A child is a copy of the whole device process and would go on like it: it would answer
-requests of its parent. So it ends as soon as the author's code returns in it.
+A forked child is a copy of the whole device process and would go on as its parent does,
+answering the parent's requests. So the child ends as soon as the author's code returns
+in it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import traceback
 
 
 def leave_if_forked(pid: int, error: BaseException | None = None) -> None:
-    """End the process unless it is `pid`, with the interpreter's exit code for `error`,
-    after flushing its output.
+    """End this process unless its id is `pid`. Flush its output and exit with the
+    interpreter's exit code for `error`.
     """
     if os.getpid() == pid:
         return

@@ -1,10 +1,10 @@
 """One prepared execution of a graph: the sources of its inputs, the targets of its
 outputs.
 
-There are two ways to run it. The plain one passes arrays to ONNX Runtime and receives
-new arrays, which is cheapest for small tensors. The bound one
-(`engine.programs.output_binding`) lets it write large outputs straight into memory that
-the streams offer, and is the only one that supports BF16.
+There are two ways to run a graph. The plain way passes arrays to ONNX Runtime and
+receives new arrays, which is cheapest for small tensors. The bound way
+(`engine.programs.output_binding`) lets ONNX Runtime write large outputs directly into
+memory that the streams offer. Only the bound way supports BF16.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from popef_io import DataType
 class GraphCall:
     """An `Execute` node together with the stream copies around it.
 
-    `sources` and `targets` map variables to the handles they are streamed from and to;
-    all other variables are read from and written to `values`.
+    `sources` and `targets` map variables to the handles of their streams. The other
+    variables are read from and written to `values`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GraphCall:
         self._streamed = tuple((k, h) for k, h in streamed.items() if h is not None)
         self._stored = tuple((k, v) for k, v in wanted.items() if streamed[k] is None)
         self._input_types = {k: _type_of(session.inputs[k]) for k in wanted}
-        # Outputs that leave at once first: their results are sent in this order.
+        # Streamed outputs come first, in the order in which they are sent.
         names = sorted(node.outputs, key=lambda n: node.outputs[n] not in targets)
         self._output_types = {n: _type_of(session.outputs[n]) for n in names}
         self._outputs = names
@@ -74,14 +74,14 @@ class GraphCall:
         return self._general_step(bound)
 
     def _bound_run(self) -> BoundRun | None:
-        """Return the bound way to run; None if it can never pay."""
+        """Return the bound way to run the graph; None if that can never pay."""
         if not self._session.is_onnx:
             return None
         types = {*self._input_types.values(), *self._output_types.values()}
         must = DataType.BF16 in types
         if DataType.STRING in types:
             if must:
-                # Nothing of ONNX Runtime's Python interface takes both.
+                # No call of ONNX Runtime's Python interface accepts both types.
                 raise InvalidModel(
                     "a graph with string and BF16 inputs or outputs cannot be run"
                 )
@@ -117,8 +117,8 @@ class GraphCall:
         return ordinary
 
     def _routed_step(self) -> Step:
-        """Return the step of a Python model with routes: a run is of requests to routes
-        or of requests to the model, which have other inputs and outputs.
+        """Return the step of a Python model with routes. A run has either requests to
+        routes or requests to the model. The two have different inputs and outputs.
         """
         run, error_of = self._session.raw_run, self._session.error_of
         handles = dict(zip(self._outputs, self._handles, strict=True))
@@ -141,7 +141,9 @@ class GraphCall:
         return routed
 
     def _gated_step(self, bound: BoundRun) -> Step:
-        """Return the ordinary step if nothing is large; checking that takes 0.2 µs."""
+        """Return a step that binds outputs only if one is large. Checking that takes
+        0.2 µs.
+        """
         gate = gate_of(bound.offers)
         if gate is None:
             return self._general_step(bound)
@@ -205,7 +207,7 @@ class GraphCall:
 
 
 def value_of(values: Mapping[str, Array], variable: str) -> Array:
-    """Return the value of `variable`; ExecutionFailed if it has none yet."""
+    """Return the value of `variable`. Raises ExecutionFailed if it has none yet."""
     try:
         return values[variable]
     except KeyError:
@@ -237,7 +239,7 @@ def _type_of(port: Port) -> DataType:
 
 
 def _texts(array: Array, name: str) -> Array:
-    """Return an array of `str`, which is all that ONNX Runtime takes."""
+    """Return an array of `str`, because ONNX Runtime accepts no other strings."""
     result = np.empty(array.size, dtype=object)
     try:
         result[:] = [

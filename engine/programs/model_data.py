@@ -1,6 +1,6 @@
-"""Data in a device process that programs read and requests do not bring.
+"""Data in a device process that programs read but requests do not carry.
 
-Tensor data and feeds of the file, and what was frozen over them.
+It is the tensor data and feeds of the file, and the frozen inputs that replace them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from popef_io import Anchor, FeedReader, Model, TensorType
 class ModelData:
     """The data of the inputs of one replica, by stream handle.
 
-    A frozen value overrides tensor data, which overrides a feed. A feed gives its next
-    tensor at each read and begins again after its last; each replica has its own place
-    in it. Read by one thread.
+    A frozen value overrides tensor data, which overrides a feed. A feed returns its
+    next tensor at each read and begins again after its last. Each replica has its own
+    position in it. For one thread.
     """
 
     def __init__(self, model: Model, frozen: Mapping[str, Array]) -> None:
@@ -33,10 +33,10 @@ class ModelData:
         self._sources: dict[str, Callable[[], Array]] = {}
 
     def read(self, handle: str) -> Array:
-        """Return the next data of this stream; valid for as long as this object is
-        held.
+        """Return the next data of this stream. The data is valid as long as this object
+        is referenced.
 
-        InvalidModel if neither the file nor `frozen` has any.
+        Raises InvalidModel if neither the file nor `frozen` has any.
         """
         source = self._sources.get(handle)
         if source is None:
@@ -44,7 +44,7 @@ class ModelData:
         return source()
 
     def check(self, handle: str) -> None:
-        """Raise InvalidModel if `read` would raise it; reads nothing."""
+        """Raise InvalidModel if `read` would raise it. Reads nothing."""
         if handle not in self._sources:
             self._sources[handle] = self._open(handle)
 
@@ -82,8 +82,8 @@ class ModelData:
 
 
 class ProgramStreams:
-    """The streams of load and save programs: they read from `data`, and `outputs` keeps
-    the last value written to each stream, by handle.
+    """The streams of load and save programs. They read from `data`. `outputs` keeps the
+    last value written to each stream, by handle.
     """
 
     def __init__(self, data: ModelData) -> None:
@@ -106,7 +106,7 @@ class ProgramStreams:
 
 
 class _Feed:
-    """One tensor after another, over and over."""
+    """Returns one tensor after another, and begins again after the last."""
 
     def __init__(self, reader: FeedReader) -> None:
         if not len(reader):

@@ -1,16 +1,20 @@
-"""One ONNX Runtime session, and the only place that knows ONNX Runtime's ways.
+"""One ONNX Runtime session. No other module depends on ONNX Runtime's peculiarities.
 
-This module collects what each call would otherwise need: - options: the configured
-number of threads, no spinning on shared cores, no worker threads for one thread, and
-silence (every message also arrives as an exception, and a client's bad input must not
-fill the log); - calls go to the session object below `InferenceSession.run`: that
-method spends 1.2 µs on checks that the engine has already made, prints, and falls back
-to other providers on its own; - element types: BF16 travels as uint16 bits, which only
-I/O binding accepts; strings must be `str`, which only `run` accepts; - memory: sessions
-share one arena, so hundreds of small models take half the memory and, run in turns,
-find it in the cache (3.6 µs a run against 11.6); it keeps the memory of the largest run
-until `give_back_memory`; - errors: every error of ONNX Runtime becomes an `EngineError`
-with its words, without its source paths.
+This module handles what each call would otherwise need:
+
+- Options: the configured number of threads, no spinning on shared cores, and no worker
+  threads if there is one thread. Logging is off, because every message also arrives as
+  an exception, and a client's bad input must not fill the log.
+- Calls go to the session object below `InferenceSession.run`. That method spends 1.2 µs
+  on checks that the engine has already made, prints, and falls back to other providers
+  on its own.
+- Element types: BF16 travels as uint16 bits, which only I/O binding accepts. Strings
+  must be `str`, which only `run` accepts.
+- Memory: sessions share one arena, so hundreds of small models take half the memory. If
+  they run in turns they find the arena in the cache (3.6 µs a run instead of 11.6). The
+  arena keeps the memory of the largest run until `give_back_memory`.
+- Errors: every error of ONNX Runtime becomes an `EngineError` with its message, without
+  its source paths.
 """
 
 from __future__ import annotations
@@ -89,21 +93,22 @@ _CPU = ort_state.OrtDevice(
 
 def onnx_number(data_type: DataType) -> int | None:
     """Return the number of `data_type` in ONNX's TensorProto.DataType; None if it has
-    none.
+    no number there.
     """
     return _ONNX_NUMBERS.get(data_type)
 
 
 class OnnxSession:
-    """A loaded graph. Running it is thread-safe; closing is dropping it.
+    """A loaded graph. Running it is thread-safe. To close it, drop all references to
+    it.
 
-    `weights` are the graph's initializers that are not in the model: by name, an
-    array over memory that must not change, and its data type. ONNX Runtime keeps its
-    own copy of them, in the layout its kernels like.
-    `providers`, best first, may say which of several units: CUDAExecutionProvider:1.
-    Raises InvalidModel, naming the node, if ONNX Runtime cannot load it, and
-    InvalidConfig if the first provider cannot be used: the next one would do, but
-    is not what was asked for.
+    `weights` are the graph's initializers that are not in the model. It maps a name to
+    a data type and an array over memory that must not change. ONNX Runtime keeps its
+    own copy of them, in the layout that its kernels prefer. `providers`, the best one
+    first, may name one of several units: CUDAExecutionProvider:1. Raises InvalidModel,
+    naming the node, if ONNX Runtime cannot load the graph. Raises InvalidConfig if the
+    first provider cannot be used, because falling back to the next one would not be
+    what the caller requested.
     """
 
     __slots__ = ("_session", "_weights", "inputs", "is_onnx", "outputs", "raw_run")
@@ -154,7 +159,7 @@ def _provider(text: str) -> str | tuple[str, dict[str, str]]:
 class Binding:
     """Inputs and outputs of one run, bound to memory. Not thread-safe; reusable.
 
-    For all numeric types, not for strings. `run` leaves nothing bound.
+    Supports all numeric types, but no strings. `run` leaves nothing bound.
     """
 
     __slots__ = ("_binding", "_session")
@@ -169,11 +174,11 @@ class Binding:
         outputs: Sequence[tuple[str, DataType, Array | None]],
         run_options: RunOptions = None,
     ) -> list[Array]:
-        """Run; an output that comes with an array is written into it.
+        """Run the graph. Write each output that comes with an array into that array.
 
-        The arrays must be C-contiguous. Returns the outputs in order; a given array is
-        returned itself. Raises ONNX Runtime's own exceptions, and BoundShapeMismatch if
-        an output has another shape than its given array.
+        The arrays must be C-contiguous. Returns the outputs in order. If an output has
+        a given array, that array is returned. Raises ONNX Runtime's own exceptions, and
+        BoundShapeMismatch if an output has another shape than its given array.
         """
         binding = self._binding
         try:
@@ -190,7 +195,7 @@ class Binding:
                     number, address = _ONNX_NUMBERS[data_type], memory.ctypes.data
                     binding.bind_output(name, _CPU, number, memory.shape, address)
             self._session.run_with_iobinding(binding, run_options)
-            # Indexed, not iterated: an iterator over this vector costs 40 µs.
+            # Indexed, because an iterator over this vector costs 40 µs.
             values = binding.get_outputs()
             return [
                 _take(values[i], data_type, memory)
@@ -201,7 +206,7 @@ class Binding:
                 raise BoundShapeMismatch from None
             raise
         finally:
-            # What is bound points into memory that is not ours after this call.
+            # Bindings point into memory that does not belong to us after this call.
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
 
@@ -210,8 +215,8 @@ _BOUND_MISMATCH = "but the computed output shape for this run is"
 
 
 def _take(value: Any, data_type: DataType, memory: Array | None) -> Array:
-    """Return the array of an output; ONNX Runtime passes inputs through without
-    copying.
+    """Return the array of an output. If ONNX Runtime passes an input through as an
+    output, it does not copy it.
     """
     if memory is None:
         if data_type is not DataType.BF16:
@@ -250,7 +255,7 @@ def _share_arena() -> None:
     )
     try:
         ort.create_and_register_allocator(memory, None)
-    except Exception as error:  # other code in this process has: as good as ours
+    except Exception as error:  # other code has registered one, which does as well
         _log.debug("no arena registered: %s", error)
 
 
@@ -270,11 +275,11 @@ def _tiny_session() -> OnnxSession:
 def give_back_memory() -> None:
     """Return the unused memory of the shared arena to the system.
 
-    It happens at the end of a run, so the function makes a tiny one. Thread-safe; it
-    takes milliseconds if there is nothing to return, a third of a second for a
-    gigabyte.
+    ONNX Runtime does this at the end of a run, so this function makes a tiny run.
+    Thread-safe. It takes milliseconds if there is nothing to return, and a third of a
+    second for a gigabyte.
     """
-    gc.collect()  # an error and the frames it came through hold what they worked on
+    gc.collect()  # errors and their frames may hold large arrays
     options = make_run_options()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     _tiny_session().raw_run(["y"], {"x": np.zeros(1, np.float32)}, options)
@@ -311,18 +316,20 @@ _SOURCE = re.compile(
 _RUNNING = re.compile(
     r"^Non-zero status code returned while running (.*?)\.? Status Message: "
 )
-#: What text models (StringNormalizer) need, and slim container images lack.
+#: The error if a slim container image lacks the locale that text models
+#: (StringNormalizer) need.
 _NO_LOCALE = "Failed to construct locale"
 _MAKE_LOCALE = "localedef -i en_US -f UTF-8 en_US.UTF-8"
-#: Run errors that no input causes, by class: a provider or a device that failed, a
-#: kernel that is missing. Not every version of ONNX Runtime has all of them.
+#: Classes of run errors that no input causes, such as a failed provider or device, or a
+#: missing kernel. Some versions of ONNX Runtime do not have all of them.
 _NOT_BY_INPUT = tuple(
     getattr(ort_state, name)
     for name in ("EPFail", "EngineError", "NotImplemented", "DeviceReset")
     if hasattr(ort_state, name)
 )
-#: What its allocators say: its arena, C++ and CUDA. It has no class for that, and it
-#: cannot be known before how much a graph will take between its nodes.
+#: Messages of ONNX Runtime's allocators: its arena, C++ and CUDA. It has no error class
+#: for a lack of memory. The memory that a graph takes between its nodes cannot be known
+#: before.
 _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "out of memory")
 
 
@@ -355,11 +362,11 @@ def load_error(error: BaseException) -> EngineError:
 def run_error(error: BaseException, options: RunOptions) -> EngineError:
     """Return the error to raise if a run with `options` failed with `error`.
 
-    The place of the failure decides, not ONNX Runtime's words, which change with every
-    release. The graph and its kernels were accepted at load, so a graph that fails
-    while it runs fails on its input. Load and save programs, whose data come from the
-    file, do not pass `callers_fault` on (engine/transport/control.py). Only a lack of
-    memory is recognised by words; a test makes ONNX Runtime say them.
+    The place of the failure decides, not ONNX Runtime's message, which changes with
+    every release. The graph and its kernels were accepted at load, so a graph that
+    fails while it runs fails on its input. The data of load and save programs come from
+    the file, so those do not pass `callers_fault` on (engine/transport/control.py).
+    Only a lack of memory is recognised by its message. A test provokes these messages.
     """
     if isinstance(error, EngineError):
         return error

@@ -1,7 +1,7 @@
-"""Lets ONNX Runtime compute large outputs straight into memory of the streams.
+"""Lets ONNX Runtime compute large outputs directly into memory of the streams.
 
-The shape of an output must be known before the run: its dimensions are numbers, or
-symbols that an input also has, whose size gives the value.
+The shape of an output must be known before the run. So each dimension must be a number,
+or a symbol that an input also has. The input's size is then the value.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Offer:
                         for d in self.dims
                     ]
                 )
-            except IndexError:  # an input of the wrong rank, which the run will refuse
+            except IndexError:  # the run will refuse an input of the wrong rank
                 return None
             if not _is_large(shape, self.dtype):
                 return None
@@ -77,13 +77,14 @@ def offers_for(
     handles: Mapping[str, str],
     types: Mapping[str, DataType],
 ) -> tuple[Offer, ...]:
-    """Return the outputs that may be bound, among those that leave through
+    """Return the outputs that may be bound, among the outputs that are streamed through
     `handles`.
     """
     offers = []
     for name, handle in handles.items():
         dims = _dimensions(session, name)
-        # ONNX Runtime hands an input that is an output through, wherever we point it.
+        # If an input is also an output, ONNX Runtime passes it through and ignores the
+        # bound memory.
         if dims is None or name in session.inputs:
             continue
         offer = Offer(name, handle, types[name].numpy_dtype, dims)
@@ -93,8 +94,8 @@ def offers_for(
 
 
 def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
-    """Return the one dimension that all `offers` depend on, and the size from which one
-    of them is large; None if it is not that simple.
+    """Return the single dimension that all `offers` depend on, and the size from which
+    one of them is large. Return None if they depend on several dimensions.
     """
     sources: set[InputAxis] = set()
     least = []
@@ -109,9 +110,9 @@ def gate_of(offers: Sequence[Offer]) -> tuple[InputAxis, int] | None:
 
 
 class BoundRun:
-    """Runs a graph with the outputs bound for which the streams offer memory.
+    """Runs a graph. Binds the outputs for which the streams offer memory.
 
-    `always` binds even if they offer none. Not thread-safe.
+    With `always` it binds even if the streams offer no memory. Not thread-safe.
     """
 
     __slots__ = (
@@ -145,7 +146,7 @@ class BoundRun:
     def __call__(
         self, streams: Streams, feed: dict[str, Array], options: RunOptions
     ) -> list[Array]:
-        """Return the outputs in order; those bound are the streams' own memory."""
+        """Return the outputs in order. Bound outputs are in the streams' own memory."""
         memory = {}
         for offer in self.offers:
             given = offer.ask(streams, feed)
@@ -167,7 +168,8 @@ class BoundRun:
         try:
             return self._binding.run(inputs, outputs, options)
         except BoundShapeMismatch:
-            # The model's own shapes are wrong. ONNX Runtime tolerates that, so do we.
+            # The shapes that the model states are wrong. ONNX Runtime tolerates that,
+            # so we do too.
             unbound = [(n, t, None) for n, t in self._output_types.items()]
             return self._binding.run(inputs, unbound, options)
 
@@ -177,12 +179,12 @@ def _is_large(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 
 
 def _dimensions(session: GraphSession, output: str) -> tuple[Dimension, ...] | None:
-    """Return a rule for the shape of `output` before the run; None if it cannot be
-    known.
+    """Return a rule for the shape of `output` before the run; None if the shape cannot
+    be known.
     """
     shape = session.outputs[output].shape
     if not shape:
-        return None  # a scalar, or nothing is known: neither is worth binding
+        return None  # binding a scalar or an unknown shape does not pay
     symbols: dict[str, InputAxis] = {}
     for name, port in session.inputs.items():
         for axis, size in enumerate(port.shape):
@@ -200,7 +202,9 @@ def _dimensions(session: GraphSession, output: str) -> tuple[Dimension, ...] | N
 
 
 def _bindable(array: Array, data_type: DataType, name: str) -> Array:
-    """Return `array` as binding needs it, which does not check its type and layout."""
+    """Return `array` with the type and layout that binding needs. Binding does not
+    check them.
+    """
     if array.dtype != data_type.numpy_dtype:
         raise ExecutionFailed(
             f"input {name!r} must be {data_type.numpy_dtype}, found {array.dtype}",

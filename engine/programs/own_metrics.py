@@ -1,7 +1,7 @@
-"""Metrics of a Python model's own, for the metrics of the server.
+"""A Python model's own metrics, which the server adds to its metrics.
 
-Values are kept here, in the model's process. Once there is a metric, a thread reports
-changes to the server a few times a second and at the end.
+The model's process keeps the values. Once the model has a metric, a thread reports
+changes to the server, a few times a second and at the end.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 #: Seconds between two messages.
 INTERVAL = 0.25
 MAX_FAMILIES = 100
-#: Of all families of a model together: each has labels of its own.
+#: The most series of all families of a model together. Each series has its own labels.
 MAX_SERIES = 1000
 MAX_BUCKETS = 100
-#: Bytes of a name, of a description, and of all labels of a series.
+#: The most bytes of a name, and of a description or all labels of a series.
 MAX_NAME, MAX_TEXT = 200, 1000
-#: How names of the server's own metrics begin.
+#: Prefixes of the server's own metrics, which a model may not use.
 TAKEN = ("nv_", "popgate_", "process_")
-#: As many of the largest as a message has room for.
+#: The number of largest metrics that fit into one message.
 _AT_ONCE = 20
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -35,12 +35,12 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class MetricSeries:
-    """One metric of a family: that with these labels. For any thread."""
+    """The metric of a family with these labels. For any thread."""
 
     def __init__(self, family: MetricFamily, labels: Labels, bounds: tuple[float, ...]):
         self._family, self.labels, self.bounds = family, labels, bounds
         size = len(bounds) + 2 if family.kind == HISTOGRAM else 1
-        #: The value; of a histogram the number in each bucket, and the sum.
+        #: The value. For a histogram, the count in each bucket and the sum.
         self._values = [0.0] * size
 
     def increment(self, by: float = 1.0) -> None:
@@ -195,7 +195,7 @@ class OwnMetrics:
 
     @contextmanager
     def changing(self, series: MetricSeries) -> Iterator[None]:
-        """Hold this while a value changes; the change is reported later."""
+        """Lock the metrics while a value changes. The change is reported later."""
         with self._lock:
             yield
             self._changed[series] = None

@@ -20,8 +20,8 @@ def upcoming_reads(
 ) -> Iterator[str]:
     """Yield the handles of `streams` that `programs` will read, one by one.
 
-    It ends at the first switch, because the case is known only then. It is lazy: a
-    repeat of a million steps takes no memory.
+    It ends at the first switch, because the case is known only when the switch runs. It
+    is lazy, so a repeat of a million steps takes no memory.
     """
     known: dict[int, bool] = {}
     for number in programs:
@@ -35,7 +35,7 @@ def upcoming_reads(
 def _reads(
     node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
 ) -> Generator[str, None, bool]:
-    """Yield the reads of `node`; return whether the reads after it are certain too."""
+    """Yield the reads of `node`. Return whether the reads after it are certain too."""
     match node:
         case StreamIn(handle, _):
             if handle in streams:
@@ -45,7 +45,7 @@ def _reads(
                 if not (yield from _reads(child, executable, streams, known)):
                     return False
         case Repeat(count, body):
-            # Steps that read nothing are not walked through, however many.
+            # Skip repeats whose body reads nothing, because they may have many steps.
             matters = _matters(body, executable, streams, known)
             for _ in range(count if matters else 0):
                 if not (yield from _reads(body, executable, streams, known)):
@@ -63,7 +63,8 @@ def _reads(
 def _matters(
     node: Node, executable: Executable, streams: Collection[str], known: dict[int, bool]
 ) -> bool:
-    """Return whether running it reads one of `streams`, or is not certain.
+    """Return whether running `node` reads one of `streams`, or makes later reads
+    uncertain.
 
     `known` remembers results for programs, because calls of calls are many even if
     programs are few.

@@ -1,8 +1,8 @@
 """Programs: instructions for a device, as trees of a few node kinds.
 
-A program works on *variables*, memory of the device that lives across runs. Arithmetic
-is in the graphs that `Execute` runs. Each node is written as a small map whose `do`
-names its kind:
+A program works on *variables*, which are device memory that lives across runs. The
+graphs that `Execute` runs do the arithmetic. Each node is written as a small map whose
+`do` names its kind:
 
     sequence    nodes, one after the other
     stream_in   the next data of an input stream becomes the value of a variable
@@ -48,7 +48,7 @@ class StreamIn:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Runs `graph`; the keys are the graph's own names, the values variables."""
+    """Runs `graph`. The keys are the graph's own names and the values are variables."""
 
     graph: str
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -83,8 +83,8 @@ class Repeat:
 class Switch:
     """Runs the case whose number is in the variable `selector` (one integer).
 
-    Only the chosen case touches its streams. Without `default`, a number that has no
-    case is an error of the caller's input.
+    Only the chosen case touches its streams. Without `default`, a number without a case
+    is an error in the caller's input.
     """
 
     selector: str
@@ -103,8 +103,8 @@ Node: TypeAlias = Steps | StreamIn | Execute | StreamOut | Copy | Repeat | Switc
 
 
 class BadProgram(Exception):
-    """A document that is not a program; becomes InvalidModel once its model
-    is known.
+    """A document that is not a program. It becomes InvalidModel once the model is
+    known.
     """
 
 
@@ -155,13 +155,13 @@ def to_document(node: Node) -> dict[str, Any]:
 
 
 class NodeReader:
-    """Reads nodes from a document, counting them and minding their depth."""
+    """Reads nodes from a document. It counts them and limits their depth."""
 
     def __init__(self) -> None:
         self._left = MAX_NODES
 
     def read(self, document: object, depth: int = 0) -> Node:
-        """Return the node for `document`; BadProgram if it is invalid."""
+        """Return the node for `document`. Raises BadProgram if it is invalid."""
         self._left -= 1
         if self._left < 0:
             raise BadProgram(f"more than {MAX_NODES} nodes")

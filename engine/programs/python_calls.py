@@ -1,7 +1,7 @@
-"""Call a Python model's code, whatever kind of function it is: a plain one, a
-generator, or a coroutine, which runs in the author's event loop.
+"""Call a Python model's code: a plain function, a generator, or a coroutine. A
+coroutine runs in the author's event loop.
 
-All for the one thread that runs programs.
+Only the thread that runs programs may use this module.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: In place of a response: there are no more.
+#: Stands for a missing response: there are no more.
 NOTHING = object()
-#: Characters of a traceback that are logged, and of each line of it.
+#: The most characters of a traceback, and of each of its lines, that are logged.
 MAX_TRACEBACK = 16384
 MAX_LINE = 4096
 
@@ -38,12 +38,12 @@ def traceback_of(error: BaseException) -> str:
     lines = traceback.format_exception(error)
     short = (f"{line[:MAX_LINE]} …" if len(line) > MAX_LINE else line for line in lines)
     text = "".join(short).rstrip()
-    # The end says what it was, the beginning is left out.
+    # The end names the error, so cut off the beginning.
     return text if len(text) <= MAX_TRACEBACK else f"… {text[-MAX_TRACEBACK:]}"
 
 
 class AuthorsLoop:
-    """Runs the coroutines of an author's code; made when it is first needed."""
+    """Runs the coroutines of an author's code. Makes its loop when first needed."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,7 +54,7 @@ class AuthorsLoop:
         """
         if not inspect.isawaitable(result):
             return result
-        import asyncio  # not needed by most, and slow to import
+        import asyncio  # slow to import, and most models do not need it
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -111,10 +111,10 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
 
 
 class Responses:
-    """The requests to a generator that have not had their last response.
+    """The requests to a generator that have not received their last response.
 
-    `call` makes the iterator of a request. An iterator without a further step is closed
-    at the deadline.
+    `call` makes the iterator of a request. If no further step comes, the iterator is
+    closed at the deadline.
     """
 
     def __init__(self, call: Callable[..., Any], loop: AuthorsLoop) -> None:
@@ -138,7 +138,8 @@ class Responses:
             self.end(request)
             return NOTHING
         if not number:
-            # The arrays are valid during this run, and there are others to come.
+            # Copy the arrays, because they are valid only during this run and more runs
+            # follow.
             mine = {name: array.copy() for name, array in feed.items()}
             self._open[request] = self._call(**mine), deadline
         found = self._open.get(request)
@@ -151,7 +152,7 @@ class Responses:
             raise
         if response is NOTHING:
             del self._open[request]
-        elif not request:  # a trial, which needs no more
+        elif not request:  # a trial run needs only one response
             self.end(request)
         return response
 

@@ -16,19 +16,20 @@ from popef_io import DataType
 
 #: The name of a function that is a model.
 FUNCTION = "predict"
-#: What the only output of a function is called.
+#: The name of a function's only output.
 OUTPUT = "output"
-#: Of a model that gives several responses: the input [request, step, deadline in ns of
-#: `time.monotonic_ns`], in which step -1 says that no more is wanted, and the output
-#: whether the step gave a response. Its other inputs are looked at in step 0 alone.
+#: An input and an output of a model that gives several responses. The input is
+#: [request, step, deadline in ns of `time.monotonic_ns`]. Step -1 means that no more
+#: responses are wanted. The output states whether the step gave a response. The model
+#: reads its other inputs only in step 0.
 STEP = "popgate.step"
-#: The output of such a model that says whether another response follows.
+#: The output of such a model that states whether another response follows.
 MORE = "popgate.more"
 MAX_RANK = 32
 MAX_TENSORS = 1024
 MAX_NAME = 1000
 
-#: The types in the words of the Open Inference Protocol.
+#: The types, by their names in the Open Inference Protocol.
 _TYPES = {
     "BOOL": DataType.BOOL,
     "UINT8": DataType.U8,
@@ -53,7 +54,7 @@ Target: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class PythonTensor:
-    """An input or output; -1 in `shape` is any size."""
+    """An input or output. -1 in `shape` means any size."""
 
     name: str
     data_type: DataType
@@ -68,10 +69,10 @@ class PythonTensor:
 class PythonInterface:
     """The tensors of a model, and whether rows of requests may run together.
 
-    `streams`: it gives any number of responses to a request, one for each run; then
-    `STEP` and `MORE` are among the tensors. `routes` is the document of its routes
-    (`OPTION_ROUTES`), empty without any; with them `ROUTE` and `ANSWER` are among the
-    tensors.
+    `streams` is set if the model gives any number of responses to a request, one in
+    each run. Then `STEP` and `MORE` are among the tensors. `routes` is the document of
+    its routes (`OPTION_ROUTES`), and empty if it has none. With routes, `ROUTE` and
+    `ANSWER` are among the tensors.
     """
 
     inputs: tuple[PythonTensor, ...]
@@ -101,7 +102,8 @@ class PythonInterface:
         app = find_routes(target)
         if app is None:
             return self
-        # A free size: the requests to a route run with no others, which have none.
+        # A free size makes runs compare shapes. So requests to routes are not mixed
+        # with other requests, which lack this input.
         shape = (-1 if self.batching else 1, -1)
         return replace(
             self,
@@ -168,8 +170,8 @@ def find_model(
     """Return the model that a module defines, with its inputs and outputs.
 
     The model is the only class with `inputs`, `outputs` and ``__call__``, the function
-    `predict`, or the class `adapted` from one of another kind. Raises InvalidModel with
-    the expected form.
+    `predict`, or the class `adapted` from one of another kind. Raises InvalidModel,
+    which states the expected form.
     """
     if adapted is not None:
         return adapted, _called(adapted.__call__, _of_class(adapted), adapted.__name__)
@@ -217,7 +219,7 @@ def _of_class(found: type[Any]) -> PythonInterface:
 def _of_function(function: Callable[..., Any], batching: object) -> PythonInterface:
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-    except Exception as error:  # annotations are code
+    except Exception as error:  # evaluating annotations runs the author's code
         raise InvalidModel(
             f"the annotations of {FUNCTION} cannot be read: {error}"
         ) from None
@@ -266,7 +268,7 @@ def _checked(
 def _called(
     call: Callable[..., Any], interface: PythonInterface, label: str
 ) -> PythonInterface:
-    """Return the interface with `call`; InvalidModel if it does not accept
+    """Return the interface with `call`. Raises InvalidModel if `call` does not accept
     the inputs.
     """
     names = [tensor.name for tensor in interface.inputs]

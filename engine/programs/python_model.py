@@ -12,12 +12,13 @@ from engine.programs.own_metrics import OwnMetrics
 from engine.programs.session import RunOptions
 from engine.tensor import Array
 
-#: The graph of an executable that is a Python model; its content is the file.
+#: The name of the graph in a Python model's executable. The content of that graph is
+#: the file.
 GRAPH = "python"
 
 
 class CalledModel(Protocol):
-    """A model that this model calls (engine/calls/served_models.py)."""
+    """Another model that this model calls (engine/calls/served_models.py)."""
 
     def __call__(self, **inputs: Any) -> dict[str, Array]: ...
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...
@@ -31,14 +32,14 @@ class CalledModel(Protocol):
 
 
 class CalledModels(Protocol):
-    """The models that it may call, by name, or as ``name/version``."""
+    """The models that this model may call, by name or as ``name/version``."""
 
     def __getitem__(self, name: str) -> CalledModel: ...
     def is_ready(self, name: str) -> bool: ...
 
 
 class NoModels:
-    """Stands for the other models if no server runs them."""
+    """Stands for the other models if there is no server."""
 
     def __getitem__(self, name: str) -> CalledModel:
         raise KeyError(f"{name!r}: other models can be called in a server only")
@@ -48,8 +49,8 @@ class NoModels:
 
 
 class Context:
-    """Context that a model gets when it is loaded. For the thread that calls
-    the model.
+    """The context that a model receives when it is loaded. Only the thread that calls
+    the model may use it.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class Context:
         #: Not for authors.
         self.askers_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple
         self.rows_now: Callable[[], tuple[int, ...]] = tuple
-        #: Of the present run; not for authors.
+        #: The options of the present run; not for authors.
         self.options: RunOptions = None
 
     @property
@@ -101,8 +102,8 @@ class Context:
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Return the id of each request of the present call, in order: the client's
-        ``x-request-id``, or a generated one.
+        """Return the id of each request of the present call, in order. The id is the
+        client's ``x-request-id``, or a generated one.
 
         Empty without a server. The first use in a call asks the server, which takes as
         long as a call to an empty model.
@@ -141,8 +142,8 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether no client waits for the present call any more. Return early
-        then.
+        """Return whether no client waits for the present call any more. If so, the
+        model should return early.
         """
         return self.options is not None and bool(self.options.terminate)
 
@@ -151,30 +152,31 @@ class Context:
 
 
 class Model:
-    """A model in Python: to be derived from, in a file ``model.py``.
+    """The base class for a model in Python, in a file ``model.py``.
 
-    Optional: any class with `inputs`, `outputs` and ``__call__`` will do. The tensors
-    are written as ``{"text": "BYTES[-1]", "image": "FP32[-1,3,224,224]"}``, the types
-    in the words of the Open Inference Protocol; -1 is any size. Where `batching` is
-    True the first dimension counts rows that do not depend on each other: rows of
-    several requests come together, in one call. That is the author's promise.
+    Deriving from it is optional: any class with `inputs`, `outputs` and ``__call__``
+    works. Write the tensors as ``{"text": "BYTES[-1]", "image":
+    "FP32[-1,3,224,224]"}``, with the type names of the Open Inference Protocol. -1
+    means any size. If `batching` is True, the first dimension counts rows, and one call
+    may receive rows of several requests. By setting it the author promises that rows do
+    not depend on each other.
 
     ``__call__`` receives the inputs by name as read-only NumPy arrays (BYTES: an object
     array of `bytes`), which are valid until it returns. It returns a mapping of outputs
-    by name, or the only output. An exception fails the rows that caused it, and no
-    others. One thread makes all calls.
+    by name, or the only output. An exception fails only the rows that caused it. One
+    thread makes all calls.
     """
 
     inputs: ClassVar[Mapping[str, str]]
     outputs: ClassVar[Mapping[str, str]]
     batching: ClassVar[bool] = False
 
-    #: The outputs for the inputs, which come by name.
+    #: Takes the inputs by name and returns the outputs.
     __call__: Callable[..., Any]
 
     def load(self, context: Context) -> None:
-        """Prepare the model. Called once, before the first call; an exception keeps the
-        model from serving.
+        """Prepare the model. Called once, before the first call. If it raises, the
+        model is not served.
         """
 
     def close(self) -> None:

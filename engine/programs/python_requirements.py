@@ -21,7 +21,7 @@ def check_requirement(requirement: str) -> None:
 
 
 def check_installed(requirements: Iterable[str]) -> None:
-    """Raise InvalidModel if packages are missing or have other versions; the message
+    """Raise InvalidModel if packages are missing or have other versions. The message
     names all of them.
     """
     problems = []
@@ -30,7 +30,7 @@ def check_installed(requirements: Iterable[str]) -> None:
             name, wanted = _parsed(requirement)
         except ValueError as error:
             raise InvalidModel(str(error)) from None
-        # Most models ask for none, and need not wait for the import.
+        # Most models have no requirements and need not wait for this import.
         from importlib import metadata
 
         try:

@@ -1,9 +1,10 @@
-"""Routes that a Python model declares beside its tensors: addresses of its own.
+"""Routes that a Python model declares in addition to its tensors: its own HTTP
+addresses.
 
 `popgate.route` marks functions of the class. A request to such an address is a run of
-the model that has the input `ROUTE` and no other, and answers with the output `ANSWER`
-and no other; so it is queued, limited, cancelled and counted as any request. Each row
-of both is a pair of strings: a msgpack document, and a body.
+the model with the single input `ROUTE` and the single output `ANSWER`. So it is queued,
+limited, cancelled and counted as any other request. Each row of both is a pair of
+strings: a msgpack document and a body.
 """
 
 from __future__ import annotations
@@ -14,40 +15,45 @@ from typing import Any, Protocol
 
 import msgpack
 
-#: The input and the output of a request to a route; neither may be a model's own.
+#: The input and the output of a request to a route. A model may not use these names
+#: itself.
 ROUTE = "popgate.request"
 ANSWER = "popgate.answer"
-#: The metadata option of a model with routes: a JSON document with the `routes`, pairs
-#: of method and address, and the `paths` and `components` of OpenAPI.
+#: The metadata option of a model with routes. Its value is a JSON document with
+#: `routes` (pairs of method and address), and the `paths` and `components` of OpenAPI.
 OPTION_ROUTES = "popgate.routes"
-#: The attribute that a marked function has: a list of `RouteMark`.
+#: The attribute of a marked function, which is a list of `RouteMark`.
 MARKS = "__popgate_routes__"
 MAX_ROUTES = 1000
 
 
 class RouteApp(Protocol):
-    """The routes of one class, and of a model of it if there is one."""
+    """The routes of a model's class, and of the loaded model if there is one."""
 
-    #: As of `OPTION_ROUTES`.
+    #: The document of `OPTION_ROUTES`.
     document: str
 
     async def answer(self, head: bytes, body: bytes) -> tuple[bytes, bytes]:
-        """Return the head and the body of the answer. Raises what the author raises."""
+        """Return the head and the body of the answer. Exceptions of the author's code
+        pass through.
+        """
 
 
 class RouteMark(Protocol):
-    """A mark at a function (popgate/routes.py), which knows how routes are run."""
+    """A mark on a function (popgate/routes.py). It makes the object that runs the
+    routes.
+    """
 
     def make_app(
         self, target: type[Any], functions: Mapping[str, Any], model: Any
     ) -> RouteApp:
-        """Return the routes of all marked `functions` of a class. Without `model` they
-        are described only. Raises InvalidModel.
+        """Return the routes of all marked `functions` of a class. Without `model` it
+        only describes them. Raises InvalidModel.
         """
 
 
 def find_routes(target: object, model: Any = None) -> RouteApp | None:
-    """Return the routes that a class declares; None if there are none. Raises
+    """Return the routes that a class declares; None if it declares none. Raises
     InvalidModel.
     """
     if not isinstance(target, type):
@@ -64,5 +70,5 @@ def find_routes(target: object, model: Any = None) -> RouteApp | None:
 
 
 def failed_answer(words: str) -> tuple[bytes, bytes]:
-    """Return the answer that says how a route has failed."""
+    """Return the answer that reports how a route has failed."""
     return msgpack.packb({"error": words}), b""

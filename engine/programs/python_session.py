@@ -1,8 +1,8 @@
 """A Python model in its device process: its module, its calls, and how they fail.
 
-The file comes as bytes with the load message, so a restarted process runs the same
-code, even if the file has changed. Other modules in its folder are read from there. The
-thread that runs programs does all of this.
+The load message contains the model's file as bytes. So a restarted process runs the
+same code even if the file has changed. Other modules are read from the file's folder.
+The thread that runs programs does all of this.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ from popef_io import DataType
 
 _log = logging.getLogger(__name__)
 
-#: Places of which the traceback has been logged; the same one is not logged again.
+#: The most places that are remembered, so that the traceback of the same place is not
+#: logged again.
 MAX_PLACES = 100
-#: Characters of an author's message that a client gets.
+#: The most characters of an author's message that a client receives.
 MAX_WORDS = 1000
 
 
@@ -76,17 +77,17 @@ class _GivenSource(SourceFileLoader):
 
 
 def import_model(file: Path, source: bytes) -> ModuleType:
-    """Return the module of a model, called ``model``; it can import the other modules
-    in its folder.
+    """Return the module of a model, which is called ``model``. It can import the other
+    modules in its folder.
 
-    Raises InvalidModel with the lines of the author's files that failed.
+    Raises InvalidModel, which names the failed lines of the author's files.
     """
     folder, pid = str(file.parent), os.getpid()
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
         text = decode_source(source)
-        # For tracebacks, which otherwise show the file as it is by then.
+        # Tracebacks then show these lines, even if the file has changed.
         lines = text.splitlines(keepends=True)
         linecache.cache[str(file)] = (len(source), None, lines, str(file))
         loader = _GivenSource("model", str(file), source)
@@ -104,9 +105,9 @@ def import_model(file: Path, source: bytes) -> ModuleType:
 
 
 class PythonSession:
-    """A loaded Python model, as programs run a graph (`GraphSession`).
+    """A loaded Python model, which programs run as a graph (`GraphSession`).
 
-    `adapted` is the same as for `find_model`. Raises InvalidModel if its module defines
+    `adapted` is the same as in `find_model`. Raises InvalidModel if its module defines
     no model, or its `load` fails.
     """
 
@@ -152,7 +153,7 @@ class PythonSession:
         self, names: Sequence[str], feed: Mapping[str, Array], options: RunOptions
     ) -> list[Array]:
         for array in feed.values():
-            # Rows may be run again, alone, and must then be what they were.
+            # Rows may run again alone, so the model must not change them.
             array.flags.writeable = False
         self._context.options = options
         try:
@@ -173,8 +174,8 @@ class PythonSession:
             self._context.options = None
 
     def _answer(self, routes: RouteApp, requests: Array, options: RunOptions) -> Array:
-        """Return the answers to requests to routes. One that fails has an answer, too:
-        if this raised, the others would be run again.
+        """Return the answers to requests to routes. A failed request has an answer too.
+        If this raised an error instead, the other requests would run again.
         """
         answers = np.empty((len(requests), 2), dtype=object)
         for row, (head, body) in enumerate(requests.tolist()):
@@ -230,8 +231,8 @@ class PythonSession:
         return [_array(self._tensors[name], result[name]) for name in names]
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
-        """Return the error to raise if a call failed with `error`. The traceback is
-        logged once for each place.
+        """Return the error to raise if a call failed with `error`. Log the traceback
+        once for each place.
         """
         if options is not None and options.terminate:
             return Cancelled("the run was terminated")
@@ -276,8 +277,8 @@ def _closed(**feed: Array) -> Any:
 
 
 def load_error(error: BaseException, file: Path) -> EngineError:
-    """Return the error to raise if an author's code failed to load. It names file, line
-    and code.
+    """Return the error to raise if an author's code failed to load. The error names
+    file, line and code.
     """
     if isinstance(error, EngineError):
         return error
@@ -292,7 +293,7 @@ def _words(error: BaseException) -> str:
     """Return an author's exception in one line of bounded length."""
     try:
         text = str(error)
-    except Exception:  # of a class of the author's
+    except Exception:  # the error class may be the author's
         text = ""
     name = type(error).__name__
     text = " ".join(text[: 4 * MAX_WORDS].split())
@@ -300,7 +301,7 @@ def _words(error: BaseException) -> str:
 
 
 def _frames(error: BaseException, file: Path) -> list[traceback.FrameSummary]:
-    """Return the calls that led to an error, those in the author's folder."""
+    """Return the calls in the author's folder that led to an error."""
     folder = str(file.parent) + "/"
     found = traceback.extract_tb(error.__traceback__)
     return [frame for frame in found if frame.filename.startswith(folder)]

@@ -1,4 +1,4 @@
-"""Save programs in a device process: read out the present state of a replica."""
+"""Save programs in a device process. They read the present state of a replica."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.programs.time_limit import TimeLimit
 from engine.tensor import Tensor
 from popef_io import Metadata, TensorType
 
-#: Seconds that the save programs may take, while nothing else runs.
+#: Seconds that the save programs may take. Nothing else runs meanwhile.
 SAVE_LIMIT = 60.0
 
 
@@ -27,11 +27,11 @@ class SavePrograms:
         }
 
     def run(self) -> dict[str, Tensor]:
-        """Run the save programs and return their data by tensor name; of several
-        transfers the last.
+        """Run the save programs and return their data by tensor name. If a tensor is
+        transferred several times, return the last transfer.
 
-        Raises the errors of `Executor.run`. Safe to repeat: saving changes nothing,
-        unless the programs themselves do.
+        Raises the errors of `Executor.run`. Safe to repeat, because saving changes no
+        state unless the programs themselves do.
         """
         streams = ProgramStreams(self._data)
         with TimeLimit(SAVE_LIMIT, self._executor.new_options) as limit:

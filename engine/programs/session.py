@@ -1,4 +1,4 @@
-"""Interface of a runnable graph: ONNX Runtime or a Python model.
+"""The interface of a graph that can run: an ONNX Runtime session or a Python model.
 
 This module does not use ONNX Runtime, so a device process of Python models needs none.
 """
@@ -22,7 +22,7 @@ RawRun: TypeAlias = Callable[
 
 
 class PlainOptions:
-    """The options of a run that is not ONNX Runtime's."""
+    """The options of a run without ONNX Runtime."""
 
     __slots__ = ("_told", "_wanted")
 
@@ -37,16 +37,16 @@ class PlainOptions:
 
     @terminate.setter
     def terminate(self, value: bool) -> None:
-        # In this order, and the other way round in `tell`: one that is added while this
-        # is set is told by one of the two, or by both.
+        # Set the flag first, then call the callbacks. `tell` adds its callback first
+        # and checks the flag then. So each callback is called at least once.
         self._wanted = not value
         if value:
             for tell in self._told:
                 tell()
 
     def tell(self, told: Callable[[], object]) -> None:
-        """Register `told`, which is called when the run should end: in another thread,
-        perhaps more than once.
+        """Register `told`, which is called when the run should end. The call may come
+        from another thread, and more than once.
 
         For the thread that runs.
         """

@@ -1,4 +1,4 @@
-"""Streams of a program: the seam between programs and the data path."""
+"""Streams of a program: the interface between programs and the data path."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Streams(Protocol):
     def read(self, handle: str) -> Array:
         """Return the next data of an INPUT anchor.
 
-        Valid and unchanged until the program has run; for a weight (a variable that
-        only load programs write), until the executor is closed. Strings are an object
-        array of `bytes` or `str`, BF16 is uint16 holding the bits.
+        The data stays valid and unchanged until the program has run. A weight (a
+        variable that only load programs write) stays so until the executor is closed.
+        Strings are an object array of `bytes` or `str`. BF16 is uint16 holding the
+        bits.
         """
         ...
 
@@ -28,14 +29,15 @@ class Streams(Protocol):
     ) -> Array | None:
         """Return C-contiguous memory for the data that `write` will bring, or None.
 
-        Called only for large outputs (`engine.programs.output_binding.BIND_FROM`) whose
-        shape is known, just before the graph runs. In the end there may be no write
-        (the graph fails), or a write of another array (the promised shape was wrong).
+        Called just before the graph runs, only for large outputs
+        (`engine.programs.output_binding.BIND_FROM`) whose shape is known. The write may
+        still not come if the graph fails. It may bring another array if the model
+        states a wrong shape.
         """
         ...
 
     def write(self, handle: str, value: Array) -> None:
-        """Write data of an OUTPUT anchor; they are valid until the program has run.
+        """Write data of an OUTPUT anchor. The data is valid until the program has run.
 
         If `value` is the array that `output_memory` returned, the data is already in
         place. Strings are an object array of `str`.
@@ -44,7 +46,7 @@ class Streams(Protocol):
 
 
 class ChoosingStreams(Streams, Protocol):
-    """Streams of requests that need not bring every input."""
+    """Streams of requests that need not have every input."""
 
     def brings(self, handle: str) -> bool:
         """Return whether the requests of this run have the input."""
@@ -56,7 +58,7 @@ Step: TypeAlias = Callable[[Streams, RunOptions], None]
 
 
 def look_for_signals() -> None:
-    """Run the handlers of pending signals, for compiled code, which never does.
+    """Run the handlers of pending signals, because compiled code never does so.
 
     CPython checks for signals at the start of an interpreted function such as this one,
     which therefore must not be compiled.

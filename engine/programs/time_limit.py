@@ -1,4 +1,4 @@
-"""The time that runs may take, all of them together."""
+"""A limit on the total time of several runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TimeLimit:
     """A context in which runs with `options` end after `seconds` (0: never).
 
     `make_options` makes the options of a run. ONNX Runtime ends a run before its next
-    node, the executor before its next turn of a loop (`Cancelled`). A run that cannot
-    be ended ends with its process.
+    node. The executor ends it before its next turn of a loop (`Cancelled`). A run that
+    cannot be ended ends with its process.
     """
 
     def __init__(self, seconds: float, make_options: Callable[[], RunOptions]) -> None:

@@ -18,12 +18,12 @@ from engine.programs.executable import (
 )
 from engine.programs.program import walk
 
-#: A run that transfers one stream more often than this is refused.
+#: The most transfers of one stream in a run. A model with more is refused.
 MAX_TRANSFERS = 1 << 20
 
 
 def stream_transfers(executable: Executable, programs: Iterable[int]) -> dict[str, int]:
-    """Return how often one run of `programs` transfers each stream at most, by handle.
+    """Return the most transfers of each stream in one run of `programs`, by handle.
 
     Raises InvalidModel above `MAX_TRANSFERS`.
     """
@@ -42,7 +42,9 @@ def stream_transfers(executable: Executable, programs: Iterable[int]) -> dict[st
 
 
 def is_conditional(executable: Executable, programs: Iterable[int]) -> bool:
-    """Return whether the data decides which streams are used: there is a switch."""
+    """Return whether the data decides which streams are used, because there is a
+    switch.
+    """
     seen: set[int] = set()
     todo = [number for number in programs if number in executable.programs]
     while todo:
@@ -61,7 +63,8 @@ def is_conditional(executable: Executable, programs: Iterable[int]) -> bool:
 def _of_program(
     executable: Executable, number: int, known: dict[int, Counter[str]]
 ) -> Counter[str]:
-    # Remembered: programs that call each other twice, and so on, would take for ever.
+    # Remember the result, because programs that call each other many times would take
+    # for ever.
     if number not in known:
         known[number] = _of_node(executable, executable.programs[number], known)
     return known[number]

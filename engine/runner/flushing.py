@@ -1,10 +1,10 @@
 """The client's answer to a device whose run lacks rows: `flush_callback`.
 
-The device names the input that it waits for (`Outcome.NEEDS_ROWS`). The client sends
-the rows of the callback as a request. The device takes as many rows as are missing, or
-drops the request if none is missing any more. A failing callback, or one with unusable
-rows, would fail again at each call, so the requests that wait for its rows fail with
-it.
+The device names the input that it waits for (`Outcome.NEEDS_ROWS`). The client calls
+the callback and sends its rows as a request. The device takes as many rows as are
+missing, or drops the request if no rows are missing any more. A callback that fails or
+returns unusable rows would do so again at each call. So the requests that wait for its
+rows fail too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class Flusher:
     """Calls the user's callback and sends the rows that it returns.
 
-    `tensors` turns arrays into the tensors of a valid request, `units` counts them;
-    `outputs` are those that a request delivers.
+    `tensors` turns arrays into the tensors of a valid request. `units` counts the
+    request's units. `outputs` are the outputs that a request delivers.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Flusher:
         self._outputs = {desc.name: desc for desc in outputs}
 
     def __call__(self, channel: ReplicaChannel, name: str) -> CallbackFailed | None:
-        """Ask for the rows of input `name` for which a run of this channel's replica
-        waits.
+        """Ask the callback for rows of the input `name`, because a run of this
+        channel's replica waits for them.
 
-        For the thread that polls, without a lock. A returned error ends the waiting
-        requests. Exceptions that are not errors pass through: after KeyboardInterrupt
-        the device asks again; SystemExit also ends the waiting requests.
+        For the thread that polls, without a lock. Returns an error if the waiting
+        requests must fail. KeyboardInterrupt passes through, and the device then asks
+        again. SystemExit passes through and also ends the waiting requests.
         """
         inputs: dict[str, Array] = {}
         outputs: dict[str, Array] = {}
@@ -67,7 +67,7 @@ class Flusher:
         try:
             returned: Any = self._callback(name, inputs, outputs)
         except Exception as error:
-            # Where it failed is told here: an error that is kept must not keep frames.
+            # Log the traceback here, because a stored error must not keep its frames.
             logger.exception("%s failed", which)
             failure = CallbackFailed(f"{which} raised {type(error).__name__}: {error}")
             failure.__cause__ = error.with_traceback(None)
@@ -125,8 +125,8 @@ def _check_arrays(kind: str, given: Mapping[str, Any]) -> None:
 
 
 def _deliver(request: Request, outputs: Mapping[str, Array]) -> None:
-    """Deliver the results of the rows that were taken, if the caller wants them and
-    they fit.
+    """Deliver the results of the callback's rows that a run took, if the caller wants
+    them and they fit.
     """
     if request.error is not None:
         logger.warning("rows of flush_callback could not run: %s", request.error)

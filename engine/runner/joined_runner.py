@@ -19,12 +19,12 @@ from engine.transport.output_arrays import OutputArrays
 
 
 class JoinedRunner:
-    """The part of a `ModelRunner` that accepts requests, in a process that has joined.
+    """The part of a `ModelRunner` that accepts requests, for a process that has joined.
 
-    `devices` are the joined devices, by the owner's ids. It opens its channels and
-    therefore blocks; make it in a thread. A replica whose device is lost accepts no
-    more requests. The owner then loads it again and describes it anew, and another
-    runner is made from that. Thread-safe.
+    `devices` are the joined devices, by the owner's ids. Make the runner in a thread,
+    because opening its channels blocks. A replica whose device is lost accepts no more
+    requests. The owner then loads the replica again and sends a new description, from
+    which a new runner is made. Thread-safe.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class JoinedRunner:
         self.request_inputs = plan.request_descs(description.inputs, plan.inputs)
         self.request_outputs = plan.request_descs(description.outputs, plan.outputs)
         self._request_descs = {desc.name: desc for desc in self.request_inputs}
-        #: Why it takes no requests any more.
+        #: The reason why the runner takes no more requests, if there is one.
         self.failure: EngineError | None = None
         self._closed = False
         self._replicas: list[ReplicaLines] = []
@@ -63,7 +63,7 @@ class JoinedRunner:
         heir = self._inherit if self.description.moves else None
         self._replicas.append(ReplicaLines(self.description, device, number, heir))
 
-    # -- what there is
+    # -- properties
 
     @property
     def channels(self) -> tuple[ReplicaChannel, ...]:
@@ -72,7 +72,7 @@ class JoinedRunner:
 
     @property
     def devices(self) -> tuple[LinkedDevice, ...]:
-        """Return the device of each replica, those that were joined."""
+        """Return the joined device of each replica."""
         return tuple(lines.default.device for lines in self._replicas)
 
     @property
@@ -121,9 +121,9 @@ class JoinedRunner:
         return request
 
     def _pick(self, priority: int, replica_id: int | None = None) -> ReplicaChannel:
-        """Return the channel to a replica, or to the least busy one.
+        """Return the channel to this replica, or to the least busy replica.
 
-        Raises the reason if there is none.
+        If no replica can take the request, raises the reason.
         """
         if self.failure is not None:
             raise self.failure.again()
@@ -143,10 +143,10 @@ class JoinedRunner:
         except EngineError:
             return False
 
-    # -- its end
+    # -- ending
 
     def fail(self, error: EngineError) -> None:
-        """Accept no more requests: they fail with `error`, as do those in flight."""
+        """Accept no more requests. New ones and those in flight fail with `error`."""
         if self.failure is not None:
             return
         self.failure = error
@@ -164,7 +164,7 @@ class JoinedRunner:
         return True
 
     def close(self) -> None:
-        """Release the channels; requests in flight fail with RunnerClosed.
+        """Release the channels. Requests in flight fail with RunnerClosed.
 
         The model stays loaded as long as its owner wants.
         """

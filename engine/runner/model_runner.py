@@ -1,7 +1,8 @@
 """`ModelRunner`: a model, its replicas and their devices, on which a caller executes.
 
-One core, two drivers: `submit` never blocks and `Device.poll` resolves, which suits an
-event loop; `execute` and `execute_async` are the same with a wait, for threads.
+Both ways to run requests share one core. For event loops, `submit` never blocks and
+`Device.poll` resolves requests. For threads, `execute` and `execute_async` do the same
+and wait.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from popef_io import Model, PopefError, TensorType
 
 logger = logging.getLogger(__name__)
 
-#: Requests in flight before blocking callers wait, at least: enough for the threads
-#: that a device can serve.
+#: Blocking callers never wait while fewer requests than this are in flight. It is
+#: enough for the threads that a device can serve.
 LEAST_IN_FLIGHT = 16
-#: Descriptors of a ring at least, so that a burst of single requests finds room.
+#: The fewest descriptors of a ring, so that a burst of single requests finds room.
 MIN_SLOTS = 128
 
 
@@ -76,11 +77,11 @@ class ModelRunner:
         self.execute_outputs = tuple(describe(a) for a in self._anchors.outputs)
         self._desc_by_name = {desc.name: desc for desc in self.execute_inputs}
         plan = self._batches = plan_batches(self._model, self._anchors, self.config)
-        #: Rows that run together at most; 0: rows of requests are not mixed.
+        #: The most rows that run together. 0: rows of requests are not mixed.
         self.max_batch_size = plan.max_units if plan.mixes_rows else 0
         self.request_inputs = plan.request_descs(self.execute_inputs, plan.inputs)
         self.request_outputs = plan.request_descs(self.execute_outputs, plan.outputs)
-        # A request has the inputs of the model, or that of its routes.
+        # A request has either the inputs of the model or the input of its routes.
         own = (desc for desc in self.request_inputs if desc.name != ROUTE)
         self._request_descs = {desc.name: desc for desc in own}
         self._output_names = [desc.name for desc in self.execute_outputs]
@@ -90,9 +91,10 @@ class ModelRunner:
         self._save = SaveOutputs(
             self._model, self.config.replica_to_save_programs_outputs
         )
-        #: Called when it is found at fault, in the thread that has found it.
+        #: Called when the model is found at fault, in the thread that found it.
         self.on_failure: Callable[[EngineError], None] | None = None
-        #: Whether it does not serve yet, so that one failed run is reason not to.
+        #: Whether the model is not served yet. Then one failed run keeps it from being
+        #: served.
         self.is_warming_up = False
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
@@ -107,7 +109,7 @@ class ModelRunner:
             self.close()
             raise
 
-    # -- what there is
+    # -- properties
 
     @property
     def model(self) -> Model:
@@ -127,8 +129,8 @@ class ModelRunner:
 
     @property
     def ragged_reason(self) -> str:
-        """Return why rows of different lengths may or may not run together; empty if
-        the file does not say.
+        """Return why rows of different lengths may or may not run together. Empty if
+        the file does not state it.
         """
         metadata = self._model.metadata
         if metadata.option(OPTION_RAGGED) and not self.ragged:
@@ -145,8 +147,8 @@ class ModelRunner:
     ) -> list[Mapping[str, Tensor]]:
         """Return the outputs of a request, cut into those of each device iteration.
 
-        There is one part for a model with one iteration. A run delivers all its results
-        at once, so this separates them but makes none available earlier.
+        A model with one iteration has one part. A run delivers all its results at once,
+        so cutting them makes none available earlier.
         """
         return split_iterations(self._batches, outputs)
 
@@ -157,7 +159,7 @@ class ModelRunner:
 
     @property
     def routes(self) -> str:
-        """Return the routes of a Python model (`OPTION_ROUTES`); empty without any."""
+        """Return a Python model's routes (`OPTION_ROUTES`); empty if it has none."""
         return self._model.metadata.option(OPTION_ROUTES) or ""
 
     @property
@@ -167,7 +169,7 @@ class ModelRunner:
 
     @property
     def model_inputs(self) -> tuple[DataDesc, ...]:
-        """Return `execute_inputs` and all that is needed to load the model."""
+        """Return `execute_inputs` and the inputs that are needed to load the model."""
         frozen = self.config.frozen_inputs
         return tuple(
             desc
@@ -197,8 +199,8 @@ class ModelRunner:
 
     @property
     def description(self) -> RunnerDescription:
-        """Return the data another process needs to send requests to the loaded replicas
-        (`JoinedRunner`).
+        """Return the data that another process needs to send requests to the loaded
+        replicas (`JoinedRunner`).
         """
         return self._replicas.description
 
@@ -208,13 +210,13 @@ class ModelRunner:
 
     @property
     def stats(self) -> RunnerStats:
-        """Return a snapshot of what is going on."""
+        """Return a snapshot of the runner's state."""
         return self._replicas.stats()
 
     def tracepoints(self, replica_id: int = 0) -> Tracepoints:
         """Return the times of the last requests of `execute` and `execute_async`.
 
-        Recorded with `config.record_tracepoints`, else empty.
+        Empty unless `config.record_tracepoints` is set.
         """
         self._replicas.origin.check("ModelRunner")
         self._replicas.check_id(replica_id)
@@ -237,19 +239,19 @@ class ModelRunner:
         delayed: bool = True,
         optional: bool = False,
     ) -> Request:
-        """Queue one request; never blocks. Resolved by `Device.poll`.
+        """Queue one request without blocking. `Device.poll` resolves it.
 
         `deadline` is a `time.monotonic()` time. Without `replica_id` the least busy
-        replica takes it. `priority` is a level of a model that has levels, 1 the
-        highest; 0 and levels it does not have are the default; `engine.weighted`
-        gives it a weight beside others of its level. With `began_ns`
-        (`time.monotonic_ns()`) its times are recorded, from then on, if the
-        configuration says to record any. The outputs are copied `into` arrays, or else
-        are `Request.outputs`. Not `delayed`, it waits for no others to run with it,
-        whatever the configuration says. `optional`: its rows of the configuration's
-        `optional_outputs` are wanted, which are empty otherwise. Raises QueueFull,
-        DeadlineUnreachable, RunnerClosed, DeviceLost, InvalidInput, UnknownAnchor;
-        nothing is queued then.
+        replica takes the request. `priority` is a priority level, 1 being the highest.
+        0 and unknown levels mean the default level. `engine.weighted` adds a weight
+        within the level. `began_ns` (`time.monotonic_ns()`) is when recording of the
+        request's times begins, if the configuration records times. The outputs are
+        copied `into` arrays if given; otherwise they are in `Request.outputs`. With
+        `delayed` False the request does not wait for others to run with it, whatever
+        the configuration. With `optional` the request receives the configuration's
+        `optional_outputs`, which are empty otherwise. Raises QueueFull,
+        DeadlineUnreachable, RunnerClosed, DeviceLost, InvalidInput or UnknownAnchor,
+        and queues nothing then.
         """
         if self.config.validate_io_params if validate is None else validate:
             self.validate(inputs)
@@ -271,10 +273,10 @@ class ModelRunner:
         replica_id: int = 0,
         timeout: float | None = None,
     ) -> ExecuteResult:
-        """Run one request and wait for it: numpy arrays in, numpy arrays out.
+        """Run one request on numpy arrays, wait for it, and return numpy arrays.
 
-        With `outputs` the results are copied into these arrays. Raises what
-        `submit` raises, and how the request failed: ExecutionFailed, DeviceLost,
+        With `outputs` the results are copied into these arrays. Raises the errors of
+        `submit`, and the error of a failed request: ExecutionFailed, DeviceLost, or
         DeadlineExceeded after `timeout` seconds.
         """
         result = self.execute_async(
@@ -291,7 +293,8 @@ class ModelRunner:
         replica_id: int = 0,
         timeout: float | None = None,
     ) -> ExecuteResult:
-        """Queue one request; the result is a mapping that waits on first access.
+        """Queue one request. Return a mapping that waits for the result on first
+        access.
 
         The input arrays must stay unchanged until the result is there.
         """
@@ -319,7 +322,8 @@ class ModelRunner:
                     tensors, units, deadline_ns, None, began_ns, into
                 )
             except QueueFull:
-                # Another thread was faster, unless it is the device that is full.
+                # Another thread took the room, unless the device itself is full. Then
+                # try again.
                 if channel.in_flight < channel.limit:
                     raise
             else:
@@ -336,8 +340,8 @@ class ModelRunner:
                 raise InvalidInput(f"the model has no output {name!r}; it has {names}")
 
     def _result_descs(self, units: int) -> tuple[DataDesc, ...]:
-        """Return the outputs of a request with `units` units; most have as many as the
-        last.
+        """Return the outputs of a request with `units` units. Keep the last result,
+        because most requests have as many units as the one before.
         """
         of, descs = self._last_descs
         if of != units:
@@ -346,7 +350,7 @@ class ModelRunner:
             self._last_descs = units, descs
         return descs
 
-    # -- life
+    # -- loading and closing
 
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced."""
@@ -354,7 +358,9 @@ class ModelRunner:
 
     @property
     def failure(self) -> EngineError | None:
-        """Return why the model takes no requests, if it was found at fault."""
+        """Return the error of a model that was found at fault and takes no requests;
+        else None.
+        """
         return self._replicas.failure
 
     def run_limit(self, device: Device, replica: int) -> float | None:
@@ -368,10 +374,11 @@ class ModelRunner:
         self._replicas.fail_started(device, error)
 
     def fail(self, error: EngineError) -> None:
-        """Take no more requests, for good: the model was found at fault. What is in
-        flight fails now; `on_failure` is called."""
+        """Take no more requests, because the model was found at fault. This is
+        permanent. Fail the requests in flight, and call `on_failure`.
+        """
         self._replicas.fail(error)
-        tell = self.on_failure  # `close` takes it away, perhaps in another thread
+        tell = self.on_failure  # another thread may call `close`, which removes it
         if tell is not None:
             tell(error)
 
@@ -396,9 +403,10 @@ class ModelRunner:
     def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
         """Run the save programs of a replica now; return their outputs by name.
 
-        They run between two batches, so the state includes every answered request. It
-        also fills the arrays of `config.replica_to_save_programs_outputs`. Raises the
-        errors of `execute`, and InvalidInput if such an array does not fit.
+        The programs run between two batches, so the state includes every answered
+        request. The call also fills the arrays of
+        `config.replica_to_save_programs_outputs`. Raises the errors of `execute`, and
+        InvalidInput if such an array does not fit.
         """
         self._replicas.check_id(replica_id)
         saved = self._replicas.save(replica_id)
@@ -407,11 +415,11 @@ class ModelRunner:
         return arrays
 
     def close(self) -> None:
-        """Unload everywhere; what is in flight fails with RunnerClosed.
+        """Unload the model from all devices. Requests in flight fail with RunnerClosed.
 
-        With `config.run_save_programs` those run first, for each replica. If one fails,
-        the others still run, and the first error is raised at the end. A forked child
-        does none of this: the model belongs to the parent.
+        With `config.run_save_programs` the save programs of each replica run first. If
+        one fails, the others still run, and the first error is raised at the end. A
+        forked child does none of this, because the model belongs to the parent.
         """
         if self._replicas.closed:
             return
@@ -422,8 +430,8 @@ class ModelRunner:
         for device in self._replicas.devices if mine else ():
             device.unregister(self)
         self._replicas.close()
-        # It mostly refers to the owner of this runner: a cycle would keep the model's
-        # mapped files until the garbage collector comes by.
+        # The callback usually refers to the owner of this runner. That cycle would keep
+        # the model's mapped files until the next garbage collection.
         self.on_failure = None
         RESULT_MEMORY.give_back()
         if failures:
@@ -498,7 +506,7 @@ class ModelRunner:
 
     def _tensor(self, name: str, array: Array) -> Tensor:
         """Return the array in this input's data type if it has that type's numpy form
-        (BF16 as uint16); InvalidInput otherwise.
+        (BF16 as uint16). Raises InvalidInput otherwise.
 
         Types are compared with and without `validate_io_params`, because bytes of
         another type mean nothing.

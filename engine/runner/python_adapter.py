@@ -1,12 +1,13 @@
-"""Adapters for Python models that are written for another server.
+"""Adapters for Python models that were written for another server. A package registers
+one as an entry point:
 
     [project.entry-points."popgate.python_models"]
     DemoModel = "demo_server.adapter"
 
-The name is that of the class in such a file, the value a module with a function
-`adapt(module, declared)`. It returns the class that PopGate runs, or None if the
-imported file has no such class. The owner of a device looks for adapters: the process
-of a Python model may have an interpreter that knows no entry points of ours.
+The name is the class name in such files. The value is a module with a function
+`adapt(module, declared)`. The function returns the class that PopGate runs, or None if
+the imported file has no such class. The owner of a device looks for adapters, because a
+Python model's process may have an interpreter without our entry points.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ GROUP = "popgate.python_models"
 
 @dataclass(frozen=True, slots=True)
 class PythonAdapter:
-    """The module of an adapter, and the folder that its package is in; both are empty
-    for files that need none."""
+    """The module of an adapter, and the folder of its package. Both are empty for files
+    that need no adapter.
+    """
 
     module: str = ""
     folder: str = ""
@@ -38,8 +40,10 @@ NO_ADAPTER = PythonAdapter()
 
 
 def adapter_for(source: bytes) -> PythonAdapter:
-    """Return the adapter that a file needs: its text has the name of the class, or
-    imports the adapter's package. Raises InvalidConfig if that is not installed."""
+    """Return the adapter that a file needs. The file's text contains the class name or
+    imports the adapter's package. Raises InvalidConfig if that package is not
+    installed.
+    """
     for mark, module in _adapters():
         package = module.partition(".")[0]
         if mark.encode() in source or package.encode() in source:
@@ -49,12 +53,12 @@ def adapter_for(source: bytes) -> PythonAdapter:
 
 @cache
 def _adapters() -> tuple[tuple[str, str], ...]:
-    """Return the names of classes, with the modules of their adapters."""
+    """Return the class names and the modules of their adapters."""
     return tuple(sorted((e.name, e.value) for e in entry_points(group=GROUP)))
 
 
 def _folder_of(package: str) -> str:
-    """Return the folder that a package is in, without importing it."""
+    """Return the folder of a package, without importing the package."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise InvalidConfig(f"{package} is an entry point of {GROUP}, but not there")

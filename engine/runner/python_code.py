@@ -1,9 +1,8 @@
-"""A Python model from a runner's view: its inputs and outputs, and the place of its
-code.
+"""A Python model from a runner's view: its inputs and outputs, and its file.
 
-Code is never part of a container that a client may send: the container of a Python
-model is made here. A device process accepts code only if it was started for that, from
-a message that marks it as code.
+A container from a client never contains code, because this module makes the containers
+of Python models. A device process accepts code only if it was started for that, and
+only from a message that marks it as code.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from popef_io import (
 )
 
 MAIN = 0
-#: Bytes that a `model.py` may have.
+#: The most bytes of a `model.py`.
 MAX_SOURCE = 4 << 20
 
 
@@ -56,10 +55,11 @@ class PythonCode:
     """A file with a model, and its settings.
 
     The model receives `parameters` as `context.config`. The packages of `requirements`
-    must be installed. `models` are the names of the models it may call, None for all.
-    Each load of the model passes `on_calls` a socket on which the model calls others
-    (engine/transport/call_messages.py). `declared` is the configuration of the model
-    for `adapter`, which a file for another server needs.
+    must be installed. `models` are the names of the models that it may call; None
+    allows all. Each load of the model passes a socket to `on_calls`. The model calls
+    other models over that socket (engine/transport/call_messages.py). A file for
+    another server needs an `adapter`, and `declared` is the model's configuration for
+    it.
     """
 
     file: Path
@@ -92,10 +92,10 @@ class PythonCode:
 
     @contextmanager
     def calling(self) -> Iterator[list[int]]:
-        """Yield descriptors to send with the load message: the model's end of its
-        calls, if it may make any.
+        """Yield the descriptors to send with the load message: the model's end of the
+        socket for its calls, if it may call other models.
 
-        The other end is passed on whether loading succeeds or fails.
+        The other end is passed to `on_calls` whether loading succeeds or fails.
         """
         if self.on_calls is None:
             yield []
@@ -108,10 +108,9 @@ class PythonCode:
 
 @dataclass(frozen=True, slots=True)
 class PythonModel:
-    """A Python model for `ModelRunner`: made by `read_python_model`.
+    """A Python model for `ModelRunner`. `read_python_model` makes it.
 
-    `interface` describes its tensors like any model's, and holds the content of the
-    file.
+    `interface` describes the tensors as for any model, and has the content of the file.
     """
 
     code: PythonCode
@@ -130,13 +129,14 @@ def read_python_model(
     declared: Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> PythonModel:
-    """Import a file on a Python device (`DeviceManager.create_python_device`) and
-    return the model in it with its inputs and outputs.
+    """Import a file on a Python device (`DeviceManager.create_python_device`). Return
+    the model in the file, with its inputs and outputs.
 
     `models`, `on_calls` and `declared` are the same as in `PythonCode`. Blocks. Raises
-    InvalidModel, with the author's file, line and code, if it cannot be imported, is
-    not a model, or takes longer than `timeout` seconds (None: any time), after which
-    the device's process is ended. Raises DeviceLost if that process dies.
+    InvalidModel, with the author's file, line and code, if the file cannot be imported
+    or is not a model. Also raises it if the import takes longer than `timeout` seconds
+    (None: no limit). The device's process is then ended. Raises DeviceLost if that
+    process dies.
     """
     path = Path(file).resolve()
     given = dict(parameters or {})
@@ -162,9 +162,7 @@ def read_python_model(
 
 
 def _container(name: str, interface: PythonInterface, source: bytes) -> Model:
-    """Return a container for the model: its tensors, and one program that
-    executes it.
-    """
+    """Return a container with the model's tensors and one program that runs it."""
     inputs = {t.name: f"input {t.name}" for t in interface.inputs}
     outputs = {t.name: f"output {t.name}" for t in interface.outputs}
     nodes: list[Node] = [StreamIn(f"h2d_{n}", v) for n, v in inputs.items()]

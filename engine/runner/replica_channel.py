@@ -52,15 +52,16 @@ from engine.transport.outcome import (
 from engine.transport.output_arrays import OutputArrays
 from engine.transport.result_memory import RESULT_MEMORY
 
-#: Takes a request that another replica of the model had not begun, with its inputs;
-#: returns whether it does.
+#: A function that moves a request to another replica, with its inputs. The first
+#: replica has not begun the request. Returns whether a replica took it.
 Heir = Callable[[Request, Mapping[str, Tensor], int], bool]
-#: Called with a channel and the name of the input that a run of its replica waits for;
-#: it returns what ends those that wait, or None.
+#: A function that gets missing rows. It receives a channel, and the name of the input
+#: that a run of the channel's replica waits for. It returns None, or an error that ends
+#: the waiting requests.
 Flush = Callable[["ReplicaChannel", str], EngineError | None]
 logger = logging.getLogger(__name__)
 
-#: Bytes of an output from which caches decide how fast copies are.
+#: From this many bytes of an output on, caches determine the speed of copies.
 LARGE_OUTPUT = 256 * 1024
 
 _BYTE = np.dtype(np.uint8)
@@ -93,26 +94,27 @@ class _Leaving:
         self.outputs = outputs
 
 
-#: Says that the outputs are not there yet.
+#: Stands for outputs that are not copied yet.
 _LEAVING = EngineBug("outputs are being copied")
 
 
 class ReplicaChannel(RequestChannel):
-    """The rings to one replica on one device, and the requests under way.
+    """The rings to one replica on one device, and the requests in flight.
 
-    At most `limit` requests are in flight. Requests for which the rings have no room
-    wait here, as references to the caller's memory, and are copied in when results make
-    room. Any thread may call the methods; they take the device's lock.
+    At most `limit` requests are in flight. A request that finds no room in the rings
+    waits in the backlog, as a reference to the caller's memory. It is copied in when
+    results make room. Any thread may call the methods, which take the device's lock.
 
-    If an event loop drives, a thread copies large data (`bulk_copy.py`). Requests
-    behind one that is being copied in wait in the backlog, and completions behind one
-    that is being copied out wait here, so both keep their order. No part of a request
-    is published, and no slot released, before its copy has ended.
+    If an event loop drives, a thread copies large data (`bulk_copy.py`). Meanwhile
+    later requests wait in the backlog, and later completions wait in a list, so both
+    keep their order. No part of a request is published, and no slot released, before
+    its copy has ended.
 
-    It is a line of its replica (`ReplicaLines`), with a `priority` level, a `weight`
-    and a `lane`, 0 if it has none. `lines` are all the channels to the replica, which
-    share `service_time`; empty if this is the only one. When the device is lost,
-    requests that have not begun go to `heir`, or fail if that is None.
+    A channel is one line of its replica (`ReplicaLines`). It has a `priority` level, a
+    `weight` and a `lane`; each is 0 if it has none. `lines` are all channels to the
+    replica, which share `service_time`. `lines` is empty if this is the only channel.
+    When the device is lost, requests that have not begun go to `heir`, or fail if
+    `heir` is None.
     """
 
     def __init__(
@@ -150,11 +152,11 @@ class ReplicaChannel(RequestChannel):
         layout = description.layout
         self._arriving: _Arriving | None = None
         self._leaving: _Leaving | None = None
-        #: Of the outputs that are being copied out, the first; and when they have been,
-        #: until their slots are released, else -1.
+        #: The index of the first output that a thread copies out. `_released` has this
+        #: index after the copy until the slots are released, and else -1.
         self._leaving_from = 0
         self._released = -1
-        #: Completions that have come while outputs were being copied, theirs first.
+        #: The completion whose outputs are being copied, followed by later completions.
         self._finished: deque[_Finished] = deque()
         self._owners = [0] * layout.slots
         self._channel = channel = Channel.create(description.name, layout)
@@ -167,17 +169,17 @@ class ReplicaChannel(RequestChannel):
             for desc, anchor in zip(description.outputs, channel.outputs, strict=True)
         ]
         self._lock = device.lock
-        #: Whether requests can be taken: false once closed or lost.
+        #: Whether the channel can take requests. False once it is closed or lost.
         self.usable = True
         self._is_lost = False
-        #: Rows of different length do not run in the order in which they came.
+        #: Whether requests run in order. Rows of different length do not.
         self._in_order = description.batches.ragged is None
-        #: Whether the last outputs were large: then they are copied out early.
+        #: Whether the last outputs were large. If so, results are copied out early.
         self._large_outputs = False
         try:
             self.number = device.open_channel(self, channel, layout)
         except BaseException:
-            channel.close()  # or its descriptor would stay open
+            channel.close()  # otherwise its descriptor would stay open
             raise
 
     @property
@@ -200,8 +202,8 @@ class ReplicaChannel(RequestChannel):
 
     @property
     def rows(self) -> int:
-        """Return the rows in flight, without abandoned requests; one without rows
-        counts as one.
+        """Return the rows in flight, without those of abandoned requests. A request
+        without rows counts as one row.
         """
         return self._rows
 
@@ -221,15 +223,16 @@ class ReplicaChannel(RequestChannel):
         delayed: bool = True,
         optional: bool = False,
     ) -> Request:
-        """Copy the tensors into their slots and wake the device; never blocks.
+        """Copy the tensors into their slots and wake the device. Never blocks.
 
-        The tensors' memory must stay as it is until the request is done. `began_ns`:
-        record where its time went, in `tracepoints`. `into`: what its outputs are
-        copied to, instead of `Request.outputs`. Not `delayed`: it waits for no others
-        to run with it. `optional`: it wants the optional outputs, too. Raises
-        QueueFull if `limit` requests are in flight, DeadlineUnreachable if what
-        waits takes longer than until `deadline_ns` (a replica that has nothing to do
-        tries), InvalidInput if a tensor can never fit. Nothing is queued then.
+        The tensors' memory must not change until the request is done. With `began_ns`
+        the request's times are recorded in `tracepoints`. The outputs are copied to
+        `into` if given, instead of `Request.outputs`. With `delayed` False the request
+        does not wait for others to run with it. With `optional` it wants the optional
+        outputs too. Raises QueueFull if `limit` requests are in flight. Raises
+        DeadlineUnreachable if the waiting requests take until after `deadline_ns`; an
+        idle replica takes the request all the same. Raises InvalidInput if a tensor can
+        never fit. After an error nothing is queued.
         """
         with self._lock:
             if len(self._in_flight) >= self.limit:
@@ -261,13 +264,13 @@ class ReplicaChannel(RequestChannel):
             return request
 
     def _ask_for_rows(self, name: str, waiting: list[Request]) -> None:
-        """Ask for data of the input `name` for a run of waiting requests. Called
-        without the lock.
+        """Ask for data of the input `name`, which a run of the waiting requests needs.
+        Called without the lock.
         """
         if self._flusher is not None:
             try:
                 failure = self._flusher(self, name)
-            except SystemExit as error:  # there may be no later chance
+            except SystemExit as error:  # the callback may not be called again
                 what = f"flush_callback, asked for rows of {name!r}, raised SystemExit"
                 self._give_up(waiting, CallbackFailed(f"{what}: {error}"))
                 raise
@@ -275,7 +278,7 @@ class ReplicaChannel(RequestChannel):
                 self._give_up(waiting, failure)
 
     def _give_up(self, requests: list[Request], error: EngineError) -> None:
-        """End requests whose run will not be filled up; the device forgets them."""
+        """End requests whose run will not be filled up. The device forgets them."""
         with self._lock:
             if not self.usable:
                 return
@@ -290,14 +293,14 @@ class ReplicaChannel(RequestChannel):
     def fill_up(
         self, rows: int, tensors: Mapping[str, Tensor], on_done: OnDone
     ) -> None:
-        """Queue rows that complete a run which waits for some (flushing.py)."""
+        """Queue rows that complete a waiting run (flushing.py)."""
         self.device.origin.check("ModelRunner")
         with self._lock:
             number = next(self._numbers)
             self._queue(FillUp(self, number, rows, 0, on_done), tensors)
 
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
-        if not self.usable:  # since the caller picked this channel
+        if not self.usable:  # closed since the caller picked this channel
             if self._is_lost:
                 raise DeviceLost(f"{self.name!r} lost its device")
             raise self._unloaded()
@@ -314,11 +317,11 @@ class ReplicaChannel(RequestChannel):
         self._rows += request.rows or 1
 
     def wait_for_room(self, most: int, end: float | None) -> None:
-        """Block while `most` requests are in flight; DeadlineExceeded at `end`
+        """Block while `most` requests are in flight. Raises DeadlineExceeded at `end`
         (`time.monotonic()`).
 
-        Finished large results are copied out first, while they are in a cache. Then
-        their slots are free for the next requests, and still in the cache.
+        Copies finished large results out first, while they are in a cache. Then their
+        slots are free for the next requests and still in the cache.
         """
         if self._large_outputs:
             self.device.catch_up()
@@ -335,9 +338,9 @@ class ReplicaChannel(RequestChannel):
                 )
 
     def _rows_ahead(self) -> int:
-        """Return the rows that run before a request of this line: those of higher
-        levels and of its own line, and as many of its neighbours as their weights let
-        run meanwhile.
+        """Return the rows that run before a new request of this line. These are the
+        rows of higher levels and of this line. Lines of the same level add as many rows
+        as their weights allow meanwhile.
         """
         higher = beside = 0
         mine = weights = self.weight or 1
@@ -357,10 +360,10 @@ class ReplicaChannel(RequestChannel):
         tensors: Mapping[str, Tensor],
         places: list[tuple[AnchorRing, Tensor, int]] | None = None,
     ) -> bool:
-        """Put a request into the rings; return False if one has no room, or if a thread
-        copies the request.
+        """Put a request into the rings. Return False if a ring has no room, or if a
+        thread copies the request.
 
-        `places`: the places of its bytes, if they are copied already.
+        `places` are the places of the request's bytes if they are already copied.
         """
         channel = self._channel
         slot = channel.requests.try_write_lock()
@@ -418,7 +421,7 @@ class ReplicaChannel(RequestChannel):
     def _copy_in(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy a request to its places in a thread, if there is room for all of it.
 
-        It becomes the first of the backlog, which `_refill` goes on with.
+        The request becomes the first of the backlog. `_refill` continues with it.
         """
         places: list[tuple[AnchorRing, Tensor, int]] = []
         pairs: list[tuple[Array, Array]] = []
@@ -428,8 +431,8 @@ class ReplicaChannel(RequestChannel):
                 continue
             if len(tensor.shape) > MAX_RANK:
                 raise _too_many_dimensions(name, tensor)
-            # Takes nothing: it is free until the request is published, because nothing
-            # else is placed meanwhile.
+            # This does not reserve the place. The place stays free until the request is
+            # published, because nothing else is placed meanwhile.
             offset = anchor.place(tensor.nbytes)
             if offset < 0:
                 return
@@ -464,7 +467,7 @@ class ReplicaChannel(RequestChannel):
         requests.
         """
         if self.device.state is not READY:
-            return  # it is being lost, or closed: they will all be failed
+            return  # being lost or closed, which fails all requests
         while self._backlog:
             request, tensors = self._backlog[0]
             failure: EngineError | None = None
@@ -484,7 +487,7 @@ class ReplicaChannel(RequestChannel):
             except Exception as error:
                 failure = broken_off(error)
             self._backlog.popleft()
-            if failure is not None or request.done:  # or cancelled before it got a slot
+            if failure is not None or request.done:  # or cancelled before it had a slot
                 del self._in_flight[request.number]
                 self._kept.pop(request.number, None)
                 self.device.outstanding -= 1
@@ -515,16 +518,16 @@ class ReplicaChannel(RequestChannel):
     ) -> None:
         """Finish a request: take its outputs out of their slots and resolve it.
 
-        Once the request is no longer in flight only this call can resolve it, so
-        whatever is raised from there on ends up at its `resolve`.
+        Once the request is no longer in flight, only this call can resolve it. So the
+        request is resolved even if an error is raised.
         """
-        if self._leaving is not None:  # which it is behind
+        if self._leaving is not None:  # an earlier request is still being copied out
             completion = (outcome, number, queue_ns, compute_ns, rows, longest, text)
             self._finished.append(completion)
             return
-        # One of four cases: done and waited for; done, but abandoned meanwhile (its
-        # slots are released all the same); ended without results; or a question
-        # (NEEDS_ROWS), which is of no request.
+        # There are four cases: the request is done and wanted; it is done but abandoned
+        # meanwhile, and its slots must still be released; it ended without results; or
+        # the completion is a question (NEEDS_ROWS) and belongs to no request.
         request = self._in_flight.pop(number, None)
         if request is not None:
             self.device.outstanding -= 1
@@ -534,11 +537,13 @@ class ReplicaChannel(RequestChannel):
         goes_on = False
         try:
             wanted = request is not None and not request.done and outcome == DONE
-            # Output slots are released in the order of completions. Then the backlog,
-            # before `resolve` calls back, so that the device has its next work early.
+            # Output slots are released in the order of completions. The backlog is
+            # moved next, before `resolve` calls back, so that the device has its next
+            # work early.
             failed = self._collect(number, outcome, request if wanted else None)
             if failed is _LEAVING and request is not None:
-                # It goes on in `_go_on`, and is in flight until then: the oldest.
+                # `_go_on` continues with it. Until then it is in flight, as the oldest
+                # request.
                 self._in_flight = {number: request, **self._in_flight}
                 self.device.outstanding += 1
                 self._finished.appendleft(
@@ -558,8 +563,8 @@ class ReplicaChannel(RequestChannel):
                 service = self.service_time
                 if outcome == DONE and compute_ns != service.seen:
                     waiting = self._rows_of_lines() if self.lines else self._rows
-                    # If nothing waits no estimate is needed, and one batch in so
-                    # many is measured; any number is a fair die.
+                    # If nothing waits, no estimate is needed, and only one batch in
+                    # `SELDOM` is measured. The running time serves as a random number.
                     if waiting > rows or service.is_new or compute_ns % SELDOM == 0:
                         service.observe(rows, queue_ns, compute_ns, waiting)
                     else:
@@ -577,9 +582,7 @@ class ReplicaChannel(RequestChannel):
     def _look_closer(
         self, request: Request, outcome: int, text: str, failed: EngineError | None
     ) -> EngineError | None:
-        """Finish a request that failed, or whose times are recorded; return
-        its error.
-        """
+        """Finish a request that failed or has recorded times. Return its error."""
         if request.predicted_ns:
             expired = outcome == Outcome.EXPIRED
             in_time = not expired and monotonic_ns() <= request.predicted_ns
@@ -593,11 +596,12 @@ class ReplicaChannel(RequestChannel):
     def _collect(
         self, number: int, outcome: int, request: Request | None
     ) -> EngineError | None:
-        """Copy the outputs of request `number` out of their slots, if `request` is
-        there to have them, and release the slots. Return the error that kept them from
-        being copied, or `_LEAVING` if a thread copies them first."""
+        """Copy the outputs of request `number` out of their slots if `request` is not
+        None, and release the slots. Return the error that prevented a copy, or
+        `_LEAVING` if a thread must copy them first.
+        """
         if outcome != DONE and not self._in_order:
-            return None  # the next outputs are those of another request
+            return None  # the next outputs belong to another request
         failure: EngineError | None = None
         outputs: dict[str, Tensor] = {}
         size = 0
@@ -624,8 +628,8 @@ class ReplicaChannel(RequestChannel):
                         data = bytes(payload[start : start + nbytes])
                         outputs[name] = Tensor(data_type, shape, (data,), nbytes)
             except Exception as error:
-                # The slot is released whatever it was, a lack of memory or a bug: one
-                # that is not would hold up all those behind it.
+                # The slot is released after any error, even a lack of memory or a bug.
+                # Otherwise it would block all slots after it.
                 failure = not_copied(name, error)
             finally:
                 if slot >= 0:
@@ -663,9 +667,9 @@ class ReplicaChannel(RequestChannel):
 
     def _go_on(self) -> None:
         """Finish the request whose outputs were copied or are no longer wanted, and
-        those behind it.
+        then the later completions.
 
-        For the side that drives, with the lock.
+        For the side that drives, with the lock held.
         """
         leaving = self._leaving
         if leaving is None or not leaving.copy.is_over:
@@ -679,7 +683,8 @@ class ReplicaChannel(RequestChannel):
                 name = next(iter(leaving.outputs))
                 request.outputs = {}
                 self._end(request, not_copied(name, leaving.copy.failure))
-        # Compiled code would take `_leaving` for None here, as set above.
+        # Call a method, because compiled code would assume that `_leaving` is still
+        # None.
         while finished and not self._copies_out():
             self.finish(*finished.popleft())
 
@@ -690,22 +695,24 @@ class ReplicaChannel(RequestChannel):
     def _count_cancelled(
         self, outcome: int, queue_ns: int, compute_ns: int, rows: int, text: str
     ) -> None:
-        """Count a completion whose request was abandoned, or one that is a question."""
+        """Handle a completion whose request was abandoned, or a completion that is a
+        question.
+        """
         if outcome == Outcome.NEEDS_ROWS:
-            # Called back by `Device.collect` after it has released the lock: a user's
-            # callback may submit requests, to this channel too.
+            # `Device.collect` makes the call after it has released the lock, because a
+            # user's callback may submit requests, even to this channel.
             waiting = [r for r in self._in_flight.values() if r.slot >= 0]
             self.device.data_requests.append(partial(self._ask_for_rows, text, waiting))
             return
         self.late += 1
-        # Its service time counts all the same: when a machine gets slower,
-        # it is said by those who could not wait for it. One that was ended by its
-        # deadline would have taken longer; one whose client has gone says nothing.
+        # Its service time counts too, because abandoned requests show that a machine
+        # gets slower. A run that its deadline ended would have taken longer. A run that
+        # ended because its client has gone shows nothing.
         if compute_ns and compute_ns != self.service_time.seen:
             expired = outcome == Outcome.EXPIRED
             slower = expired and self.service_time.is_slower(rows, compute_ns)
             if slower or outcome == Outcome.DONE:
-                # They are no longer counted as in flight.
+                # These rows no longer count as in flight.
                 in_flight = rows + self._rows_of_lines()
                 self.service_time.observe(rows, queue_ns, compute_ns, in_flight)
         self.service_time.since = time.monotonic_ns()
@@ -720,18 +727,18 @@ class ReplicaChannel(RequestChannel):
         return self.device.wait(request, timeout)
 
     def abandon(self, request: Request, error: EngineError) -> None:
-        """Resolve a request now; the device drops it, or its result is discarded."""
+        """Resolve a request now. The device drops it, or its result is discarded."""
         self.device.origin.check("request")
         with self._lock:
             if request.done:
                 return
-            # The slot may be another request's by now: the device releases it with the
-            # run, before its completion is taken here.
+            # The slot may belong to another request by now. The device releases it with
+            # the run, before this side takes the completion.
             slot = request.slot
             usable = self.usable
             try:
                 if usable and slot >= 0 and self._owners[slot] == request.number:
-                    # The flag before the wake-up, so that the device finds it.
+                    # Set the flag before the wake-up, so that the device finds it.
                     self._channel.set_cancelled(slot)
                     self.device.tell_cancelled()
                 if request.predicted_ns and isinstance(error, DeadlineExceeded):
@@ -747,8 +754,8 @@ class ReplicaChannel(RequestChannel):
                 self.device.follow_up(self._go_on)
 
     def _measure(self, request: Request) -> None:
-        """Set the times of a request that ends without a completion: in the queue, and
-        running.
+        """Set the queue time and running time of a request that ends without a
+        completion.
 
         The caller holds the lock.
         """
@@ -767,14 +774,15 @@ class ReplicaChannel(RequestChannel):
             self._kept.pop(request.number, None)
 
     def inherit(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
-        """Queue a request that another replica had not begun; return whether there is
+        """Queue a request that another replica has not begun. Return whether there is
         room for it.
         """
         with self._lock:
             if not self.usable or len(self._in_flight) >= self.limit:
                 return False
             ahead = self._rows
-            # Results are taken in the order of numbers: behind all that is here.
+            # Results are taken in the order of numbers, so it needs a number after all
+            # others here.
             request.number = next(self._numbers)
             request.channel, request.slot, request.predicted_ns = self, -1, 0
             try:
@@ -786,8 +794,8 @@ class ReplicaChannel(RequestChannel):
             return True
 
     def lose(self, error: EngineError) -> Callable[[], None] | None:
-        """Fail the requests that runs have taken, and return a function that moves the
-        others to another replica if an event loop drives.
+        """Fail the requests that runs have taken. If an event loop drives, return a
+        function that moves the other requests to another replica.
 
         The caller holds the lock.
         """
@@ -828,12 +836,12 @@ class ReplicaChannel(RequestChannel):
                 for r in placed
                 if owners[r.slot] == r.number and not channel.is_begun(r.slot)
             ]
-        # Taken in their order, so those that are not are the last ones.
+        # Runs take requests in order, so the untaken requests are the last ones.
         count = channel.requests.untaken
         return placed[max(0, len(placed) - count) :] if count else []
 
     def _unstarted(self) -> list[tuple[Request, Mapping[str, Tensor]]]:
-        """Return the requests that no run has taken, oldest first; another replica may
+        """Return the requests that no run has taken, oldest first. Another replica may
         take them.
         """
         waiting = {id(request) for request in self._untaken(self._placed())}
@@ -873,7 +881,8 @@ class ReplicaChannel(RequestChannel):
                     self._measure(request)
                 self._cancel(requests)
             finally:
-                # All counts first: `resolve` calls back, and a callback may submit.
+                # Set all counts first, because `resolve` calls back and a callback may
+                # submit.
                 self.device.outstanding -= len(requests)
                 self._in_flight.clear()
                 self._kept.clear()
@@ -903,7 +912,7 @@ class ReplicaChannel(RequestChannel):
 
     def close(self) -> None:
         """Fail the requests in flight and release the memory."""
-        # Of a device that is lost it has failed already: the model is unloaded.
+        # If the device is lost, the requests have already failed.
         self.fail_all(self._unloaded())
         with self._lock:
             if self.usable:

@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 class ReplicaLines:
     """The channels to replica `number` of a device. Thread-safe.
 
-    `default` is the line of requests that state no level; the only one if the model has
-    no levels. `all` are all lines, the levels first. Opening them blocks, and raises as
-    `LinkedDevice.call`. The other parameters are those of `ReplicaChannel`.
+    `default` is the line of requests that state no level. It is the only line if the
+    model has no levels. `all` are all lines, the levels first. Opening them blocks, and
+    raises the errors of `LinkedDevice.call`. The other parameters are those of
+    `ReplicaChannel`.
     """
 
     def __init__(
@@ -75,9 +76,7 @@ class ReplicaLines:
             line.lines = self.all
 
     def of(self, priority: int) -> ReplicaChannel:
-        """Return the channel of requests that state this priority
-        (`ModelRunner.submit`).
-        """
+        """Return the channel for requests with this priority (`ModelRunner.submit`)."""
         if priority >= 0:
             known = 0 < priority <= len(self._levels)
             return self._levels[priority - 1] if known else self.default
@@ -86,7 +85,8 @@ class ReplicaLines:
         key = beside.priority, weight, lane
         found = self._weighted.get(key)
         if found is None:
-            # Opening it waits for what runs. Until it is there, they wait with all.
+            # Opening a channel waits for the present run. Until it is open, the
+            # requests use the line of their level.
             self._weighted[key] = found = beside
             name = f"popgate-weight-{weight}-{lane}"
             Thread(target=self._add, args=key, name=name, daemon=True).start()
@@ -96,7 +96,7 @@ class ReplicaLines:
         """Open the channel of a weight, in a thread."""
         try:
             line = self._open(priority, weight, lane)
-        except (EngineError, OSError) as error:  # the device is lost, most likely
+        except (EngineError, OSError) as error:  # the device is probably lost
             if self.default.usable:
                 what = "%r: requests of weight %d have no line of their own: %s"
                 logger.warning(what, self, weight, error)
@@ -114,7 +114,7 @@ class ReplicaLines:
 
     @property
     def in_flight(self) -> int:
-        """Return requests on all of them."""
+        """Return the number of requests in flight on all lines."""
         return sum(line.in_flight for line in self.all)
 
     def __repr__(self) -> str:
@@ -122,9 +122,9 @@ class ReplicaLines:
 
 
 def least_busy(replicas: Iterable[ReplicaLines | None]) -> ReplicaLines | None:
-    """Return the replica with the fewest requests of this process among those that can
-    take one; of several, one whose device runs nothing, for no process. None if there
-    is none.
+    """Return the replica with the fewest requests of this process, among the replicas
+    that can take one. Of several such replicas, prefer one whose device is idle for all
+    processes. Return None if no replica can take a request.
     """
     ready = [lines for lines in replicas if lines is not None and lines.default.usable]
     return min(ready, key=_busy) if ready else None

@@ -1,7 +1,7 @@
 """The replicas of a model: their devices, and the channels to each.
 
-It loads and unloads, and chooses the replica for a request. `ModelRunner` knows the
-content of requests.
+`ReplicaSet` loads and unloads a model, and chooses the replica for a request.
+`ModelRunner` handles the content of requests.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ from popef_io import Model
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that save programs may take, and what runs before them.
+#: Seconds that save programs may take, together with the runs before them.
 SAVE_TIMEOUT = 300.0
 
-#: Seconds that a device gets to unload a model, and the `close` of a Python model.
+#: Seconds that a device may take to unload a model, and that a Python model's `close`
+#: may take.
 UNLOAD_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 5.0
 
-#: Seconds that a device gets to end what takes too long, before it is ended itself.
+#: Seconds that a device may take to end a load that takes too long. Then the device
+#: process is ended.
 LOAD_GRACE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """Plan of each replica: the model, its batches and the sizes of its channel."""
+    """The plan of each replica: the model, its batches and the sizes of its channel."""
 
     name: str
     model: Model
@@ -76,8 +78,9 @@ class ReplicaPlan:
 class ReplicaSet:
     """Replicas 0 to n-1 on their devices. Thread-safe.
 
-    Devices that `config.replica_to_device` does not give are attached here, by
-    `manager` and the configuration's wait policy, and closed with the set.
+    For replicas without a device in `config.replica_to_device`, this object attaches
+    one from `manager`, under the configuration's wait policy. Closing the set closes
+    those devices.
     """
 
     def __init__(self, plan: ReplicaPlan, config: ModelRunnerConfig) -> None:
@@ -96,18 +99,18 @@ class ReplicaSet:
         )
         self._own: list[Device] = []
         self._devices: list[Device] = []
-        #: By number; None for one that is not loaded at the moment.
+        #: The replicas by number. None if a replica is not loaded at the moment.
         self._replicas: list[ReplicaLines | None] = []
         self._tracepoints: list[Tracepoints] = []
         self._loaded = False
-        #: Whether a request that one replica has not begun may go to another.
+        #: Whether a request that one replica has not begun may move to another.
         self._moves = False
         self._stopped = False
         self._closed = False
-        #: Why it takes no requests any more, if it was found at fault.
+        #: The reason why the model takes no requests, if it was found at fault.
         self.failure: EngineError | None = None
 
-    # -- what there is
+    # -- properties
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -167,12 +170,12 @@ class ReplicaSet:
     # -- requests
 
     def pick(self, replica_id: int | None, priority: int = 0) -> ReplicaChannel:
-        """Return the channel to this replica, or to the least busy one.
+        """Return the channel to this replica, or to the least busy replica.
 
-        If the model has priority levels, it is the line of `priority`, or of the
-        default level if that level does not exist; it may have a weight (`weighted`).
-        Raises RunnerClosed, or DeviceLost if it has no device at the moment;
-        WrongProcess in a forked child.
+        If the model has priority levels, the channel is the line of `priority`, or of
+        the default level if that level does not exist. `priority` may include a weight
+        (`weighted`). Raises RunnerClosed, DeviceLost if the replica has no device at
+        the moment, or WrongProcess in a forked child.
         """
         if self.origin.left:
             raise self.origin.error("ModelRunner")
@@ -209,7 +212,7 @@ class ReplicaSet:
     def _inherit(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
     ) -> bool:
-        """Move a request that has not begun to another replica; return whether one
+        """Move a request that has not begun to another replica. Return whether one
         accepted it.
         """
         try:
@@ -226,8 +229,8 @@ class ReplicaSet:
             )
 
     def recover_if_lost(self, replica: int) -> None:
-        """Recover a lost device. Blocking callers do it themselves (`auto_reset`), or
-        wait for the one that does.
+        """Recover a lost device. Blocking callers do so themselves (`auto_reset`), or
+        wait for another caller that does.
         """
         if not self._config.auto_reset:
             return
@@ -238,7 +241,7 @@ class ReplicaSet:
             time.sleep(device.rest_of(self._plan.name))
             device.resume()
 
-    # -- life
+    # -- loading and closing
 
     def attach(self, manager: DeviceManager | None) -> None:
         """Give each replica its device."""
@@ -284,7 +287,8 @@ class ReplicaSet:
         self._moves = several and not keeps_state(self._plan.model)
         for device in dict.fromkeys(self._devices):
             self._load_on(device)
-        # From here on `reload` brings back what is lost; what was lost before was not.
+        # From here on `reload` loads lost replicas again. Replicas that were lost
+        # earlier raise here.
         self._loaded = True
         for replica, lines in enumerate(self._replicas):
             if lines is None or not lines.default.usable:
@@ -293,7 +297,8 @@ class ReplicaSet:
     def reload(self, device: Device) -> None:
         """Load the replicas of a device again, after its process was replaced.
 
-        Not during `load`, which undoes only what it has begun itself.
+        Does nothing during `load`, which undoes only the loading that it has begun
+        itself.
         """
         self.origin.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
@@ -320,14 +325,14 @@ class ReplicaSet:
             control.close_all(fds)
 
     def stop(self) -> None:
-        """Take no more requests; what is in flight fails with RunnerClosed."""
+        """Take no more requests. Requests in flight fail with RunnerClosed."""
         self._stopped = True
         for channel in self.channels:
             channel.fail_all(self._unloaded())
 
     def close(self) -> None:
-        """Stop, and unload everywhere; in a forked child only our own devices are
-        closed.
+        """Stop, and unload the model from all devices. In a forked child, only close
+        our own devices.
         """
         if self._closed:
             return
@@ -339,15 +344,17 @@ class ReplicaSet:
             device.close()
         for device in self._devices:
             if device.python is not None and not self.origin.left:
-                device.close(kill=device in stuck)  # it is the model's, and no other's
+                device.close(kill=device in stuck)  # only this model uses it
 
     def _unload(self) -> set[Device]:
-        """Unload everywhere; return the devices that do not end that in time."""
+        """Unload the model from all devices. Return the devices that do not unload it
+        in time.
+        """
         stuck: set[Device] = set()
         self.stop()
         self._closed = True
         for device, lines in zip(self._devices, self._replicas, strict=False):
-            # Of a process that is gone the number may be another's by now.
+            # If the process has ended, another replica may have the number by now.
             if lines is None or not lines.default.usable:
                 continue
             device.cancel_run(lines.number)
@@ -367,7 +374,7 @@ class ReplicaSet:
                 )
                 stuck.add(device)
             except (EngineError, OSError):
-                continue  # it is gone
+                continue  # the process has ended
         return stuck
 
     def _load_on(self, device: Device) -> None:
@@ -376,7 +383,7 @@ class ReplicaSet:
         began = time.monotonic()
         mine = [i for i, one in enumerate(self._devices) if one is device]
         for replica in mine:
-            self._replicas[replica] = None  # to a process that is gone, if there is one
+            self._replicas[replica] = None  # drop the lines to an ended process
         message: Message = {
             "op": "load",
             "count": len(mine),
@@ -429,13 +436,14 @@ class ReplicaSet:
         try:
             if timeout is None:
                 return list(device.call(message, fds)["replicas"])
-            # Programs are ended by the device; then a moment is left to say so.
+            # The device ends programs in time, and then needs a moment to report it.
             grace = timeout + LOAD_GRACE
             return list(device.call(message, fds, grace)["replicas"])
         except TimeoutError:
             why = f"loading takes longer than {timeout:g} s, and cannot be ended"
             error = InvalidModel(f"model {self._plan.name!r}: {why}")
-            # Before the device comes back: it is not to be loaded again.
+            # Fail the model before the device comes back, so that it is not loaded
+            # again.
             self.fail(ExecutionFailed(str(error)))
             device.end_process(f"{self._plan.name!r}: {why}")
             raise error from None
@@ -456,8 +464,8 @@ class ReplicaSet:
                     channel.abandon(request, error.again())
 
     def fail(self, error: EngineError) -> None:
-        """Accept no more requests, permanently: all fail with `error`, as do those in
-        flight, whose run ends.
+        """Permanently accept no more requests. All requests fail with `error`, also
+        those in flight, whose run ends.
 
         The model is not loaded again if a device comes back.
         """
@@ -486,12 +494,12 @@ class ReplicaSet:
 
 
 def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
-    """Return the preferred batch sizes that are possible, ascending."""
+    """Return the possible preferred batch sizes in ascending order."""
     return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})
 
 
 def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
-    """Return the waits for incomplete runs, for a `load` message."""
+    """Return the waiting times for incomplete runs, for a `load` message."""
     batch = run = config.timeout_ns or NEVER_NS
     if config.is_batch_size_timeout_enabled:
         batch, run = config.batch_size_timeout_ns, config.data_parallel_timeout_ns

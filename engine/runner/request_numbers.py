@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator
 
-#: Bits of a request's number below those of its process.
+#: The bits of a request's number below the bits of its process.
 PROCESS_SHIFT = 40
 
 
@@ -18,7 +18,7 @@ _numbers = itertools.count(_first())
 
 
 def _renew() -> None:
-    """Start new numbers in a forked child, which is another process."""
+    """Start new numbers in a forked child, because it is another process."""
     global _numbers
     _numbers = itertools.count(_first())
 

@@ -10,7 +10,8 @@ from engine.transport.output_arrays import OutputArrays
 
 
 class ExecuteResult(Mapping[str, Array]):
-    """Name to numpy array. With caller-owned memory the arrays are the caller's.
+    """A mapping from name to numpy array. With caller-owned memory the arrays are the
+    caller's.
 
     Arrays made by the library belong to the caller: they may be modified and stay valid
     after the runner is closed.
@@ -26,8 +27,8 @@ class ExecuteResult(Mapping[str, Array]):
 
         Return whether it is.
 
-        Raises the request's error, and WrongProcess in a forked child; a result from
-        before the fork is also there in the child.
+        Raises the request's error, and WrongProcess in a forked child. A result that
+        came before the fork is available in the child too.
         """
         if self._there:
             return True
@@ -41,9 +42,9 @@ class ExecuteResult(Mapping[str, Array]):
         return True
 
     def arrays(self) -> dict[str, Array]:
-        """Return all of them, once the result is there; a new dictionary.
+        """Wait for the result, and return all arrays in a new dictionary.
 
-        Raises how the request failed.
+        Raises the request's error.
         """
         self.wait()
         return dict(self._outputs.arrays)

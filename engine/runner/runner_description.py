@@ -1,7 +1,7 @@
 """Description of a loaded model for a process that feeds its replicas.
 
-The owner of the replicas makes it (`ModelRunner.description`), and a `JoinedRunner` is
-made from it. Both open their channels by it (replica_lines.py).
+The owner of the replicas makes it (`ModelRunner.description`). A `JoinedRunner` is made
+from it. Both use it to open their channels (replica_lines.py).
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
 from popef_io import DataType
 
-#: Waiting for rows of other requests that is longer hides how fast a replica is.
+#: Longer waits for rows of other requests hide how fast a replica is.
 LONG_WAIT_NS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerDescription:
-    """A model as it is loaded.
+    """A loaded model.
 
     `replicas` are pairs of a device and the replica's number there, in order. At most
-    `max_queue_size` requests may wait in one, limited by level with
-    `priority_queue_sizes`. Running times are `measured` if requests do not wait long to
-    run together. Requests that wait for one replica may go to another if it `moves`.
+    `max_queue_size` requests may wait in one replica. `priority_queue_sizes` limits
+    single levels. `measured` is set if requests do not wait long to run together; only
+    then are running times measured. With `moves`, requests that wait for one replica
+    may move to another.
     """
 
     name: str
@@ -69,8 +70,8 @@ class RunnerDescription:
         )
 
     def shared(self, clients: int) -> RunnerDescription:
-        """Return the description for one of `clients` clients: their queues together
-        are as long as one.
+        """Return the description for one of `clients` clients. All their queues
+        together are as long as the original queue.
         """
         return replace(
             self,
@@ -82,8 +83,8 @@ class RunnerDescription:
         )
 
     def limit_of(self, priority: int) -> int:
-        """Return how many requests of a level may wait in a replica; 0: no separate
-        limit.
+        """Return how many requests of a level may wait in a replica. 0 means no
+        separate limit.
         """
         return self.priority_queue_sizes.get(priority, self.max_queue_size)
 

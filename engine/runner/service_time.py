@@ -1,20 +1,20 @@
-"""Service-time estimate of a replica: predicts when a request would be done (admission
-control).
+"""Service-time estimate of a replica. It predicts when a request would be done
+(admission control).
 
-It learns from completions: for batches of about the same size (within a power of two),
-the time from the end of the batch before, or from the arrival if the replica was idle.
-That includes all other work of the device in between, so the load of other models and
-clients counts too.
+It learns from completions, separately for batches of about the same size (within a
+power of two). A service time runs from the end of the batch before, or from the
+request's arrival if the replica was idle. So it includes the device's work for other
+models and clients in between.
 
 An estimate is the sum over the waiting batches and the running one, less the time since
 the last batch ended. The prediction adds twice the standard deviation of the sum, and a
 safety factor that learns from past predictions. Each miss raises the factor, and each
-hit lowers it by so much less that three in a thousand are missed. A machine slows down
-for all waiting requests at once, so misses come by the dozen, and still 99 in 100 must
-be met. Caution costs little, because a longer queue keeps the device no busier. The
-running batch and the next one, which do keep it busy, have a separate factor, so
-deadlines of a few batches do not leave it idle. Before the first measurement an
-estimate is 0, so nothing is refused on a guess.
+hit lowers it a little. The ratio of the two makes three predictions in a thousand miss.
+A machine slows down for all waiting requests at once, so misses come in groups, and
+still 99 in 100 must be met. Caution costs little, because a longer queue keeps the
+device no busier. Only the running batch and the next one keep it busy. They have a
+separate factor, so that deadlines of a few batches do not leave the device idle. Before
+the first measurement an estimate is 0, so nothing is refused on a guess.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ import time
 
 from engine.errors import DeadlineUnreachable
 
-#: Weight of the newest batch in a mean: four batches on, a change is mostly learned.
+#: Weight of the newest batch in a mean. After four batches a change is mostly learned.
 NEWEST = 0.25
 #: If nothing waits, one batch in so many is measured (`ReplicaChannel.finish`).
 SELDOM = 8
-#: The factor of safety at first, at least and at most.
+#: The initial, smallest and largest safety factor.
 SAFETY, LEAST_SAFETY, MOST_SAFETY = 3.0, 1.25, 5.0
-#: Of the batch that runs and the next one, at most.
+#: The largest safety factor of the running batch and the next one.
 NEXT_SAFETY = 1.5
-#: How the factor is moved by a prediction that was missed, and by one that was met.
+#: Multipliers of the factor after a missed and after a met prediction.
 MISSED, MET = 1.08, 1.08 ** (-3 / 997)
-#: The factor grows to so many times `MOST_SAFETY`: many misses take longer to forget.
+#: The factor grows up to this many times `MOST_SAFETY`, so that many misses take longer
+#: to forget.
 REMEMBERED = 4.0
-#: Until a full queue has room: before a service time is known, and at least.
+#: The time until a full queue has room: the value before a service time is known, and
+#: the least value.
 UNKNOWN_ROOM_NS = 1_000_000_000
 MIN_ROOM_NS = 1_000_000
 
 
 class ServiceTime:
-    """Service times of one replica. Guarded by the lock of its device.
+    """The service times of one replica. The lock of its device guards them.
 
-    `most` rows run together at most. `longest_ns` is more than any batch is expected
-    to take: if that many nanoseconds for each row that waits are left, nothing has to
-    be computed. `since` is when the last batch ended, or the first of those that
-    wait was submitted (CLOCK_MONOTONIC nanoseconds); `seen` the running time of the
-    batch measured last, by which the completions of one batch are told from the next;
-    `safety` the factor by which a prediction is later than the work that waits, beyond
-    the next batch; what is above `MOST_SAFETY` only delays its decrease. It `is_new`
-    until something is known. If not `measured`, nothing is ever known and nothing is
+    `most` is the most rows that run together. `longest_ns` is more than any batch is
+    expected to take. If that many nanoseconds are left for each waiting row, no
+    prediction need be computed. `since` is when the last batch ended, or when the first
+    waiting request was submitted (CLOCK_MONOTONIC nanoseconds). `seen` is the running
+    time of the last measured batch, which distinguishes its completions from those of
+    the next batch. `safety` is the factor for the waiting work beyond the next batch.
+    The part of it above `MOST_SAFETY` only delays its decrease. `is_new` is set until
+    something is measured. Without `measured`, nothing is ever measured and nothing is
     refused.
     """
 
@@ -95,7 +97,8 @@ class ServiceTime:
         took = compute_ns + max(0, min(pause, queue_ns))
         self.since = now
         if waiting >= rows + self._most:
-            # As full as batches get here: requests are not split to fill one.
+            # This batch is as full as batches get, because requests are not split to
+            # fill one.
             self._fill += NEWEST * (rows - self._fill)
         size = rows.bit_length()
         before = self._times.get(size)
@@ -125,15 +128,15 @@ class ServiceTime:
                 self.longest_ns, self._longest = longest, size
 
     def learn(self, *, met: bool) -> None:
-        """Adjust `safety`: a predicted completion was met, or was not."""
+        """Adjust `safety` after a prediction was met or missed."""
         if met:
             self.safety = max(LEAST_SAFETY, self.safety * MET)
         else:
             self.safety = min(MOST_SAFETY * REMEMBERED, self.safety * MISSED)
 
     def completion_ns(self, rows: int, now: int) -> int:
-        """Return the predicted completion of the last of `rows` rows that wait or run,
-        if nothing overtakes it (CLOCK_MONOTONIC nanoseconds).
+        """Return when the last of `rows` waiting or running rows is predicted to be
+        done, if nothing overtakes it (CLOCK_MONOTONIC nanoseconds).
         """
         work, spread = self._work(rows, now)
         first = min(work, self._next())
@@ -142,10 +145,9 @@ class ServiceTime:
         return now + int(sure)
 
     def admit(self, name: str, rows: int, now: int, left: int) -> int:
-        """Return `completion_ns` of the last of `rows` rows in the queue of model
-        `name`.
+        """Return `completion_ns` for `rows` rows in the queue of the model `name`.
 
-        Raises DeadlineUnreachable if that is over `left` nanoseconds from `now`.
+        Raises DeadlineUnreachable if that is more than `left` nanoseconds after `now`.
         """
         predicted = self.completion_ns(rows, now)
         late = predicted - now - left
@@ -159,8 +161,8 @@ class ServiceTime:
         return predicted
 
     def admission_ns(self, rows: int, left: int, now: int) -> int:
-        """Return when such a request would be admitted if no other came: when
-        `completion_ns` is at most `left` nanoseconds away.
+        """Return when such a request would be admitted if no other request came. It is
+        admitted when `completion_ns` is at most `left` nanoseconds away.
         """
         work, spread = self._work(rows, now)
         first = self._next()
@@ -172,8 +174,8 @@ class ServiceTime:
         return now + int(max(0.0, work - allowed))
 
     def _work(self, rows: int, now: int) -> tuple[float, float]:
-        """Return the time until so many rows are done, and twice its standard deviation
-        (nanoseconds).
+        """Return the time until this many rows are done, and twice its standard
+        deviation, in nanoseconds.
         """
         full, rest = divmod(rows, max(1, round(self._fill)))
         first = total = spread = 0.0
@@ -196,8 +198,8 @@ class ServiceTime:
         return now + int(mean - self._ran(now, mean))
 
     def room_ns(self, higher: int) -> int:
-        """Return the time until a full queue has room, with `higher` rows of higher
-        levels first.
+        """Return the time until a full queue has room, if `higher` rows of higher
+        levels run first.
         """
         now = time.monotonic_ns()
         room = self.batch_end_ns(now) if self.seen >= 0 else now + UNKNOWN_ROOM_NS
@@ -206,12 +208,12 @@ class ServiceTime:
         return max(MIN_ROOM_NS, room - now)
 
     def _ran(self, now: int, mean: float) -> float:
-        """Return how long the present batch has run, at most the time of a batch."""
+        """Return how long the present batch has run, at most the mean of a batch."""
         return min(float(now - self.since), mean)
 
     def _time_of(self, rows: int) -> tuple[float, float]:
-        """Return mean and variance of a batch of `rows` rows, or of the nearest size:
-        preferably a smaller one, which takes no longer.
+        """Return mean and variance for a batch of `rows` rows, or of the nearest known
+        size. Prefer a smaller size, because it takes no longer.
         """
         times, size = self._times, rows.bit_length()
         if size in times:

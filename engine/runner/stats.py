@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RunnerStats:
-    """State of a `ModelRunner`: replicas and how many are ready, requests in flight,
-    those that no run has taken, their lines (by level and weight), late answers to
-    cancelled requests, restarts of its devices.
+    """State of a `ModelRunner`: its replicas and how many are ready, the requests in
+    flight, and those that no run has taken. Also the lines of requests (by level and
+    weight), late answers to cancelled requests, and restarts of its devices.
     """
 
     name: str

@@ -5,7 +5,7 @@
     computation        until that batch has been computed
     request            the whole: from the call until its batch has been computed
 
-How long a caller then takes to collect the result is no part of it.
+The time that a caller then takes to collect the result is not included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PhaseValues:
-    """One number for each phase: microseconds, or a count."""
+    """One number for each phase: microseconds or a count."""
 
     request: float
     read_preparation: float
@@ -40,13 +40,15 @@ class PhaseValues:
 _NOTHING = PhaseValues(0.0, 0.0, 0.0, 0.0)
 
 
-#: Points are made so many at a time: side by side in memory the next one is in a cache
-#: more often than where each lies between what requests leave behind.
+#: This many points are made at a time. Neighbours in memory are more often in a cache
+#: than points between the objects of other requests.
 _AT_ONCE = 1024
 
 
 class _Point:
-    """The times of one request, in nanoseconds; `following` is for the next one."""
+    """The times of one request, in nanoseconds. `following` is the point of the next
+    request.
+    """
 
     __slots__ = ("computation", "following", "number", "preparation", "queue")
 
@@ -57,10 +59,10 @@ class _Point:
 
 
 class Tracepoints:
-    """The times of the last `size` successful requests of one replica; of all with
+    """The times of the last `size` successful requests of one replica, or of all with
     `size` 0.
 
-    Threads that hold `lock` record them; readers take it too. Any thread may read.
+    A thread must hold `lock` to record. Readers take it too. Any thread may read.
     """
 
     __slots__ = ("_lock", "_origin", "_point", "_points", "_rounds", "_size")
@@ -74,9 +76,9 @@ class Tracepoints:
         self._point = self._more_points()
 
     def record(self, request: Request) -> None:
-        """Record the times of a request that has succeeded; the caller holds the lock.
+        """Record the times of a request that has succeeded. The caller holds the lock.
 
-        This is the whole cost for a request: three numbers overwrite old ones. Results
+        This overwrites three old numbers and does nothing else for a request. Results
         are computed when they are read.
         """
         point = self._point
@@ -93,7 +95,7 @@ class Tracepoints:
         return self._points[0]
 
     def _more_points(self) -> _Point:
-        """Add points, as far as `size` allows; returns the first."""
+        """Add points, as far as `size` allows. Return the first of them."""
         first = len(self._points)
         end = first + _AT_ONCE
         if self._size:
@@ -115,7 +117,8 @@ class Tracepoints:
         return min(self.count, self._size) if self._size else self.count
 
     def trace(self, position: int = -1) -> PhaseValues:
-        """Return the times of one request: -1 is the last, 0 the oldest one kept.
+        """Return the times of one request. -1 is the last request, and 0 is the oldest
+        one kept.
 
         Returns zeros before the first record. Raises InvalidInput if there are fewer
         requests.
@@ -131,11 +134,11 @@ class Tracepoints:
         return PhaseValues(*[ns / 1e3 for ns in rows[position]])
 
     def percentile(self, quantile: float = 0.9) -> PhaseValues:
-        """Return for each phase the time that the fraction `quantile` of the kept
-        requests did not exceed (nearest rank, so always a measured one); zeros without
-        any.
+        """Return, for each phase, the time that the fraction `quantile` of the kept
+        requests did not exceed. It is always a measured time (nearest rank). Zeros if
+        no request is kept.
 
-        InvalidInput unless 0 <= quantile <= 1.
+        Raises InvalidInput unless 0 <= quantile <= 1.
         """
         if not 0 <= quantile <= 1:
             raise InvalidInput(f"a quantile is between 0 and 1, got {quantile!r}")
@@ -147,12 +150,12 @@ class Tracepoints:
         return self._over_phases(rank)
 
     def mean(self) -> PhaseValues:
-        """Return the mean of each phase over the requests kept; zeros without any."""
+        """Return the mean of each phase over the kept requests, or zeros."""
         return self._over_phases(lambda times: sum(times) / len(times) / 1e3)
 
     def counts(self) -> PhaseValues:
-        """Return how many requests have been recorded: the same number for
-        each phase.
+        """Return how many requests have been recorded, which is the same for each
+        phase.
         """
         return PhaseValues(*[float(self.count)] * 4)
 
@@ -163,7 +166,7 @@ class Tracepoints:
         return PhaseValues(*[of(list(phase)) for phase in zip(*rows, strict=True)])
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
-        """Return the whole and its phases, in nanoseconds, of each request, oldest
+        """Return the total time and the phases of each request in nanoseconds, oldest
         first.
         """
         self._origin.check("Tracepoints")

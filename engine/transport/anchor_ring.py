@@ -7,8 +7,8 @@ Anchor descriptor (32 words):
     3 rank      number of dimensions that follow
     4 …         dimensions
 
-The record of a slot is free again when that slot is released, in the same order, so the
-payload memory needs no counter of its own in shared memory.
+Records are freed in order when their slots are released. So the payload memory needs no
+counter of its own in shared memory.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ _2D = _BY_RANK[2]
 _DIMS_BY_RANK = tuple(Struct(f"<{rank}Q") for rank in range(MAX_RANK + 1))
 _DIMS_AT: Final = _HEAD.size
 
-#: Records begin at multiples of this: every item of every data type is aligned, and
-#: rows of equal size usually touch, so that a batch of them is one array.
+#: Records begin at multiples of this. So every item of every data type is aligned. Rows
+#: of equal size are usually adjacent, so that a batch of them is one array.
 RECORD_ALIGNMENT = 8
-#: So many bytes must be free at the start of the memory for a ring to go back there
-#: before its end: rows side by side make one array, and it tears them apart.
+#: A ring returns to the start of its memory early only if this many bytes are free
+#: there. Adjacent rows make one array, and returning early separates them.
 WORTH_TURNING = 1 << 20
-#: Bytes that are given back to the system for one record.
+#: The most bytes that are returned to the system for one record.
 GIVEN_BACK_AT_ONCE = 16 << 20
 
 
 class AnchorRing(RingCounters):
-    """The descriptors and `payload_size` bytes of payload of one anchor, from one
-    process's end.
+    """One process's end of the ring of an anchor: its descriptors and `payload_size`
+    bytes of payload.
 
-    The producer remembers where the record of each slot begins; the oldest unreleased
-    slot marks the end of the free space. When all are released the ring starts at 0
-    again, so a lightly used one stays in the cache. It also returns to 0 early if
-    enough is free there, so the touched memory stays at about twice the memory in use.
+    The producer remembers where the record of each slot begins. The oldest unreleased
+    slot marks the end of the free space. When all slots are released the ring starts at
+    0 again, so a lightly used ring stays in the cache. The ring also returns to 0 early
+    if enough memory is free there. So the touched memory stays at about twice the
+    memory in use.
 
-    Normally the ring uses only the first `usual` bytes (0: all). Memory beyond them,
-    which larger records need, is returned to the system when it is empty and usual
-    records follow: some with each of them.
+    Normally the ring uses only the first `usual` bytes (0: all). Larger records use
+    memory beyond them. When the ring is empty and usual records follow, each of those
+    returns a part of that memory to the system.
     """
 
     __slots__ = (
@@ -84,7 +85,9 @@ class AnchorRing(RingCounters):
         payload_size: int,
         usual: int = 0,
     ) -> None:
-        """Lay the ring over `words`: the segment up to its payload, as 64-bit words."""
+        """Lay the ring over `words`, which is the segment up to its payload as 64-bit
+        words.
+        """
         super().__init__(control, slots)
         self._memory = memory
         self.view = memory.view
@@ -101,13 +104,13 @@ class AnchorRing(RingCounters):
     # -- producer
 
     def place(self, nbytes: int) -> int:
-        """Return the position of `nbytes` contiguous free bytes with a free slot, or
-        -1.
+        """Return the position of `nbytes` contiguous free bytes, or -1 if there are
+        none or no slot is free.
 
-        Takes nothing yet: `describe` does.
+        This does not take the memory; `describe` does.
         """
-        # What it will take: whole units, and never nothing, so that a head that has
-        # caught up with the tail always means full.
+        # A record takes whole units, and at least one. So if the head has caught up
+        # with the tail, the ring is full.
         size = -(-(nbytes or 1) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
         read = self._read_seen = self._control[READ_WORD]
         if not ORDERED_STORES:
@@ -123,7 +126,7 @@ class AnchorRing(RingCounters):
         head, tail = self._head, self._starts[read % self.capacity]
         if head > tail:
             if tail >= WORTH_TURNING and tail >= head - tail + size:
-                return 0  # room for as much again as is in use: memory that is warm
+                return 0  # this memory is warm, and twice the use fits in it
             if self._usual - head >= size:
                 return head
             if size <= tail:
@@ -132,7 +135,7 @@ class AnchorRing(RingCounters):
         return head if tail - head >= size else -1
 
     def _shrink(self) -> None:
-        """Return the last bytes to the system, at most for a few milliseconds."""
+        """Return the last bytes to the system. Takes a few milliseconds at most."""
         at, reached = self.payload_at, self._reached
         self._reached = max(self._usual, reached - GIVEN_BACK_AT_ONCE)
         self._memory.give_back(at + self._reached, at + reached)
@@ -140,8 +143,8 @@ class AnchorRing(RingCounters):
     def describe(
         self, ahead: int, request: int, offset: int, nbytes: int, shape: tuple[int, ...]
     ) -> None:
-        """Fill the descriptor `ahead` places after the next one with the record at
-        `offset`.
+        """Describe the record at `offset` in the descriptor `ahead` places after the
+        next one.
         """
         slot = (self.written + ahead) % self.capacity
         self._starts[slot] = offset
@@ -151,7 +154,7 @@ class AnchorRing(RingCounters):
         self._head = -(-end // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
         rank = len(shape)
         at = self.table_at + slot * ANCHOR_SLOT
-        if rank == 2:  # the usual, without a list of arguments to make
+        if rank == 2:  # the usual rank, without making a list of arguments
             rows, width = shape
             _2D.pack_into(self.view, at, request, offset, nbytes, 2, rows, width)
             return
@@ -160,11 +163,11 @@ class AnchorRing(RingCounters):
     # -- consumer
 
     def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
-        """Return shape and a copy of the data that belongs to `request`, which is
-        released; None if the next data belongs to a later one.
+        """Return shape and a copy of the data of `request`, and release the data.
+        Return None if the next data belongs to a later request.
 
-        Requests of a channel end in the order of their numbers. Data of an earlier
-        request was published by a run that failed later on, and is dropped.
+        Requests of a channel end in the order of their numbers. So data of an earlier
+        request comes from a run that failed after publishing it, and is dropped.
         """
         slot = self.find(request)
         if slot < 0:
@@ -175,10 +178,10 @@ class AnchorRing(RingCounters):
         return shape, data
 
     def find(self, request: int, in_order: bool = True) -> int:
-        """Return the slot with the data of `request`, to be released with `skip`; -1 if
-        the next data belongs to a later one.
+        """Return the slot with the data of `request`, which the caller releases with
+        `skip`. Return -1 if the next data belongs to a later request.
 
-        If requests do not end `in_order`, data of `request` must exist, and other data
+        If requests do not end `in_order`, the data of `request` must exist. Other data
         before it is dropped.
         """
         while True:
@@ -197,7 +200,7 @@ class AnchorRing(RingCounters):
             self.skip()
 
     def lock_of(self, request: int) -> int:
-        """Lock the next slot for reading if its data is that of `request`; else return
+        """Lock the next slot for reading if its data belongs to `request`, else return
         -1.
         """
         if self._next == self._written_seen:

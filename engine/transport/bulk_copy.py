@@ -1,8 +1,9 @@
-"""Large copies, made by a thread while an event loop goes on.
+"""Large copies that a thread makes while an event loop goes on.
 
 numpy releases the interpreter's lock while it copies and while the kernel provides
-pages; `bytes()` and slices of a memoryview do not. One thread of the process copies for
-all, a block of each copy in turn, so a large copy does not delay small ones for long.
+pages. `bytes()` and slices of a memoryview do not. One thread of the process makes all
+copies. It copies a block of each in turn, so a large copy does not delay small ones for
+long.
 
 A copy may be stopped at any time. After `stop` the thread touches neither side and
 holds no reference to them, so the memory may be reused, unmapped or closed.
@@ -22,9 +23,10 @@ from engine.tensor import Array, Buffer
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a request, or of its results, up to which an event loop copies them itself.
+#: Up to this many bytes of a request or of its results, an event loop copies them
+#: itself.
 COPIED_AT_ONCE: Final = 4 << 20
-#: Bytes that are copied between two looks at whether the copy was stopped.
+#: Bytes that are copied between two checks of whether the copy was stopped.
 BLOCK: Final = 1 << 20
 
 
@@ -34,10 +36,10 @@ def bytes_of(buffer: Buffer) -> Array:
 
 
 class BulkCopy:
-    """Pairs of a target and a source of as many bytes; copied by `COPIER`.
+    """Pairs of a target and a source of equal size, which `COPIER` copies.
 
-    `tell` is called by the copying thread once the copy is over, and not if it was
-    stopped before. It must not block. Any thread may call the methods.
+    The copying thread calls `tell` once the copy is over, unless the copy was stopped
+    before. `tell` must not block. Any thread may call the methods.
     """
 
     __slots__ = ("_at", "_lock", "_pairs", "_tell", "failure", "is_over")
@@ -49,19 +51,19 @@ class BulkCopy:
         self._tell = tell
         self._lock = threading.Lock()
         self._at = 0
-        #: Whether all was copied, or the copy has failed, or was stopped.
+        #: Whether the copy is complete, has failed, or was stopped.
         self.is_over = False
         #: The error that ended the copy early.
         self.failure: Exception | None = None
 
     def stop(self) -> None:
-        """Copy no more; waits for the block that is being copied."""
+        """Stop copying. Wait for the block that is being copied."""
         with self._lock:
             self.is_over = True
             self._pairs.clear()
 
     def step(self) -> bool:
-        """Copy the next block; return whether there are more."""
+        """Copy the next block. Return whether more blocks follow."""
         with self._lock:
             if self.is_over:
                 return False
@@ -73,12 +75,14 @@ class BulkCopy:
             if self._pairs:
                 return True
             self.is_over = True
-            # Under the lock: after `stop` nothing is told any more.
+            # Call it under the lock, so that it is never called after `stop`.
             self._tell()
             return False
 
     def _copy_block(self) -> None:
-        """Copy a block of the last pair. Its references to the memory end with it."""
+        """Copy a block of the last pair. On return no local reference to the memory
+        remains.
+        """
         if not self._pairs:
             return
         target, source = self._pairs[-1]
@@ -95,7 +99,7 @@ class BulkCopy:
 
 
 class Copier:
-    """The thread that copies; it is started by the first copy."""
+    """The thread that copies. The first copy starts it."""
 
     def __init__(self) -> None:
         self._copies: queue.SimpleQueue[BulkCopy] = queue.SimpleQueue()
@@ -105,7 +109,7 @@ class Copier:
     def add(self, copy: BulkCopy) -> None:
         """Queue a copy. Returns at once."""
         with self._starting:
-            # In a forked child the parent's thread is not there.
+            # A forked child does not have the parent's thread.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="popgate-copy", daemon=True
@@ -121,7 +125,7 @@ class Copier:
                     self._copies.put(copy)
             except Exception:
                 logger.exception("a copy could not be told to be over")
-            del copy  # while it waits for the next one
+            del copy  # keep no reference while waiting for the next copy
 
     def __repr__(self) -> str:
         return f"<Copier {self._copies.qsize()} copies>"

@@ -1,9 +1,9 @@
-"""Log of the calls that a device process made through its own channels: a ring of
+"""Log of the calls that a device process made through its own channels. It is a ring of
 records, which the owner reads and counts.
 
 A record is written before the calling model goes on. So every received result is
-counted, even if the process is killed immediately afterwards: the owner then reads the
-ring once more.
+counted, even if the process is killed immediately afterwards, because the owner then
+reads the ring once more.
 
 The map of the bytes
 --------------------
@@ -26,13 +26,13 @@ from engine.transport.shared_memory import SharedMemory
 _RECORD: Final = Struct("<6Q48s")
 CAPACITY: Final = 4096
 SIZE: Final = CONTROL_SIZE + CAPACITY * _RECORD.size
-#: Records after which the owner is told to read.
+#: The owner is told to read after this many records.
 _OFTEN: Final = CAPACITY // 8
 
 
 class CallRecord(NamedTuple):
-    """One call; `error` is the name of the class, padded with zeros, and all zeros for
-    a success.
+    """One call. `error` is the name of the error's class, padded with zeros. It is all
+    zeros for a success.
     """
 
     route: int
@@ -45,7 +45,9 @@ class CallRecord(NamedTuple):
 
 
 class CallLog:
-    """The ring. One process writes, from any thread; one thread of the owner reads."""
+    """The ring of the log. Any thread of one process writes, and one thread of the
+    owner reads.
+    """
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
@@ -65,7 +67,7 @@ class CallLog:
         return cls(memory)
 
     def reserve(self) -> bool:
-        """Reserve room for one record; return whether there is any."""
+        """Reserve room for one record. Return whether there was room."""
         with self._lock:
             if self._ring.write_available <= self._reserved:
                 return False
@@ -73,7 +75,7 @@ class CallLog:
             return True
 
     def write(self, record: CallRecord) -> bool:
-        """Write into the reserved room. Return whether it is time to read."""
+        """Write into the reserved room. Return whether the owner should read now."""
         with self._lock:
             self._reserved -= 1
             at = CONTROL_SIZE + self._ring.try_write_lock() * _RECORD.size

@@ -1,8 +1,8 @@
 """Calls of a Python model to other models, and their answers, as messages.
 
 They travel on their own socket between the device process and its owner, which runs the
-called models. Small tensors are in the message, others in an anonymous segment beside
-it (engine/transport/tensor_pack.py).
+called models. Small tensors are in the message. Larger ones are in an anonymous segment
+beside the message (engine/transport/tensor_pack.py).
 
     call     {call, model, version, deadline_ns, priority, outputs, parameters,
               requests, tensors | place}
@@ -16,7 +16,7 @@ it (engine/transport/tensor_pack.py).
     is       {call, ready}                     whether it does
     metrics  {metrics}                         values of `MetricTold`
 
-and, of routes, those of engine/calls/routes.py.
+engine/calls/routes.py describes the messages about routes.
 
 `requests` are the numbers of the requests that the calling run answers.
 """
@@ -36,17 +36,17 @@ from engine.transport.control import Message
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType
 
-#: Bytes of all tensors together that lie in the message itself.
+#: The most bytes of tensors that are in the message itself, all tensors together.
 INLINE = 16 * 1024
-#: Tensors that do, each of which takes some bytes to name.
+#: The most tensors in the message itself. Describing each takes some bytes.
 MOST_INLINE = 64
 
 
 def with_tensors(
     message: Message, tensors: Mapping[str, Tensor]
 ) -> tuple[Message, list[int]]:
-    """Return the message with the tensors in it or beside it; the descriptors are the
-    caller's to close.
+    """Return the message with the tensors in it or beside it, and descriptors that the
+    caller closes.
     """
     size = sum(tensor.nbytes + len(name) for name, tensor in tensors.items())
     if size <= INLINE and len(tensors) <= MOST_INLINE:
@@ -62,7 +62,7 @@ def with_tensors(
 
 
 def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
-    """Return the tensors of a message; `fds` stay open. Raises EngineBug."""
+    """Return the tensors of a message. `fds` stay open. Raises EngineBug."""
     if "place" in message:
         if not fds:
             raise EngineBug("the segment of a call is missing")
@@ -73,20 +73,22 @@ def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
     }
 
 
-#: Of each of some requests: its ``x-request-id``, its ``traceparent``, and id, timeout
-#: (in microseconds) and parameters in JSON, where it states some.
+#: For each request: its ``x-request-id``, its ``traceparent``, and a JSON document. The
+#: document has the request's id, timeout (in microseconds) and parameters, if it states
+#: any.
 Askers = tuple[tuple[str, str, str], ...]
-#: Tensors of a call, who asks, whether a model is ready, or how it failed.
+#: The tensors of a call, the requests behind a run, whether a model is ready, or an
+#: error.
 CallAnswer = Mapping[str, Tensor] | Askers | bool | EngineError
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A call from its owner's view.
+    """A call, from the view of the device's owner.
 
-    `deadline_ns` is of `time.monotonic_ns`, 0: none. `priority` is that of
-    `ModelRunner.submit`. `outputs` are the wanted names, None for all. `requests` are
-    the numbers of the requests for which it is made.
+    `deadline_ns` is a time of `time.monotonic_ns`, or 0 for none. `priority` is as in
+    `ModelRunner.submit`. `outputs` are the wanted names, or None for all. `requests`
+    are the numbers of the requests for which the model makes the call.
     """
 
     number: int
@@ -108,16 +110,16 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTaken:
-    """The response of a call with several responses was taken."""
+    """Reports that one response of a call with several responses was taken."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLeft:
-    """Reports that no request is in flight on a route any more: it is closed.
+    """Reports that a route is closed, so that no request is in flight on it any more.
 
-    0: no route; there is something to count.
+    The number 0 stands for no route and means that there are calls to count.
     """
 
     number: int
@@ -142,11 +144,11 @@ class ReadyAsked:
 
 @dataclass(frozen=True, slots=True)
 class MetricTold:
-    """Value of a model's own metric in its process since loading
+    """The value of a model's own metric in its process since loading
     (engine/programs/own_metrics.py).
 
-    `values` has one entry; for a histogram the count in each bucket, one more than its
-    upper `bounds`, and the sum.
+    `values` has one entry. For a histogram it has the count in each bucket and the sum.
+    There is one bucket more than upper `bounds`.
     """
 
     name: str
@@ -183,14 +185,16 @@ Received = (
 
 
 class CallSocket:
-    """The owner's end of the calls of one process. Never blocks; for one thread."""
+    """The owner's end of the socket for the calls of one process. Never blocks. For one
+    thread.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when there is a call; -1 once closed."""
+        """Return a descriptor that is readable when a call has come; -1 once closed."""
         return self._sock.fileno()
 
     def receive(self) -> Received:
@@ -212,11 +216,11 @@ class CallSocket:
             control.close_all(fds)
 
     def answer(self, number: int, answer: CallAnswer, more: bool = False) -> None:
-        """Send the result of a call, the answer to a question, or one of several
-        responses.
+        """Send the result of a call, one of several responses, or the answer to a
+        question.
 
-        Raises BlockingIOError if there is no room for it, OSError if no process listens
-        any more.
+        Raises BlockingIOError if the socket has no room, and OSError if no process
+        listens any more.
         """
         fds: list[int] = []
         message: Message = {"call": number}
@@ -236,8 +240,8 @@ class CallSocket:
             control.close_all(fds)
 
     def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send the description of a route. Raises like `answer`, and ValueError if it
-        is too long.
+        """Send the description of a route. Raises the errors of `answer`, and
+        ValueError if the description is too long.
         """
         control.send(self._sock, message, fds)
 
@@ -249,7 +253,7 @@ class CallSocket:
 
 
 def answer_of(message: Message, fds: Sequence[int]) -> CallAnswer:
-    """Return the answer that `CallSocket.answer` has sent; `fds` stay open. Raises
+    """Return the answer that `CallSocket.answer` has sent. `fds` stay open. Raises
     EngineBug.
     """
     if "error" in message:
@@ -293,7 +297,7 @@ def _metric(told: Sequence[Any]) -> MetricTold:
     return MetricTold(str(name), str(kind), str(text), pairs, *numbers)
 
 
-#: By the key that only they have: what is no call.
+#: Readers for messages that are no calls, by the key that identifies the message.
 _READERS: dict[str, Callable[[Message], Received]] = {
     "cancel": lambda message: CallGivenUp(int(message["cancel"])),
     "next": lambda message: ResponseTaken(int(message["next"])),

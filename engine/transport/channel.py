@@ -66,10 +66,11 @@ REQUEST = Struct("<5Q")
 
 @dataclass(frozen=True, slots=True)
 class ChannelLayout:
-    """Sizes both sides agree on; everything else follows from them.
+    """The sizes that both sides agree on. Everything else follows from them.
 
-    `usual`: of the payload memory of each anchor, inputs and then outputs, so much is
-    used as long as that does; the rest is for records larger than usual. Empty: all.
+    `usual` is the payload memory of each anchor that is normally used, first of the
+    inputs and then of the outputs. The rest is for larger records. If `usual` is empty,
+    all memory is normally used.
     """
 
     slots: int
@@ -164,7 +165,7 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, layout: ChannelLayout) -> Channel:
-        """Make the segment; the client's side."""
+        """Make the segment. For the client's side."""
         memory = SharedMemory.create(name, layout.size)
         channel = cls(memory, layout)
         channel._words[0] = MAGIC
@@ -172,7 +173,7 @@ class Channel:
 
     @classmethod
     def attach(cls, fd: int, layout: ChannelLayout) -> Channel:
-        """Map a segment that a client made; the device's side."""
+        """Map a segment that a client made. For the device's side."""
         channel = cls(SharedMemory.attach(fd, layout.size), layout)
         channel.memory.detach_fd()
         if channel._words[0] != MAGIC:
@@ -185,8 +186,9 @@ class Channel:
         return self.requests_at + slot * REQUEST_SLOT
 
     def set_cancelled(self, slot: int, *, leaves: bool = False) -> None:
-        """Mark the request in `slot` as cancelled (client, before it is released);
-        if it `leaves`, its rows do not wait for a run either."""
+        """Mark the request in `slot` as cancelled. The client may do so until the slot
+        is released. If the request `leaves`, its rows do not wait for a run either.
+        """
         word = (self.layout.table_at + slot * REQUEST_SLOT) // 8 + _FLAGS_WORD
         self._words[word] = CANCELLED | LEAVES if leaves else CANCELLED
 
@@ -199,7 +201,7 @@ class Channel:
         return self._words[self.request_at(slot) // 8 + _BEGUN_WORD] != 0
 
     def close(self) -> None:
-        """Unmap the memory; the rings must not be used after that."""
+        """Unmap the memory. The rings must not be used afterwards."""
         for anchor in self.inputs + self.outputs:
             anchor.release()
         self.requests.release()

@@ -1,12 +1,12 @@
-"""Control messages to a device process; tensors travel elsewhere.
+"""Control messages to a device process. Tensors travel elsewhere.
 
 A device process listens on a Unix socket of the abstract namespace. The name vanishes
 with its owner, so no socket file is left behind. The socket keeps message borders
 (SOCK_SEQPACKET): one message is one msgpack document, with file descriptors beside it
 for shared memory or an eventfd. Tensors never travel here.
 
-A call is a connection of its own (a connect costs 30 µs), so that a ping is answered
-while a model of gigabytes is being loaded.
+Each call opens its own connection, which costs 30 µs. So a ping is answered even while
+a model of gigabytes is being loaded.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from engine.transport.held_socket import HeldSocket
 from popef_io import PopefError
 
 MAX_MESSAGE = 192 * 1024
-#: A message of a session's run has at most so many bytes.
+#: The most bytes of a message of a session's run.
 RUN_MESSAGE = 16 * 1024
-#: What the kernel takes at once (SCM_MAX_FD).
+#: The most descriptors that the kernel takes at once (SCM_MAX_FD).
 MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
@@ -45,8 +45,8 @@ Message = dict[str, Any]
 
 
 class Watch(NamedTuple):
-    """Checks the peer while it is silent: `look` is called after each `interval`
-    seconds without an answer, and its exception ends the wait.
+    """Checks the peer while it is silent. `look` is called after each `interval`
+    seconds without an answer. Its exception ends the wait.
     """
 
     interval: float
@@ -54,7 +54,7 @@ class Watch(NamedTuple):
 
 
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send one message; ValueError if it is too long."""
+    """Send one message. Raises ValueError if it is too long."""
     raw = msgpack.packb(message)
     if len(raw) > MAX_MESSAGE:
         raise ValueError(f"control message of {len(raw)} bytes, limit {MAX_MESSAGE}")
@@ -67,11 +67,11 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
 def receive(
     sock: socket.socket, limit: int = MAX_MESSAGE, flags: int = 0
 ) -> tuple[Message, list[int]]:
-    """Return the next message and the descriptors beside it, which the caller closes.
+    """Return the next message and the descriptors beside it. The caller closes them.
 
-    `limit` bounds the bytes of the message: room for many costs more time than room for
-    few. `flags` are those of recvmsg. Raises EOFError at the end, ValueError if the
-    message is cut off or not a document, and OSError as sockets do.
+    `limit` is the most bytes of the message. A larger limit takes more time. `flags`
+    are the flags of recvmsg. Raises EOFError at the end, ValueError if the message is
+    cut off or not a document, and OSError as sockets do.
     """
     flags |= socket.MSG_CMSG_CLOEXEC
     raw, fds, seen, _ = socket.recv_fds(sock, limit, MAX_FDS, flags)
@@ -109,13 +109,13 @@ def call(
 def connect(
     address: str, timeout: float | None = None, watch: Watch | None = None
 ) -> socket.socket:
-    """Return a connection to the device process at an abstract address, with this
-    timeout.
+    """Return a connection, with this timeout, to the device process at an abstract
+    address.
     """
     sock = HeldSocket()
     seconds = timeout if timeout is not None else watch.interval if watch else 0.0
     try:
-        # Not the timeout of Python's, with which a full backlog fails at once.
+        # Not Python's timeout, because with that a full backlog fails at once.
         limit_blocking(sock, socket.SO_SNDTIMEO, seconds)
         while True:
             try:
@@ -153,8 +153,8 @@ def ask(
     fds: Sequence[int] = (),
     watch: Watch | None = None,
 ) -> tuple[Message, list[int]]:
-    """Ask one question on an open connection and return the answer. Raises
-    as `call`.
+    """Ask one question on an open connection and return the answer. Raises the errors
+    of `call`.
     """
     try:
         send(sock, message, fds)
@@ -170,8 +170,8 @@ def ask(
 
 
 def _await_answer(sock: socket.socket, watch: Watch) -> None:
-    """Return when a message has come, or the end; TimeoutError after the socket's
-    timeout.
+    """Wait until a message or the end of the connection has come. Raises TimeoutError
+    after the socket's timeout.
     """
     timeout = sock.gettimeout()
     end = None if timeout is None else time.monotonic() + timeout
@@ -187,11 +187,13 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
 
 
 def from_error(error: BaseException) -> Message:
-    """Return an error as a message. Damage in a file shows when its content is used."""
+    """Return an error as a message. An error of a PopEF file becomes InvalidModel,
+    because a file's damage shows only when its content is used.
+    """
     if isinstance(error, PopefError):
         error = InvalidModel(str(error))
     is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if is_full or isinstance(error, MemoryError):  # there is no mapping for it, say
+    if is_full or isinstance(error, MemoryError):  # such as no memory to map a file
         why = f"the device has no memory for it: {error}"
         error = OutOfMemory(why.removesuffix(": "))
     if not isinstance(error, EngineError):
@@ -200,7 +202,7 @@ def from_error(error: BaseException) -> Message:
 
 
 def to_error(message: Message) -> EngineError:
-    """Return the error a message stands for."""
+    """Return the error that a message stands for."""
     text = str(message.get("message", ""))
     kind = getattr(errors, str(message["error"]), None)
     if isinstance(kind, type) and issubclass(kind, EngineError):

@@ -8,7 +8,7 @@ from engine.origin import here, hold, let_go, no_fork
 
 
 class HeldSocket(socket.socket):
-    """A Unix socket with message borders; in a forked child it leads nowhere."""
+    """A Unix socket with message borders. In a forked child it leads nowhere."""
 
     def __init__(self, fileno: int | None = None) -> None:
         """Make a new eventfd, or take over an open descriptor."""
@@ -19,23 +19,24 @@ class HeldSocket(socket.socket):
 
     @classmethod
     def pair(cls) -> tuple[HeldSocket, HeldSocket]:
-        """Return two that are connected."""
+        """Return two connected sockets."""
         with no_fork():
             one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             return cls(one.detach()), cls(other.detach())
 
     def close(self) -> None:
-        """Close it; once is enough."""
+        """Close the socket. May be called again."""
         with no_fork():
             let_go(self.fileno())
             super().close()
 
     def __del__(self) -> None:
-        if self._origin.left:  # it is the parent's to close
+        if self._origin.left:  # close the child's copy silently
             self.close()
-        # A finalizer runs in whatever thread collects, also in one that the holder of
-        # the lock waits for: it must not wait. Without the lock a child that is forked
-        # at this moment may keep the descriptor, and that is all.
+        # A finalizer must not wait. It runs in whichever thread collects garbage, and
+        # the holder of the lock may be waiting for that thread. Without the lock, a
+        # child that is forked at this moment may keep the descriptor, which does no
+        # other harm.
         lock = no_fork()
         is_held = lock.acquire(blocking=False)
         try:

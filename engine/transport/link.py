@@ -1,9 +1,8 @@
-"""A link: the objects that one client process and one device process share for all
-models.
+"""A link: the objects that a client process and a device process share for all models.
 
-Models are many and mostly idle, so waking is per link, not per model: one eventfd wakes
-the device (the same one for all its clients), one wakes the client. Two rings in a
-segment of the link tell which channels have news.
+There are many models and most are idle, so waking is per link and not per model. One
+eventfd wakes the device; all its clients share it. Another eventfd wakes the client.
+Two rings in a segment of the link state which channels have news.
 
 The map of the bytes
 --------------------
@@ -30,12 +29,12 @@ The map of the bytes
                6 u64 bytes of the text
     …        texts, 1024 bytes each: the message of a completion that failed
 
-A wake-up takes the client more time than all its other work for a small request, so it
-writes to the wake-up eventfd only if the device sleeps. Neither side may miss the
-other. The device sets `parked` and then checks the submissions once more; the client
-publishes its submission and then checks `parked`; both use a full fence in between
-(`engine.transport.ring_buffer.full_fence`). The side that clears `parked` writes to the
-eventfd.
+A wake-up takes the client more time than all its other work for a small request. So the
+client writes to the wake-up eventfd only if the device sleeps. Neither side may miss
+the other. The device sets `parked` and then checks the submissions once more. The
+client publishes its submission and then checks `parked`. Both use a full fence in
+between (`engine.transport.ring_buffer.full_fence`). The client that clears `parked`
+writes to the eventfd.
 
 A client never has more requests in flight than there are completion slots, so the
 device never waits for room in the completion ring. Ordering: see
@@ -70,10 +69,10 @@ RUNNING: Final = 4
 BUSY: Final = 5
 SINCE: Final = 6
 SUCCEEDED: Final = 7
-#: Requests in flight over all models of one client and device.
+#: The most requests in flight over all models of one client and device.
 SLOTS: Final = 16384
-#: The channels together have no more in flight: what is left is for completions that
-#: are of no request (NEEDS_ROWS).
+#: The most requests in flight over all channels. The other slots are for completions
+#: without a request (NEEDS_ROWS).
 MOST_OUTSTANDING: Final = SLOTS - 1024
 _SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
 _COMPLETION_SIZE: Final = 64
@@ -90,7 +89,7 @@ Completion = tuple[int, int, int, int, int, int, int, Any]
 
 
 class Submissions(RingCounters):
-    """The ring of submissions: a channel's number in each slot."""
+    """The ring of submissions. Each slot has a channel's number."""
 
     __slots__ = ("_table",)
 
@@ -99,7 +98,7 @@ class Submissions(RingCounters):
         self._table = view[_SUBMISSIONS_AT : _SUBMISSIONS_AT + 8 * SLOTS].cast("Q")
 
     def put(self, channel: int) -> bool:
-        """Return False if the ring is full."""
+        """Add a submission. Return False if the ring is full."""
         written = self.written
         if written - self._read_seen >= SLOTS:
             self._read_seen = self._control[READ_WORD]
@@ -114,8 +113,8 @@ class Submissions(RingCounters):
         return True
 
     def take(self) -> Sequence[int]:
-        """Return the channels that have one more request each, in order; a channel with
-        several occurs several times.
+        """Return the channels that have one more request each, in order. A channel with
+        several new requests occurs several times.
         """
         written, read = self._control[0], self._next
         if written == read:
@@ -158,8 +157,8 @@ class Completions(RingCounters):
         longest: int = 0,
         text: str = "",
     ) -> bool:
-        """Report to the client how a request ended; returns False if the client broke
-        the rule above.
+        """Report to the client how a request ended. Return False if the client broke
+        the rule in the module's docstring.
         """
         written = self.written
         if written - self._read_seen >= SLOTS:
@@ -186,10 +185,10 @@ class Completions(RingCounters):
         return True
 
     def take(self, taken: deque[Completion]) -> None:
-        """Append all new ones since the last call.
+        """Append all completions since the last call.
 
-        If this raises (there is no memory for them), they come again, and some of them
-        twice.
+        If this raises for lack of memory, the next call returns them again, and some of
+        them twice.
         """
         written = self._control[0]
         if not ORDERED_STORES:
@@ -228,9 +227,10 @@ class Link:
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self.view = memory.view
-        #: The client process has ended (the device's side knows).
+        #: Whether the client process has ended. Only the device's side sets this.
         self.gone = False
-        #: `PARKED`, `RUNNING` and the others: who writes which, see above.
+        #: The words `PARKED`, `RUNNING` and so on. The module's docstring states who
+        #: writes which.
         self.words = self.view[:64].cast("Q")
         self.submissions = Submissions(self.view)
         self.completions = Completions(self.view)
@@ -256,7 +256,7 @@ class Link:
     def busy_ns(self) -> int:
         """Return how long the device has run programs, including the present run.
 
-        Between two of its writes the value may be slightly too small.
+        Between two writes of the device the value may be slightly too small.
         """
         words = self.words
         since = words[SINCE]
@@ -266,14 +266,14 @@ class Link:
         return busy
 
     def submit(self, channel: int) -> bool:
-        """Tell the device that the channel has one more request; return whether it must
-        be woken.
+        """Tell the device that the channel has one more request. Return whether the
+        device must be woken.
 
         Raises QueueFull.
         """
         if not self.submissions.put(channel):
             raise QueueFull("the device has too many requests in flight")
-        # Submitted first, looked at `parked` second: see "Waking" above.
+        # Submit first, and check `parked` second: see the module's docstring.
         full_fence()
         words = self.words
         if not words[PARKED]:

@@ -27,9 +27,9 @@ from popef_io import PopefError
 class Outcome(IntEnum):
     """Outcomes of a request in the device process.
 
-    REFUSED means: not now, because a model that it calls is not there or is overloaded.
-    NEEDS_ROWS ends no request: the runs of a channel's replica wait for data of the
-    named input.
+    REFUSED means: not now, because a model that the request's model calls is missing or
+    overloaded. NEEDS_ROWS does not end a request. It means that runs of a channel's
+    replica wait for data of the named input.
     """
 
     DONE = 0
@@ -48,10 +48,11 @@ class Outcome(IntEnum):
     CANCELLED_BY_MODEL = 13
 
 
-#: For every request: enumerations are slow to ask.
+#: A plain name, because each request reads it and enumeration members are slow to look
+#: up.
 DONE: Final = int(Outcome.DONE)
 
-#: What the code of a model says of a request.
+#: Outcomes that the code of a model reports.
 _SAID: Final[dict[Outcome, type[ExecutionFailed]]] = {
     Outcome.NOT_FOUND: NotFound,
     Outcome.UNSUPPORTED: Unsupported,
@@ -61,7 +62,7 @@ _SAID: Final[dict[Outcome, type[ExecutionFailed]]] = {
 
 
 def outcome_of(error: Exception) -> tuple[Outcome, str]:
-    """Return the outcome of a request that failed with `error`, and the message."""
+    """Return the outcome and the message of a request that failed with `error`."""
     if isinstance(error, Invalid | PopefError):
         return Outcome.INVALID, str(error)
     if isinstance(error, OutOfMemory):
@@ -86,13 +87,13 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     return Outcome.BUG, f"{type(error).__name__}: {error}"
 
 
-#: Made before they are needed: if there is no memory, there is none for an error.
+#: Made in advance, because a lack of memory leaves none for an error.
 NO_MEMORY: Final = OutOfMemory("there is no memory for the request")
 INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted")
 
 
 def not_copied(output: str, error: Exception) -> EngineError:
-    """Return the caller's error for a request whose result could not be copied out."""
+    """Return the caller's error for a request whose result could not be copied."""
     try:
         if isinstance(error, MemoryError):
             return OutOfMemory(f"there is no memory for a copy of output {output!r}")

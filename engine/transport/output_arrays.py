@@ -11,14 +11,14 @@ from engine.tensor import Array
 from engine.transport.result_memory import LEAST_BYTES, RESULT_MEMORY
 from popef_io import DataType, decode_strings
 
-#: Below this many bytes numpy's ways cost more than the copy.
+#: Below this many bytes, numpy's overhead costs more than the copy.
 _SMALL = 4096
 
 
 class OutputArrays:
-    """Arrays by output: the caller's (`targets`), or new ones.
+    """The arrays of a request's outputs: the caller's (`targets`), or new ones.
 
-    Filled by the thread that resolves the request, under the lock of its device.
+    The thread that resolves the request fills them, under the lock of its device.
     """
 
     __slots__ = ("arrays", "failure", "targets")
@@ -26,7 +26,7 @@ class OutputArrays:
     def __init__(self, targets: Mapping[str, Array] | None) -> None:
         self.targets = targets
         self.arrays: dict[str, Array] = {}
-        #: What kept outputs from fitting into the caller's arrays.
+        #: The reason why outputs do not fit into the caller's arrays.
         self.failure: InvalidInput | None = None
 
     def take(
@@ -38,7 +38,7 @@ class OutputArrays:
         start: int,
         nbytes: int,
     ) -> None:
-        """Copy an output, `nbytes` of `payload` from `start` on."""
+        """Copy an output, which is `nbytes` bytes of `payload` from `start` on."""
         target = None
         if self.targets is not None:
             target = self.targets.get(name)

@@ -1,16 +1,17 @@
-"""Memory for large results, used again once no reference to it is left.
+"""Memory for large results, which is reused once no reference to it is left.
 
-malloc returns a large block to the system once it is freed, and touching the next one
-costs a page fault for every 4 KiB, several times the cost of copying the bytes into it.
-So the pool keeps blocks and reuses them while they are warm.
+malloc returns a large block to the system once it is freed. Touching the next block
+costs a page fault for every 4 KiB, several times the cost of copying the bytes. So the
+pool keeps blocks and reuses them while they are warm.
 
 No call returns a block. A block is free when only the pool refers to it, which its
-reference count shows. Everything that can reach the memory refers to it: an array does,
-a view refers to its array, and so does an exported buffer. That needs no finalizer,
-works for results dropped in any thread, and for results that outlive the runner.
+reference count shows. Everything that can reach the memory refers to it: an array
+refers to the block, and views and exported buffers refer to their array. This needs no
+finalizer. It works for results that any thread drops, and for results that outlive the
+runner.
 
-The pool has a limit (`MOST_BYTES`), follows the use, and is emptied when a runner is
-closed.
+The pool has a limit (`MOST_BYTES`) and shrinks with its use. Closing a runner empties
+it.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ import numpy as np
 
 from engine.tensor import Array
 
-#: Results of fewer bytes are what malloc is good at.
+#: malloc serves results with fewer bytes than this well.
 LEAST_BYTES: Final = 32 * 1024
-#: What all blocks together take at most: eight results of 4 MiB, and the eight before
-#: them that a caller still looks at.
+#: The most bytes of all blocks together: eight results of 4 MiB, and the eight results
+#: before them that a caller still uses.
 MOST_BYTES: Final = 64 << 20
-#: Of about one size: so many are looked through for a free one.
+#: The most blocks of about the same size. All of them are searched for a free one.
 MOST_ALIKE: Final = 32
-#: A block that was not handed out again for so many results is let go of.
+#: A block that was not reused for this many results is released.
 FORGOTTEN_AFTER: Final = 1024
-#: From here on it pays to ask for pages of 2 MiB.
+#: From this size on, requesting pages of 2 MiB pays.
 _HUGE: Final = 4 << 20
 _FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class _Block:
-    """Anonymous memory, of this process alone; a forked child has a copy."""
+    """Anonymous memory of this process alone. A forked child has a copy."""
 
     __slots__ = ("memory", "used")
 
@@ -48,7 +49,7 @@ class _Block:
         self.memory = mmap.mmap(-1, size, flags=_FLAGS)
         if size >= _HUGE:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
-        #: The number of the result that it was handed out for last.
+        #: The number of the last result that used the block.
         self.used = 0
 
     def references(self) -> int:
@@ -62,7 +63,7 @@ _FREE_REFERENCES: Final = _Block(mmap.PAGESIZE).references()
 class ResultMemory:
     """A pool of blocks. All methods may be called from any thread, and do not block.
 
-    `most` bytes are kept at most, whether results are in them or not.
+    The pool keeps at most `most` bytes, used and free blocks together.
     """
 
     def __init__(self, most: int = MOST_BYTES) -> None:
@@ -73,15 +74,16 @@ class ResultMemory:
 
     @property
     def nbytes(self) -> int:
-        """Return bytes of the blocks that are kept, free or not."""
+        """Return the bytes of all blocks, used or free."""
         return sum(size * len(blocks) for size, blocks in self._blocks.items())
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
-        """Return a new array of `nbytes` bytes; its values are not set.
+        """Return a new array of `nbytes` bytes. Its values are not initialized.
 
-        If the pool has none, the memory comes from numpy.
+        If the pool has no free block, the memory comes from numpy.
         """
-        # Never waits: a garbage collection in here may run what ends up in here again.
+        # Never wait for the lock, because a garbage collection in here may run code
+        # that calls this again.
         if nbytes < LEAST_BYTES or not self._lock.acquire(blocking=False):
             return np.empty(shape, dtype)
         try:
@@ -93,7 +95,7 @@ class ResultMemory:
             self._lock.release()
 
     def give_back(self) -> None:
-        """Return the free blocks to the system, and forget the others."""
+        """Return the free blocks to the system, and forget the used ones."""
         self._blocks = {}  # without the lock: see `array`
 
     def _take(self, size: int) -> _Block | None:
@@ -102,7 +104,7 @@ class ResultMemory:
             self._keep(self._count - FORGOTTEN_AFTER)
         alike = self._blocks.get(size)
         if alike is not None:
-            # The first that is free: what is used is as little as does, and warm.
+            # Take the first free block, so that few blocks are used and they stay warm.
             for block in alike:
                 if block.references() == _FREE_REFERENCES:
                     block.used = self._count
@@ -115,7 +117,7 @@ class ResultMemory:
                 return None
         try:
             block = _Block(size)
-        except OSError:  # no more mappings, or no more memory: numpy says so
+        except OSError:  # no more mappings or memory: numpy raises the error
             return None
         block.used = self._count
         self._blocks.setdefault(size, []).append(block)
@@ -141,8 +143,8 @@ class ResultMemory:
 
 
 def _size_of(nbytes: int) -> int:
-    """Return the size of a block for this many bytes: one of four sizes for each power
-    of two, so requests with slightly different sizes use the same blocks.
+    """Return the size of a block for this many bytes. There are four sizes for each
+    power of two, so requests with slightly different sizes use the same blocks.
     """
     step = max(mmap.PAGESIZE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step

@@ -55,18 +55,19 @@ from engine.errors import EngineBug, InvalidConfig, QueueClosed, WrongProcess
 from engine.origin import here
 
 CONTROL_SIZE = 128
-#: Words of the control block, beside 0 and 1.
+#: Words of the control block other than 0 and 1.
 READ_WORD: Final = 8
 _TAKEN_WORD: Final = READ_WORD + 1
 
 T = TypeVar("T")
 
-#: Buffers of a ring of objects, which are all made when it is.
+#: The most buffers of a ring of objects. The ring makes all of them at once.
 MOST_BUFFERS = 1 << 24
 
-#: Seconds after which a wait looks whether it still makes sense.
+#: Seconds after which a wait checks whether it should go on.
 _LOOK_AGAIN = 0.2
-#: One wait at most, in seconds: the system does not know waits of centuries.
+#: The longest single wait in seconds, because the system does not support waits of
+#: centuries.
 _LONGEST_WAIT = 3600.0
 
 _lock = threading.Lock()
@@ -74,7 +75,7 @@ _lock = threading.Lock()
 
 def _renew_lock() -> None:
     """Make a new lock in a forked child, because a thread of the parent may have held
-    it.
+    the old one.
     """
     global _lock
     _lock = threading.Lock()
@@ -96,16 +97,16 @@ def _no_fence() -> None:
     pass
 
 
-#: True where plain stores and loads are ordered by the processor (see above).
+#: True if the processor keeps plain stores and loads in order (see above).
 ORDERED_STORES = platform.machine().lower() in ("x86_64", "amd64")
 _fence = _no_fence if ORDERED_STORES else full_fence
 
 
 class RingCounters:
-    """The two counters of a ring, and each side's copy of them.
+    """The two counters of a ring, and one side's copies of them.
 
-    One object serves one process. In it either one side is used, or both by two threads
-    (one writes, one reads). No method blocks.
+    One object serves one process. The process uses one side, or both sides in two
+    threads (one writes, one reads). No method blocks.
     """
 
     __slots__ = (
@@ -124,7 +125,7 @@ class RingCounters:
             raise InvalidConfig(msg)
         self._control = control.cast("B")[:CONTROL_SIZE].cast("Q")
         self.capacity = capacity
-        #: How many slots were published (producer side).
+        #: The number of published slots (producer side).
         self.written = self._read_seen = 0
         self._read = self._next = self._written_seen = 0
         self._read_counters()
@@ -165,8 +166,8 @@ class RingCounters:
         return self.capacity - (self.written - self._read_seen)
 
     def unreleased(self) -> tuple[int, int]:
-        """Return how many slots are published and not yet released, and the oldest of
-        them (producer side).
+        """Return how many published slots are not yet released, and the oldest of them
+        (producer side).
         """
         read = self._read_seen = self._control[READ_WORD]
         if not ORDERED_STORES:
@@ -175,8 +176,7 @@ class RingCounters:
 
     @property
     def untaken(self) -> int:
-        """Return how many slots are published and not marked as in work (producer
-        side).
+        """Return how many published slots are not marked as being used (producer side).
 
         The answer holds only for a moment, because the other side goes on.
         """
@@ -184,8 +184,9 @@ class RingCounters:
         return max(0, self.written - taken)
 
     def is_taken(self, slot: int) -> bool:
-        """Return whether the other side works on a slot that is published and not
-        released (producer side). Only true at a moment, as `untaken`."""
+        """Return whether the other side is using a slot that is published and not
+        released (producer side). As for `untaken`, the answer holds only for a moment.
+        """
         read = self._control[READ_WORD]
         position = read + (slot - read) % self.capacity
         return bool(position < self._control[_TAKEN_WORD])
@@ -205,7 +206,7 @@ class RingCounters:
         return slot
 
     def skip(self) -> None:
-        """Release the next slot, which was read but not locked; nothing else may be
+        """Release the next slot, which was read but not locked. No slot may be
         read-locked.
         """
         if not ORDERED_STORES:
@@ -240,7 +241,7 @@ class RingCounters:
         self._next = self._read
 
     def tell_taken(self, but: int = 0) -> None:
-        """Note that the read-locked slots are being used now, except the last few."""
+        """Mark the read-locked slots as being used now, except the last ones."""
         self._control[_TAKEN_WORD] = self._next - but
 
     @property
@@ -256,8 +257,8 @@ class RingCounters:
 
     @property
     def has_news(self) -> bool:
-        """Return whether there is something to read, like `read_available`, but for any
-        thread and without remembering.
+        """Return whether there is something to read. Any thread may call it, because it
+        does not store the other side's counter as `read_available` does.
         """
         return self._control[0] != self._next
 
@@ -271,13 +272,13 @@ class RingCounters:
         self._control[1] = 1
 
     def reset(self) -> None:
-        """Empty and valid again; neither side may use the ring meanwhile."""
+        """Make the ring empty and valid again. Neither side may use it meanwhile."""
         self._control[0] = self._control[1] = self._control[READ_WORD] = 0
         self._control[_TAKEN_WORD] = 0
         self._read_counters()
 
     def release(self) -> None:
-        """Release the memory; the ring cannot be used after that."""
+        """Release the memory. The ring cannot be used afterwards."""
         self._control.release()
 
     def __repr__(self) -> str:
@@ -293,12 +294,12 @@ class RingCounters:
 class SpscRingBuffer(Generic[T]):
     """A ring of objects between two threads (Model Runtime: `SpscRingBuffer`).
 
-    One thread writes, one reads. `make` makes the `num_buffers` objects, which are
-    reused for ever: the writer fills the one that `write_lock` returns. While a read
+    One thread writes and one reads. `make` makes the `num_buffers` objects, which are
+    always reused. The writer fills the object that `write_lock` returns. While a read
     waits, `timeout_cb(ring)` is called after each `timeout_ns` nanoseconds (0: never).
-    After `invalidate` nothing blocks any more and what is returned is to be ignored:
-    check `is_valid` after each lock. Its memory is this process's: the copy in a forked
-    child cannot be used (WrongProcess), for its other side is in the parent.
+    After `invalidate` nothing blocks any more, and callers must ignore what is
+    returned, so check `is_valid` after each lock. A forked child cannot use its copy of
+    the ring (WrongProcess), because the other side is in the parent.
     """
 
     def __init__(
@@ -336,7 +337,9 @@ class SpscRingBuffer(Generic[T]):
 
     @property
     def write_locked(self) -> bool:
-        """Return whether a buffer is being filled: `write_lock` has returned one."""
+        """Return whether a buffer is being filled, because `write_lock` has returned
+        one.
+        """
         return self._write_locked
 
     def write(self, obj: T) -> None:
@@ -359,7 +362,9 @@ class SpscRingBuffer(Generic[T]):
         return slot
 
     def write_lock(self) -> T:
-        """Wait for a free buffer or invalidation; repeating gives the same one."""
+        """Wait for a free buffer or invalidation. A repeated call returns the same
+        buffer.
+        """
         while self._lock_slot() < 0 and self.is_valid():
             self._wait(lambda: self._ring.write_available > 0, None)
         return self._buffers[self._ring.write_slot(0)]
@@ -386,7 +391,7 @@ class SpscRingBuffer(Generic[T]):
     def read_lock(self, alive: Callable[[], None] | None = None) -> T:
         """Wait for data, invalidation or (while buffers are held) `read_reset`.
 
-        `alive` is called regularly meanwhile; its exception ends the wait.
+        `alive` is called regularly meanwhile. Its exception ends the wait.
         """
         if self._origin.left:
             raise self._not_ours()
@@ -428,7 +433,7 @@ class SpscRingBuffer(Generic[T]):
         return self._write_locked or self._ring.write_available > 0
 
     def invalidate(self) -> None:
-        """Make every call return immediately; ignore their results."""
+        """Make every call return immediately. Callers must ignore the results."""
         self._ring.invalidate()
         self._notify()
 
@@ -436,21 +441,21 @@ class SpscRingBuffer(Generic[T]):
         return self._ring.is_valid
 
     def reset(self) -> None:
-        """Reset to the initial state; neither side may use the ring meanwhile."""
+        """Reset to the initial state. Neither side may use the ring meanwhile."""
         if self._origin.left:
             raise self._not_ours()
         self._ring.reset()
         self._write_locked = False
 
     def state(self, prefix: str = "") -> str:
-        """Return a line for a log (Model Runtime: `getState`)."""
+        """Return the state as a line for a log (Model Runtime: `getState`)."""
         return f"{prefix}{self._label}: {self._ring!r}"
 
     def _not_ours(self) -> WrongProcess:
         return self._origin.error(f"{self._label} SpscRingBuffer".strip())
 
     def _notify(self) -> None:
-        if self._origin.left:  # the lock may be held by a thread that is not here
+        if self._origin.left:  # a thread of the parent may have held the lock
             raise self._not_ours()
         with self._waiting:
             self._waiting.notify_all()

@@ -1,4 +1,4 @@
-"""Anonymous shared memory and the wake-ups that go with it.
+"""Anonymous shared memory.
 
 Memory is made with `memfd_create` and passed to the other process as a file descriptor
 over a socket. It has no name, so nothing is left in `/dev/shm` if a process is killed,
@@ -25,7 +25,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _KEEP_BLOCKS_UP_TO = 64 * 1024 * 1024
 
-#: madvise(2); the module `mmap` has it for its own mappings only.
+#: For madvise(2), which the module `mmap` offers only for its own mappings.
 _MADV_REMOVE = 9
 _madvise = None
 if sys.platform == "linux":
@@ -66,7 +66,7 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, fd: int, expected_size: int) -> SharedMemory:
-        """Map a segment received from another process; takes ownership of `fd`."""
+        """Map a segment from another process. Takes ownership of `fd`."""
         size = os.fstat(fd).st_size
         if size < expected_size:
             os.close(fd)
@@ -79,10 +79,10 @@ class SharedMemory:
             raise
 
     def give_back(self, start: int, end: int) -> None:
-        """Return the pages that lie between two offsets to the machine.
+        """Return the pages between two offsets to the system.
 
-        In every process they read as zeros from then on, and are allocated again when
-        they are written. Only on Linux; elsewhere nothing happens.
+        From then on they read as zeros in every process, and are allocated again when
+        they are written. Does nothing except on Linux.
         """
         start, end = page_aligned(start), end // PAGE * PAGE
         if end > start and _madvise is not None:
@@ -90,16 +90,16 @@ class SharedMemory:
             _madvise(ctypes.addressof(first), end - start, _MADV_REMOVE)
 
     def detach_fd(self) -> None:
-        """Close our descriptor; the mapping stays."""
+        """Close our descriptor. The mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def close(self) -> None:
-        """Give the segment back; safe to call twice."""
+        """Unmap the segment. Safe to call twice."""
         self.detach_fd()
-        # Where a view of it is still held (a result being read), the mapping goes
-        # when that view does.
+        # If a view of the segment still exists, such as a result being read, the
+        # mapping ends with that view.
         with contextlib.suppress(BufferError):
             self.view.release()
 
@@ -116,13 +116,13 @@ class SharedMemory:
 def keep_large_blocks(*, arenas: int = 0) -> bool:
     """Make malloc keep blocks of up to 64 MiB instead of returning them.
 
-    glibc gives every block over 128 KiB back to the kernel at once, and each next one
-    costs its page faults again: measured as x1.3 to x1.5 on requests of 600 KB. False
-    if the C library has no mallopt (musl).
+    glibc returns every block over 128 KiB to the kernel at once. Each next block then
+    costs page faults again. Requests of 600 KB took 1.3 to 1.5 times as long. Returns
+    False if the C library has no mallopt (musl).
 
-    Each thread may have an arena of its own that keeps what the thread freed, and that
-    no other thread uses. `arenas` limits their number, before threads are started; 0
-    does not.
+    Each thread may have its own arena, which keeps the memory that the thread freed and
+    that no other thread uses. `arenas` limits the number of arenas (0: no limit). Call
+    this before threads are started.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,8 +1,8 @@
 """Several tensors in one anonymous segment, on their way to another process.
 
-The bytes of each tensor, 64-byte aligned, then a msgpack table of them: (name, data
-type, shape, offset, bytes). The control message only says where the table is, so any
-number of tensors fits.
+The segment has the bytes of each tensor, 64-byte aligned, then a msgpack table of them:
+(name, data type, shape, offset, bytes). The control message only states where the table
+is, so any number of tensors fits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.tensor import Tensor
 from engine.transport.shared_memory import SharedMemory
 from popef_io import DataType, map_descriptor
 
-#: Each tensor begins at a multiple of this, ready to be used as it is.
+#: Each tensor begins at a multiple of this, so that it can be used in place.
 _ALIGNMENT = 64
 
 
 def pack_tensors(
     name: str, tensors: Mapping[str, Tensor]
 ) -> tuple[list[int], SharedMemory]:
-    """Return the place of the table, for the message, and the segment, which the caller
-    owns.
+    """Return the place of the table, for the message, and the segment. The caller owns
+    the segment.
     """
     table: list[tuple[str, str, list[int], int, int]] = []
     offset = 0
@@ -43,9 +43,7 @@ def pack_tensors(
 
 
 def unpack_tensors(place: Any, fd: int) -> dict[str, Tensor]:
-    """Return the tensors in a segment, as views that keep it mapped; `fd`
-    stays open.
-    """
+    """Return the tensors in a segment, as views that keep it mapped. Keep `fd` open."""
     offset, length = map(int, place)
     memory = map_descriptor(fd, os.fstat(fd).st_size)
     if not 0 <= offset <= offset + length <= len(memory):

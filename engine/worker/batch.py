@@ -1,9 +1,10 @@
-"""One batch in a device process: gathers rows from input slots for runs of a program.
+"""One batch in a device process. It gathers rows from input slots for runs of a
+program.
 
-A `Batch` is the streams of a program (engine/programs/executor.py) while it runs for
-several requests at once. Data is copied only if necessary: adjacent rows in the ring
-are one array, and ONNX Runtime writes a large output straight into the slot from which
-the client copies it out. Results are in engine/worker/results.py.
+While a program runs for several requests at once, a `Batch` is its streams
+(engine/programs/executor.py). Data is copied only if necessary. Adjacent rows in the
+ring are one array. ONNX Runtime writes a large output directly into the slot from which
+the client copies it out. engine/worker/results.py handles the results.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class AnchorTable:
 
 
 class Entry:
-    """One request of a batch. Not a dataclass: one is made for each request.
+    """One request of a batch. Not a dataclass, because each request makes one.
 
     `rows` counts units (engine/model/batch_plan.py).
     """
@@ -57,7 +58,7 @@ class Entry:
         slots: list[int],
     ) -> None:
         self.client = client
-        #: Where its descriptor is in the channel.
+        #: The place of its descriptor in the channel.
         self.at = at
         self.request = request
         self.rows = rows
@@ -71,11 +72,12 @@ class RunningBatch:
     __slots__ = ("entries", "failure", "options", "since", "unwanted_since")
 
     def __init__(self, options: RunOptions, entries: Sequence[Entry]) -> None:
-        #: When it was told to end, `time.monotonic_ns`; 0: it was not.
+        #: When the run was told to end (`time.monotonic_ns`); 0 if it was not.
         self.unwanted_since = 0
-        #: When it began, `time.monotonic_ns`: a batch may run several times.
+        #: When the run began (`time.monotonic_ns`). A batch may run several times.
         self.since = time.monotonic_ns()
-        #: Why its requests fail if it ends before its time; empty: they are cancelled.
+        #: The reason why its requests fail if the run is ended early. Empty: they are
+        #: cancelled.
         self.failure = ""
         self.options = options
         self.entries = entries
@@ -85,7 +87,7 @@ class RunningBatch:
 
 
 class Batch:
-    """The streams of a few runs. One object is reused for all runs of a replica."""
+    """The streams of one or more runs. A replica uses one object for all its runs."""
 
     def __init__(
         self,
@@ -114,18 +116,20 @@ class Batch:
         self.runs = 1
         self._run = 0
         self._sliced = False
-        #: This iteration, and all after it, has only zeros to work on.
+        #: Whether this iteration and all later ones work only on zeros.
         self._idle = False
-        #: What was written once, by output; in parts, where requests are sliced.
+        #: The data that was written once, by output. `_written` has the parts if
+        #: requests are sliced.
         self._whole: dict[int, Array] = {}
         self._written: dict[int, list[Array]] = {}
-        #: By output: where ONNX Runtime was told to write, and the view of it.
+        #: For each output: the offset where ONNX Runtime writes, and the view of that
+        #: memory.
         self.bound: dict[int, tuple[int, Array]] = {}
 
     def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
-        """Take `entries`, of which the first `skip` units have run already.
+        """Take `entries`. Their first `skip` units have already run.
 
-        `runs` 0 means as many runs as the entries fill; zeros complete the last one.
+        `runs` 0 means as many runs as the entries fill. Zeros complete the last run.
         """
         self.entries = entries
         rows = 0
@@ -148,7 +152,9 @@ class Batch:
 
     @property
     def used(self) -> int:
-        """Return the units of the entries that the runs take; the rest stays."""
+        """Return the number of units that the runs take from the entries. The rest
+        stays.
+        """
         left = self.rows - self.skip
         each = self._plan.run_units
         return min(left, self.runs * each) if each else left
@@ -159,7 +165,7 @@ class Batch:
         self._transferred.clear()
 
     def end(self) -> None:
-        """Forget the batch, and with it every view of the rings."""
+        """Drop the batch, and with it every view of the rings."""
         self.entries = ()
         self.rows = 0
         self._gathered.clear()
@@ -180,7 +186,9 @@ class Batch:
         return self._gather(index)
 
     def brings(self, handle: str) -> bool:
-        """Return whether the requests have this input; all of them or none."""
+        """Return whether the requests have this input. Either all of them have it or
+        none.
+        """
         index = self._input_index.get(handle)
         return index is not None and self.entries[0].slots[index] >= 0
 
@@ -221,13 +229,13 @@ class Batch:
             if rows.size and position * rows.size >= self.used * rows.span:
                 return  # computed from zeros alone
             if self._idle and self._conditional:
-                return  # and chosen by one
+                return  # and the selector was a zero
             self._written.setdefault(index, []).append(value)
         else:
             self._whole[index] = value
 
     def results(self) -> Mapping[int, Array]:
-        """Return the written data by output: the units of the entries and no others."""
+        """Return the written data by output, without units that belong to no entry."""
         if not self._sliced:
             return self._whole
         return {i: self._joined(i, chunks) for i, chunks in self._written.items()}
@@ -273,7 +281,7 @@ class Batch:
         return padded(part, dim, size)
 
     def _equal_part(self, index: int, rows: AnchorRows, position: int) -> Array:
-        """Return one of the iterations of a request whose batch size is free."""
+        """Return the present iteration's part of a request whose batch size is free."""
         if rows.transfers == 1:
             return self._gather(index)
         whole, dim = self._all_rows(index), self._plan.dim
@@ -295,7 +303,7 @@ class Batch:
         return array
 
     def _zeros(self, index: int, size: int) -> Array:
-        """Return one transfer of null data, also if the requests do not have this
+        """Return one transfer of null data, even if the requests do not have this
         input.
         """
         info = self._inputs[index].tensor_info
@@ -337,8 +345,8 @@ class Batch:
         return np.concatenate(parts, self._plan.dim)
 
     def _clipped(self, index: int, parts: list[Array]) -> list[Array]:
-        """Return the rows that count: a request that fills up may have brought too
-        many.
+        """Return the rows that count, because a request that fills up a run may have
+        too many.
         """
         dim, span = self._plan.dim, self._plan.inputs[index].span
         return [
@@ -369,7 +377,7 @@ class Batch:
         ).reshape(shape)
 
     def _touching(self, index: int) -> Array | None:
-        """Return all rows as one view, if they are adjacent in one ring."""
+        """Return all rows as one view if they are adjacent in one ring, else None."""
         entries = self.entries
         client = entries[0].client
         ring = client.channel.inputs[index]

@@ -1,14 +1,15 @@
-"""Cancellation: ends a run whose requests are all cancelled or past their deadline.
+"""Cancellation ends a run if all its requests are cancelled or past their deadline.
 
-The thread that runs programs is inside ONNX Runtime and sees nothing until the run is
-over. Another thread of the device process sleeps on an eventfd, the *cancel eventfd*. A
-client writes to it after it has marked a request as cancelled (`Request.abandon`: the
-client of a server disconnected, or a deadline passed), and so does the end of a client
-process. The thread then looks at the batch that runs: if every member is cancelled,
-the terminate flag of ONNX Runtime is set, which ends the run before its next node.
+The thread that runs programs is inside ONNX Runtime and notices nothing until the run
+is over. Another thread of the device process, the terminator, sleeps on an eventfd, the
+*cancel eventfd*. A client writes to it after marking a request as cancelled
+(`Request.abandon`), because a server's client disconnected or a deadline passed. The
+device process writes to it when a client process ends. The terminator then checks the
+running batch. If every member is cancelled, it sets ONNX Runtime's terminate flag,
+which ends the run before its next node.
 
-Without cancellations this costs a fresh `RunOptions` for each run, 0.2 µs. It is fresh
-so that the flag can never hit the run after the one it was meant for.
+Without cancellations this costs a fresh `RunOptions` for each run, which takes 0.2 µs.
+With a fresh one the flag can never end the next run by mistake.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome
 from engine.worker.batch import Entry, RunningBatch
 
-#: After a wake-up it looks again after so many milliseconds: the batch of a request
-#: that was cancelled while it was being batched begins only then.
+#: The terminator checks again this many milliseconds after a wake-up. A request may
+#: have been cancelled while its batch was being formed, and that batch runs only then.
 _LOOK_AGAIN_MS = (5, 50)
 
 
 def terminate_if_cancelled(running: RunningBatch) -> bool:
-    """Set the terminate flag if every member is cancelled; returns whether."""
+    """Set the terminate flag if every member is cancelled. Return whether it is set."""
     now = time.monotonic_ns()
     if not all(cancelled_outcome(entry, now) for entry in running.entries):
         return False
@@ -40,8 +41,8 @@ def terminate_if_cancelled(running: RunningBatch) -> bool:
 
 
 def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
-    """Return the outcome of a request that is past its deadline, cancelled, or of an
-    ended client process; None if its client still waits.
+    """Return the outcome of a request that is cancelled, past its deadline, or from a
+    client process that has ended. Return None if its client still waits.
     """
     client = entry.client
     _, _, flags, deadline, _ = REQUEST.unpack_from(client.channel.view, entry.at)
@@ -55,7 +56,7 @@ def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
 class Terminator:
     """The thread that waits on the cancel eventfd.
 
-    `running` returns the batch that runs at this moment, or None.
+    `running` returns the batch that runs now, or None.
     """
 
     def __init__(self, running: Callable[[], RunningBatch | None]) -> None:
@@ -65,14 +66,16 @@ class Terminator:
         self._poller.register(self.cancel_fd, select.POLLIN)
 
     def end_run(self, since: int, why: str) -> None:
-        """End the run that began at `since`, unless it has ended: its requests fail."""
+        """End the run that began at `since` and fail its requests. Do nothing if it has
+        ended.
+        """
         running = self._running()
         if running is not None and running.since == since:
             running.failure = why
             running.options.terminate = True
 
     def start(self) -> None:
-        """Begin to listen, in a thread that ends with the process."""
+        """Begin to wait, in a thread that ends with the process."""
         threading.Thread(target=self._listen, name="terminator", daemon=True).start()
 
     def wake(self) -> None:
@@ -95,7 +98,7 @@ class Terminator:
         try:
             terminate_if_cancelled(running)
         except ValueError:
-            # The batch has ended meanwhile, and its channel was unmapped.
+            # The batch has ended meanwhile, and its channel is unmapped.
             return
 
     def __repr__(self) -> str:

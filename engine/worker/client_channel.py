@@ -1,4 +1,6 @@
-"""A channel from the device process's view: whose requests wait in which slots."""
+"""A channel from the device process's view: its client, and the slots of waiting
+requests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from engine.transport.link import Link
 
 
-#: Before anything was submitted, whatever the clock says and however long a delay is.
+#: A time before any request, for any clock and any delay.
 LONG_AGO: Final = -(1 << 61)
 
 
@@ -22,9 +24,9 @@ class Share:
     __slots__ = ("turn", "used")
 
     def __init__(self, used: float = 0.0) -> None:
-        #: Nanoseconds.
+        #: Device time in nanoseconds, divided by the weight.
         self.used = used
-        #: When something of it was last seen waiting.
+        #: The last turn in which a request of this share was waiting.
         self.turn = 0
 
     def __repr__(self) -> str:
@@ -34,8 +36,8 @@ class Share:
 class ClientChannel:
     """A channel, the link of its client, and the number of announced requests.
 
-    A read-locked slot stays locked until it is released or put back. For the one thread
-    that runs programs.
+    A read-locked slot stays locked until it is released or put back. Only for the
+    thread that runs programs.
     """
 
     __slots__ = (
@@ -53,20 +55,23 @@ class ClientChannel:
         lane: int = 0,
     ) -> None:
         self.number = number
-        #: Level, weight and lane of all its requests, and the share of the device that
-        #: they have with those of other clients (engine/worker/fair_queue.py).
+        #: Level, weight and lane of all its requests. They use a share of the device
+        #: together with other clients' requests of the same weight and lane
+        #: (engine/worker/fair_queue.py).
         self.priority = priority
         self.weight = weight
         self.lane = lane
         self.share = Share()
-        #: When it last had its turn there.
+        #: The last turn of the fair queue that took from this channel.
         self.last_turn = 0
         self.channel = channel
         self.link = link
         self.pending = 0
 
     def input_slots(self, request: int) -> list[int]:
-        """Lock the slot of each input of this request for reading; -1: not supplied."""
+        """Lock the slot of each input of this request for reading. -1 if the request
+        lacks the input.
+        """
         slots = []
         for ring in self.channel.inputs:
             slots.append(ring.lock_of(request))  # noqa: PERF401 - that is a call more
@@ -79,18 +84,18 @@ class ClientChannel:
                 ring.unlock_last()
 
     def release(self, count: int) -> None:
-        """Give back so many requests, and all inputs that are read-locked."""
+        """Release this many requests, and all inputs that are read-locked."""
         self.channel.requests.read_complete(count)
         for ring in self.channel.inputs:
             ring.complete_held()
 
     def peek(self, with_inputs: bool = False) -> list[tuple[int, int, list[int]]]:
-        """Return (submitted, rows, slots) of the requests that wait.
+        """Return (submitted, rows, slots) of each waiting request.
 
-        `submitted` is `LONG_AGO` if the request must not be delayed. The slots of the
-        inputs are included on request, and can be read until the next call. A request
-        that was written but not announced does not count: it belongs to the next batch,
-        so no batch must expect it.
+        `submitted` is `LONG_AGO` if the request must not be delayed. `with_inputs`
+        includes the slots of the inputs, which can be read until the next call. A
+        request that was written but not announced does not count. It belongs to a later
+        batch, so the next batch must not wait for it.
         """
         requests = self.channel.requests
         waiting: list[tuple[int, int, list[int]]] = []

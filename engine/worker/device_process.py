@@ -1,10 +1,11 @@
-"""The process of a device: one thread runs programs, connections load and ask.
+"""The process of a device. One thread runs programs, and one thread for each connection
+answers messages.
 
-`engine.devices.device_launch` starts it as a new Python, with two descriptors: the
-listening socket of its control messages and the read end of a pipe that its owner holds
-open. When the owner dies, the kernel sends SIGKILL for the pipe, and this process ends
-immediately, even if it is busy or stopped. It inherits the exclusive claim on the
-device too, so the device is free only when both owner and process have ended.
+`engine.devices.device_launch` starts it as a new Python. It passes two descriptors: the
+listening socket for control messages, and the read end of a pipe that the owner holds
+open. When the owner dies, the pipe makes the kernel send SIGKILL, and this process ends
+immediately, even if it is busy or stopped. The process also inherits the exclusive
+claim on the device. So the device is free only when both owner and process have ended.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from engine.worker.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-#: Another thread that wants the interpreter gets it after this long; the default of
-#: 5 ms would hold up every batch while a model is being loaded.
+#: Seconds after which another waiting thread receives the interpreter. The default of 5
+#: ms would delay every batch while a model is being loaded.
 _SWITCH_INTERVAL = 0.0005
 
 
@@ -54,8 +55,8 @@ def _wait_precisely() -> None:
 
 
 def _giving_back(python: bool) -> Callable[[], object]:
-    """Return the function that returns memory to the system; Python models may have no
-    ONNX Runtime.
+    """Return the function that returns memory to the system. A process of Python models
+    may have no ONNX Runtime.
     """
     if python:
         return gc.collect
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     line = f"%(asctime)s %(levelname)s {options.name} %(name)s: %(message)s"
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(line))
-    if options.python:  # the owner puts it into its own log, with the model's name
+    if options.python:  # the owner logs this line with the model's name
         handler.setFormatter(OneLine("%(levelname)s %(name)s: %(message)s"))
         logging.getLogger("model").setLevel(options.log_level)
     logging.basicConfig(handlers=[handler])
@@ -112,13 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """Run the whole process, started with the garbage collector off."""
-    # What was imported stays: the collector need not walk through it.
+    # Imported objects stay, so the collector need not visit them.
     gc.freeze()
     gc.enable()
     code = main()
     logging.shutdown()
-    # Not the interpreter's way: it would end threads of sessions where they come back
-    # from ONNX Runtime, whose code dies noisily of that ("terminate called").
+    # Exit without the interpreter's shutdown. It would end session threads as they
+    # return from ONNX Runtime, whose code then aborts ("terminate called").
     os._exit(code)
 
 

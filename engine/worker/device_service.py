@@ -1,4 +1,6 @@
-"""Service of a device process: control messages, a thread for each connection."""
+"""The service of a device process. It answers control messages, with a thread for each
+connection.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class SessionService(Protocol):
-    """A session's half in this process, which the owner of the device names.
+    """A session's part in this process. The owner of the device names the class.
 
-    It is made of a number, the connection, the message that asks for it, and the
-    descriptors beside that. Raises EngineError.
+    Its arguments are a number, the connection, the message that requests it, and the
+    message's descriptors. Raises EngineError.
     """
 
     over: threading.Event
@@ -45,10 +47,10 @@ class SessionService(Protocol):
         """Serve the connection to its end."""
 
     def end(self) -> None:
-        """End a run that is under way."""
+        """End the present run."""
 
 
-#: What a process may ask for that has joined: to feed what is loaded.
+#: Commands that a joined process may send, which only feed loaded models.
 _OF_GUESTS = frozenset({"ping", "link", "channel", "close_channel"})
 
 
@@ -56,7 +58,7 @@ class _Guests:
     """The connections of one process that the owner has invited."""
 
     def __init__(self) -> None:
-        #: Numbers of its links, which alone it may open channels on.
+        #: The numbers of its links. The process may open channels only on these.
         self.links: set[int] = set()
 
     def check(self, message: Message) -> None:
@@ -69,9 +71,9 @@ class _Guests:
 
 
 class DeviceService:
-    """Listens, answers, and hands what touches rings to the scheduler.
+    """Listens and answers. It passes work on rings to the scheduler.
 
-    `runs_python`: it runs only Python models; otherwise it runs none of them.
+    With `runs_python` it runs only Python models, otherwise no Python models.
     """
 
     def __init__(
@@ -91,12 +93,12 @@ class DeviceService:
         self._terminator = Terminator(scheduler.running)
 
     def start(self) -> None:
-        """Begin to take connections, in threads that end with the process."""
+        """Begin to accept connections, in threads that end with the process."""
         self._terminator.start()
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def report(self, fault: DeviceFault) -> None:
-        """Report the fault that will end this process to every client process."""
+        """Report to every client process the fault that will end this process."""
         for sock in list(self._links):
             with contextlib.suppress(OSError):
                 control.send(sock, dict(fault.to_message()))
@@ -153,8 +155,8 @@ class DeviceService:
         self._links.discard(sock)
         for client in owned:
             logger.debug("%r disconnected", client)
-            # In this order: with `gone` set, the terminator ends a run that only this
-            # client waited for, and then the scheduler gets to the command.
+            # The order matters. With `gone` set, the terminator ends a run that only
+            # this client waits for. Then the scheduler can run the command.
             client.link.gone = True
             self._terminator.wake()
             self._scheduler.do(partial(self._scheduler.drop_client, client))
@@ -167,8 +169,8 @@ class DeviceService:
         try:
             self._refuse_unless(python=False)
             module, _, name = str(message["service"]).partition(":")
-            # Guests may not ask for sessions: only the owner of this process names
-            # what is imported here.
+            # Guests may not request sessions, because only the owner of this process
+            # may name the module to import.
             make: Any = getattr(import_module(module), name)
             session: SessionService = make(number, sock, message, fds)
         except Exception as error:
@@ -285,7 +287,7 @@ class DeviceService:
             loaded.extend(load_replicas(numbers, message, fds, room, running))
 
         if self._runs_python:
-            scheduler.call(load)  # where it will run (engine/worker/python_loading.py)
+            scheduler.call(load)  # in the thread that will run it
         else:
             load()
         for number, one in zip(numbers, loaded, strict=True):
@@ -295,8 +297,8 @@ class DeviceService:
         return numbers
 
     def _refuse_unless(self, *, python: bool) -> None:
-        """Raise InvalidModel if a model is of the other kind: a process accepts code
-        only if it was started for it.
+        """Raise InvalidModel if a model is of the other kind, because a process accepts
+        code only if it was started for that.
         """
         if python and not self._runs_python:
             raise InvalidModel("this device runs no Python models")

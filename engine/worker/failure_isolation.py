@@ -1,4 +1,6 @@
-"""Failure isolation by bisection: only members that make a batch fail get its error."""
+"""Failure isolation by bisection. Only the members that make a batch fail receive its
+error.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ def isolate_failure(
 ) -> None:
     """Run the members of a batch that failed with `error` again, in smaller groups.
 
-    `run` returns the error of a group, or None if it succeeded; `fail` is called for
-    each member that fails alone, or in a group whose failure concerns all of it
-    (engine/run_failures.py). Groups are halved, so one failing member among n costs
-    2 log2 n runs. Once that many groups have failed, failing members are many, and the
-    rest run alone: never more than n + 2 log2 n + 2 runs. The order of the members is
-    kept.
+    `run` returns the error of a group, or None if it succeeded. `fail` is called for
+    each member that fails alone, or whose group's failure concerns the whole group
+    (engine/run_failures.py). Groups are halved, so one failing member among n costs 2
+    log2 n runs. Once that many groups have failed, there are many failing members, and
+    the rest run alone. So there are never more than n + 2 log2 n + 2 runs. The order of
+    the members is kept.
     """
     halvings = 2 * len(members).bit_length()
     waiting: deque[Sequence[T]] = deque()

@@ -1,4 +1,4 @@
-"""Fair queueing: higher priority levels first, and none starved."""
+"""Fair queueing: higher priority levels go first, and no level starves."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Protocol
 
 from engine.worker.client_channel import ClientChannel, Share
 
-#: One batch in so many begins with a lower level, if one waits.
+#: One batch in this many begins with a lower level, if requests of one wait.
 SHARE_OF_LOWER = 8
-#: What a share of weight 1 keeps while nothing of it waits, nanoseconds of the device.
-#: Clients that wait for answers leave gaps; a share makes up for what it misses there.
+#: The device time, in nanoseconds, that a share of weight 1 saves up while none of its
+#: requests wait. Clients that wait for answers leave gaps, and a share makes up for the
+#: time that it misses in them.
 SAVED_NS = 50_000_000
-#: So many runs like the last one are kept if that is more.
+#: A share saves up the time of this many runs like the last one, if that is more.
 SAVED_RUNS = 2
 
 
@@ -24,12 +25,13 @@ class Taken(Protocol):
 
 
 class DeviceShares:
-    """Use of a device by each weight and lane, over all its models.
+    """The use of a device by each weight and lane, over all its models.
 
-    This is start-time fair queueing by device time: the next run goes to the share that
-    has used least for its weight. An idle share saves up only a little (`SAVED_NS`): it
-    restarts from that much less than the share that was served last. `is_weighted` says
-    whether any channel has a weight; without one nothing is counted.
+    This is start-time fair queueing by device time. The next run goes to the share that
+    has used least for its weight. An idle share saves up only a little (`SAVED_NS`).
+    When it restarts, its use is that much less than the use of the share that was
+    served last. `is_weighted` is set if any channel has a weight; otherwise nothing is
+    counted.
     """
 
     def __init__(self) -> None:
@@ -38,18 +40,20 @@ class DeviceShares:
         self._weighted = 0
         self._turn = 0
         self._served = 0.0
-        #: What a share may save up.
+        #: The device time that a share may save up.
         self._saved: float = SAVED_NS
 
     def add(self, channel: ClientChannel) -> None:
         """Give a new channel the share that belongs to its weight and lane."""
         key = channel.weight, channel.lane
-        new = Share(self._served - self._saved)  # as one that was idle
+        new = Share(self._served - self._saved)  # the same as for an idle share
         channel.share = self._shares.setdefault(key, new)
         self._count(channel, 1)
 
     def remove(self, channel: ClientChannel) -> None:
-        """Forget a channel; keep its share, which gains nothing while it is idle."""
+        """Forget a channel, but keep its share. The share gains nothing while it is
+        idle.
+        """
         self._count(channel, -1)
 
     def _count(self, channel: ClientChannel, more: int) -> None:
@@ -57,14 +61,17 @@ class DeviceShares:
         self.is_weighted = self._weighted > 0
 
     def begin_turn(self) -> None:
-        """Begin to choose the next run; `see` is called next, for all that waits."""
+        """Begin to choose the next run. The caller then calls `see` for all waiting
+        channels.
+        """
         self._turn += 1
 
     def see(self, channel: ClientChannel) -> None:
-        """Note a channel that has something waiting."""
+        """Note a channel that has waiting requests."""
         share = channel.share
         if share.turn < self._turn - 1:
-            # Not divided by the weight: shares that were idle start at the same point.
+            # Not divided by the weight, so all shares that were idle start at the same
+            # point.
             share.used = max(share.used, self._served - self._saved)
         share.turn = self._turn
 
@@ -86,20 +93,20 @@ class DeviceShares:
 class FairQueue:
     """The channels of a replica, and the order in which a batch takes from them.
 
-    A channel has one priority level; 1 is the highest, and 0, for models without
-    levels, comes before it. Channels of the same level are served round robin. A level
-    is served when the higher ones have nothing more that fits into the batch. So that a
-    lower level gets its share under any load, every `SHARE_OF_LOWER`-th batch begins
-    with one that waits, round robin too.
+    A channel has one priority level. 1 is the highest. Models without levels use 0,
+    which comes before 1. Channels of the same level are served round robin. A level is
+    served when the higher levels have no more requests that fit into the batch. Every
+    `SHARE_OF_LOWER`-th batch begins with a waiting lower level, round robin too, so
+    that lower levels receive a share under any load.
 
-    If a channel has a weight, `shares` order the channels of a level instead: first the
-    one that has used least of the device for its weight (1 by default). Channels of
-    several clients with the same weight and lane share their turns, so a user gains
-    nothing by using several processes.
+    If a channel has a weight, `shares` order the channels of a level instead. The
+    channel that has used least of the device for its weight (1 by default) goes first.
+    Channels of several clients with the same weight and lane share their turns, so a
+    user gains nothing by using several processes.
     """
 
     def __init__(self, shares: DeviceShares | None = None) -> None:
-        """Make a queue with the `shares` of the device; by default it has its own."""
+        """Make a queue with the `shares` of the device. By default it has its own."""
         self.channels: list[ClientChannel] = []
         self.shares = shares or DeviceShares()
         self._is_weighted = False
@@ -125,15 +132,15 @@ class FairQueue:
         self._is_weighted = any(channel.weight for channel in self.channels)
 
     def charge(self, taken: Sequence[Taken], cost: float) -> None:
-        """Count the cost of a run of these, in nanoseconds."""
+        """Count the cost of a run of these requests, in nanoseconds."""
         self.shares.charge(taken, cost)
         for each in taken:
             each.client.last_turn = self._turn
 
     @property
     def used(self) -> float:
-        """Return the used share of the channel that is served next; 0 if none has
-        requests waiting.
+        """Return the used share of the channel that is served next. Return 0 if no
+        requests wait.
         """
         waiting = (c.share.used for c in self.upcoming() if c.pending)
         return next(waiting, 0.0)
@@ -145,7 +152,7 @@ class FairQueue:
         return order
 
     def upcoming(self) -> Sequence[ClientChannel]:
-        """Return the next result of `next`, if no more requests come."""
+        """Return what `next` returns next if no more requests come."""
         if len(self.channels) < 2:
             return self.channels
         turn, levels = self._turn + 1, self._levels

@@ -1,7 +1,7 @@
-"""Failures on demand, so that tests can see what follows.
+"""Failures on demand, so that tests can check the consequences.
 
-A device process obeys only if `POPGATE_INJECT_FAILURES=1` was in its environment when
-it started. The first failure replaces a run of a main program.
+A device process obeys only if its environment had `POPGATE_INJECT_FAILURES=1` when it
+started. The first failure replaces a run of a main program.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.programs.session import RunOptions
 from engine.programs.streams import Streams
 from engine.worker.replica import Replica
 
-#: "1" lets a device process take the order to fail.
+#: The variable. "1" lets a device process obey orders to fail.
 VARIABLE = "POPGATE_INJECT_FAILURES"
 
 
 class Failure(Enum):
-    """Failures that tests can order: a fault of each kind, an unexpected error, a run
-    that never ends, the death of the process.
+    """A failure that tests can order: a fault of each kind, an unexpected error, a run
+    that never ends, or the death of the process.
     """
 
     APPLICATION = "application"
@@ -54,7 +54,7 @@ class Failure(Enum):
 
 
 def obey(replicas: Iterable[Replica], failure: object, after: int) -> None:
-    """Carry out the order; for the thread that runs programs."""
+    """Carry out the order. For the thread that runs programs."""
     if os.environ.get(VARIABLE) != "1":
         raise InvalidInput(
             f"failure injection is off: start the device process with {VARIABLE}=1"

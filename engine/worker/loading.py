@@ -1,4 +1,4 @@
-"""Loading a model in a device process: from its bytes to replicas that can run."""
+"""Load a model in a device process, from its bytes to replicas that can run."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def load_replicas(
 ) -> list[LoadedReplica]:
     """Carry out a `load` message: map the files, load, run the load programs.
 
-    One replica for each of `numbers`. They share the graphs and the weights, and have
-    variables and places in feeds of their own, which begin alike.
+    Makes one replica for each of `numbers`. They share the graphs and the weights. Each
+    has its own variables and positions in feeds, which begin with the same values.
     """
     names = [str(name) for name in message["sources"]]
     model = receive_model(names, fds, message.get("executable"))
@@ -89,7 +89,9 @@ def _rules(
     message: Mapping[str, Any],
     anchors: MainAnchors,
 ) -> tuple[BatchPlan, BatchingPolicy]:
-    """Return how requests become runs: as the client planned and the programs allow."""
+    """Return the rules for turning requests into runs, from the client's plan and the
+    programs.
+    """
     plan = BatchPlan.from_message(message["plan"])
     flow = model.metadata.program_flow
     main = flow.main
@@ -98,7 +100,7 @@ def _rules(
             known = list(executable.programs)
             raise InvalidModel(f"there is no program {number}; there are {known}")
     _check_transfers(stream_transfers(executable, main), plan, anchors)
-    # If requests choose what runs, none may run with another.
+    # If requests choose what runs, no two may run together.
     conditional = is_conditional(executable, main)
     if conditional and plan.ragged is not None:
         what = "what runs depends on each request"
@@ -126,7 +128,7 @@ def _kind(plan: BatchPlan, policy: BatchingPolicy) -> type[Replica]:
 
 
 def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
-    """Return whether requests are split or joined to runs, or run piece by piece."""
+    """Return whether requests are split or joined into runs, or run in pieces."""
     if policy.conditional or not plan.run_units:
         return False
     if plan.run_units > 1:
@@ -137,7 +139,7 @@ def _regroups(plan: BatchPlan, policy: BatchingPolicy) -> bool:
 def _check_transfers(
     transfers: Mapping[str, int], plan: BatchPlan, anchors: MainAnchors
 ) -> None:
-    """Check that the programs transfer as much as the client planned from
+    """Check that the programs transfer as much as the client's plan, which it made from
     the metadata.
     """
     planned = (*plan.inputs, *plan.outputs)

@@ -1,7 +1,7 @@
-"""Python models in a device process: describing and loading one.
+"""Describe and load Python models in a device process.
 
-For the thread that runs programs, which is the model's only one: libraries that depend
-on their thread see the same one from beginning to end.
+For the thread that runs programs. The model runs only in this thread, so libraries that
+depend on their thread see the same one from beginning to end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.programs.python_session import PythonSession, import_model, load_err
 from engine.programs.session import PlainOptions
 from popef_io import Model
 
-#: The module that was described, by file and digest: it is not imported twice.
+#: The described module, by file and digest, so that it is not imported twice.
 _described: dict[tuple[str, bytes], ModuleType] = {}
 
 
@@ -56,8 +56,8 @@ def python_executor(
 ) -> Executor:
     """Return the executor of a Python model, as described in a load message.
 
-    The last descriptor beside it is the socket for calls to other models, if it names
-    some; `running` says what runs now.
+    If the message names other models, its last descriptor is the socket for calls to
+    them. `running` returns the run in progress.
     """
     executable = Executable.decode(model.executable.raw())
     given = message["python"]
@@ -96,8 +96,8 @@ def _rows(running: RunningBatch | None) -> tuple[int, ...]:
 
 def _face(given: Mapping[str, Any]) -> ModuleType | None:
     """Return the adapter of a file of another kind, if `given` names one
-    (`engine.runner.python_adapter`). Its package is in place before the file imports
-    it.
+    (`engine.runner.python_adapter`). Make the adapter's package importable before the
+    file imports it.
     """
     adapter = str(given["adapter"]["module"])
     if not adapter:
@@ -125,7 +125,7 @@ def _adapted(
     try:
         found: type[Any] | None = face.adapt(module, given["declared"])
         leave_if_forked(pid)
-    except BaseException as error:  # the author's code may take part
+    except BaseException as error:  # this may run the author's code
         leave_if_forked(pid, error)
         if not isinstance(error, Exception):
             raise

@@ -1,9 +1,9 @@
-"""A replica that runs rows of different length together, padded to the longest.
+"""A replica that runs rows of different length together, padded to the longest row.
 
 Each batch begins with the oldest waiting request, in the order of the fair queue. The
 requests of the nearest lengths join it, as long as the padded batch stays within
-`max_tokens` and has little padding. So requests of a channel may run out of order;
-their slots are still released in order.
+`max_tokens` and has little padding. So requests of a channel may run out of order.
+Their slots are still released in order.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from engine.worker.results import Results, Values, Waiter
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
 
-#: Requests of a channel that wait and are looked at for a batch.
+#: The most waiting requests of a channel that are considered for a batch.
 WINDOW = 64
-#: The length of a request whose inputs disagree: it runs alone, and fails alone.
+#: The length of a request whose inputs disagree. It runs alone, and fails alone.
 NO_LENGTH = -1
 
 
 class RaggedEntry(Entry):
     """A request with the length of its rows.
 
-    Requests with the same `shape` agree in everything but rows and length. `ended`: it
-    has run or was dropped, and its slots may be released.
+    Requests with the same `shape` agree in everything except rows and length. `ended`
+    is set if the request has run or was dropped, so its slots may be released.
     """
 
     __slots__ = ("ended", "length", "shape", "since", "slot", "wants_all")
@@ -60,17 +60,17 @@ class RaggedEntry(Entry):
         self.length = NO_LENGTH
         self.shape: tuple[object, ...] = ()
         self.slot = 0
-        #: From when on it may be delayed: `LONG_AGO` if it must not be.
+        #: When its delay began. `LONG_AGO` if it must not be delayed.
         self.since = submitted
         self.ended = False
-        #: Whether the optional outputs are wanted.
+        #: Whether the request wants the optional outputs.
         self.wants_all = False
 
 
 class Window:
-    """Requests of one channel between reading and release, oldest first.
+    """Requests of one channel that were read and not yet released, oldest first.
 
-    `waiting` has those that no run has taken yet.
+    `waiting` has the requests that no run has taken yet.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,9 @@ class PaddedSize:
         self.tokens = 0
 
     def add(self, entry: RaggedEntry) -> bool:
-        """Add a request if the batch stays within its limits; the first one always."""
+        """Add a request if the batch stays within its limits. The first request always
+        fits.
+        """
         rows = self.rows + entry.rows
         longest = max(self.longest, entry.length)
         tokens = self.tokens + entry.rows * entry.length
@@ -130,7 +132,7 @@ class RaggedBatch(Batch):
         self.is_padded = False
         #: Whether rows of outputs are cut to their own lengths.
         self.is_cut = False
-        #: Outputs that no request of the batch wants.
+        #: The outputs that no request of the batch wants.
         self._left_out: tuple[int, ...] = ragged.optional
         mine = [axes for i, axes in enumerate(ragged.cuts) if i not in self._left_out]
         self._always_cuts = any(mine)
@@ -140,7 +142,7 @@ class RaggedBatch(Batch):
         lengths = [e.length if isinstance(e, RaggedEntry) else 0 for e in entries]
         self.longest = max(0, *lengths)
         self.is_padded = min(lengths) < self.longest
-        first = entries[0]  # the others want the same
+        first = entries[0]  # the other requests want the same outputs
         wants_all = isinstance(first, RaggedEntry) and first.wants_all
         optional = self._ragged.optional
         self._left_out = () if wants_all else optional
@@ -151,7 +153,7 @@ class RaggedBatch(Batch):
         self, handle: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array | None:
         if self.is_cut or self._output_index.get(handle, -1) in self._left_out:
-            return None  # it is not written to its place as it is
+            return None  # the output is cut before it is written
         return super().output_memory(handle, shape, dtype)
 
     def write(self, handle: str, value: Array) -> None:
@@ -247,7 +249,7 @@ class RaggedReplica(Replica):
     # -- taking
 
     def step(self) -> list[ClientChannel]:
-        """Take one batch of the waiting requests and run it; return the clients to
+        """Take one batch of the waiting requests and run it. Return the clients to
         wake.
         """
         now = time.monotonic_ns()
@@ -275,8 +277,8 @@ class RaggedReplica(Replica):
         return list(touched)
 
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
-        """Return the oldest request of the channel whose turn it is, and those that
-        fit.
+        """Return the oldest request of the channel whose turn it is, and requests that
+        fit with it.
         """
         order: Sequence[ClientChannel] = self._queue.channels
         if len(order) > 1:
@@ -296,7 +298,7 @@ class RaggedReplica(Replica):
             if leader is None or (leader.length == NO_LENGTH and taken):
                 continue
             length = leader.length
-            # The leader is the nearest to itself, and the first of those.
+            # Sorting by distance puts the leader itself first.
             for entry in sorted(waiting, key=lambda e: abs(e.length - length)):
                 if entry.shape == leader.shape and size.add(entry):
                     entry.ended = True
@@ -310,7 +312,7 @@ class RaggedReplica(Replica):
         return taken
 
     def _window(self, client: ClientChannel) -> Window:
-        """Return the requests of a channel that are considered, including new ones."""
+        """Return the considered requests of a channel, including new ones."""
         window = self._windows.get(client)
         if window is None:
             window = self._windows[client] = Window()
@@ -335,7 +337,9 @@ class RaggedReplica(Replica):
         return window
 
     def _measure(self, entry: RaggedEntry) -> None:
-        """Determine the length of a request, and everything else it must agree in."""
+        """Determine the length of a request, and everything else in which it must agree
+        with others.
+        """
         length = 0
         shape: list[object] = [entry.wants_all]
         for ring, slot, pad in zip(
@@ -354,7 +358,7 @@ class RaggedReplica(Replica):
             elif length == 0:
                 length = mine
             shape.append(dims[LENGTH_AXIS + 1 :])
-        # A request without a length runs alone: it has a shape of its own.
+        # A request without a length has a unique shape, so it runs alone.
         entry.length = length or NO_LENGTH
         entry.shape = tuple(shape)
         if entry.length == NO_LENGTH:
@@ -376,12 +380,12 @@ class RaggedReplica(Replica):
             client.pending -= count
 
     def _release(self, client: ClientChannel) -> None:
-        """Release the slots of the oldest requests that have ended, up to the first
-        that has not.
+        """Release the slots of the oldest requests that have ended. Stop at the first
+        that has not ended.
         """
         window = self._windows.get(client)
         if window is None:
-            return  # its channel was closed meanwhile
+            return  # the channel was closed meanwhile
         channel, held = client.channel, window.held
         requests, inputs = 0, [0] * len(channel.inputs)
         while held and held[0].ended:

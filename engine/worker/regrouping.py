@@ -1,9 +1,10 @@
-"""A replica whose runs take a fixed number of units, whatever requests contain.
+"""A replica whose runs take a fixed number of units, independent of the sizes of
+requests.
 
-Requests are a queue of units: each run takes the next ones, from as many requests as it
-needs, and a larger request continues in the next run. Units that do not fill a run wait
-for others, at most as long as the policy says. Then zeros complete the run, or rows of
-the client (`flush_callback`).
+The requests form a queue of units. Each run takes the next units, from as many requests
+as it needs. A larger request continues in the next run. Units that do not fill a run
+wait for others, at most as long as the policy allows. Then zeros complete the run, or
+rows of the client (`flush_callback`).
 """
 
 from __future__ import annotations
@@ -33,15 +34,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The scheduler looks again after so many nanoseconds if nothing is due for longer.
+#: The scheduler checks again after this many nanoseconds if nothing is due earlier.
 LONGEST_SLEEP_NS = 60 * 10**9
 
 
 class OpenEntry(Entry):
-    """A request of which the first `ran` units have run; `parts` are their results.
+    """A request whose first `ran` units have run. `parts` are the results of those
+    units.
 
-    A dropped request has an `outcome`, which is reported to its client when all
-    requests before it have ended, because results are taken in the order of requests.
+    A dropped request has an `outcome`. It is reported to the client when all earlier
+    requests have ended, because results are taken in the order of requests.
     """
 
     __slots__ = ("ended", "outcome", "parts", "ran", "waits")
@@ -83,7 +85,8 @@ class RegroupingReplica(Replica):
         self._each = plan.run_units
         self._most_runs = policy.look_ahead + 1 if policy.look_ahead >= 0 else 1 << 30
         self._open: deque[OpenEntry] = deque()
-        #: By channel, in the order in which their slots must be released.
+        #: The open requests by channel, in the order in which their slots must be
+        #: released.
         self._held: dict[ClientChannel, deque[OpenEntry]] = {}
         self._asked_at = 0
 
@@ -98,7 +101,7 @@ class RegroupingReplica(Replica):
 
     @property
     def _units(self) -> int:
-        """Return the units that wait to be run."""
+        """Return the number of units that wait to run."""
         return sum(entry.rows - entry.ran for entry in self._open)
 
     def due_ns(self, now: int) -> int:
@@ -110,7 +113,7 @@ class RegroupingReplica(Replica):
         return min(self._deadline(units), now + LONGEST_SLEEP_NS)
 
     def _deadline(self, units: int) -> int:
-        """Return when the units that fill no run have waited long enough."""
+        """Return when the units that do not fill a run have waited long enough."""
         rest = units % self._each
         if not rest:
             return 1 << 63
@@ -128,7 +131,7 @@ class RegroupingReplica(Replica):
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take new requests and run what can run; return the clients to wake."""
+        """Take new requests and run what can run. Return the clients to wake."""
         now = time.monotonic_ns()
         self._drop_cancelled(now)
         alone = self._take_in(now)
@@ -148,10 +151,10 @@ class RegroupingReplica(Replica):
         return list(dict.fromkeys(touched))
 
     def _take_in(self, now: int) -> bool:
-        """Open requests until there is enough for a step.
+        """Open requests until there are enough units for a step.
 
-        True if the next request cannot run together with those that are open, so
-        that these need not wait.
+        Return True if the next request cannot run together with the open ones, so that
+        the open ones need not wait.
         """
         limit = max(self.policy.max_rows, self._each)
         units = self._units
@@ -190,9 +193,9 @@ class RegroupingReplica(Replica):
     def _drop_cancelled(self, now: int) -> None:
         """Drop requests that are cancelled or past their deadline.
 
-        A cancelled request keeps its place if the policy says so: its rows help to fill
-        a run, and its results are ignored. A request whose run will never be filled up
-        does not.
+        If the policy says so, a cancelled request keeps its place. Its rows then help
+        to fill a run, and its results are ignored. A request whose run will never be
+        filled up is always dropped.
         """
         for entry in self._open:
             outcome = cancelled_outcome(entry, now)
@@ -204,11 +207,11 @@ class RegroupingReplica(Replica):
         self._forget_ended()
 
     def _ask(self, units: int, now: int) -> bool:
-        """Ask the client for missing rows; returns whether that was possible."""
+        """Ask the client for missing rows. Return whether that was possible."""
         client = self._open[-1].client
         self._asked_at = now
         if client.link.completions.unreleased()[0]:
-            return True  # it has not looked yet, and would be told twice
+            return True  # the client has not read earlier messages, so do not ask twice
         slots = self._open[-1].slots
         name = next((n for n, s in zip(self._names, slots, strict=True) if s >= 0), "")
         return client.link.completions.put(
@@ -237,9 +240,7 @@ class RegroupingReplica(Replica):
         self._forget_ended()
 
     def _tell_taken(self, count: int) -> None:
-        """Mark the first `count` open requests as running now; the others still
-        wait.
-        """
+        """Mark the first `count` open requests as running. The others still wait."""
         behind = dict.fromkeys(self._held, 0)
         for entry in islice(self._open, count, None):
             behind[entry.client] += 1
@@ -249,7 +250,7 @@ class RegroupingReplica(Replica):
     def _isolate_failure(
         self, entries: Sequence[OpenEntry], error: Exception, started: int
     ) -> None:
-        """Isolate a failure as for any batch; requests run again from their first unit,
+        """Isolate a failure as for any batch. Requests run again from their first unit,
         padded.
         """
         members: list[Entry] = []
@@ -282,7 +283,8 @@ class RegroupingReplica(Replica):
             first += units
             entry.ran += units
             for index, value in part.items():
-                # A copy: what it is a view of may be released before it is needed.
+                # Copy the array, because the memory behind it may be released before it
+                # is needed.
                 entry.parts.setdefault(index, []).append(np.array(value))
             if entry.ran == entry.rows:
                 whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
@@ -302,14 +304,14 @@ class RegroupingReplica(Replica):
         super()._tell(entry, outcome, started, took, rows, longest, text)
         _close(entry)
 
-    # -- giving back
+    # -- releasing
 
     def _forget_ended(self) -> None:
         if any(entry.ended for entry in self._open):
             self._open = deque(entry for entry in self._open if not entry.ended)
 
     def _release_ended(self, now: int) -> list[ClientChannel]:
-        """Release the slots of the requests that have ended, in order; return their
+        """Release the slots of the requests that have ended, in order. Return their
         channels.
         """
         touched = []

@@ -1,4 +1,4 @@
-"""A replica in a device process: one loaded model and the requests that wait for it.
+"""A replica in a device process: one loaded model and its waiting requests.
 
 Batching happens here, because all waiting requests are visible here. Requests of all
 clients are taken fairly (engine/worker/fair_queue.py), as whole requests, up to
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 #: A timeout below this is too short for waiting.
 WORTH_SAYING_NS = 1_000_000
-#: The quickest of so many batches says what the next one takes at least.
+#: The quickest of this many last batches is taken as the least time of the next one.
 JUDGED_BY = 3
-#: After so many delays in a row that brought no second request, and while no request
-#: comes during the run of another, there is one client: a delay gathers nothing.
+#: If this many delays in a row bring no second request, and no request comes during the
+#: run of another, there is only one client. A delay then gathers nothing.
 VAIN_DELAYS = 16
 
 
@@ -45,19 +45,21 @@ VAIN_DELAYS = 16
 class BatchingPolicy:
     """Rules for putting requests together.
 
-    `max_rows` 0: one request at a time. `delay_ns`: how long a free device waits for
-    more rows. `same_shapes`: requests must agree in all but the batch dimension, which
-    must be checked because the model leaves the others free. `conditional`: the request
-    decides what a run reads and writes. `preferred` sizes, ascending: a batch has the
-    largest size that the waiting requests, in order, fill exactly, and then starts
-    without delay. A batch also starts if the next request would exceed the largest
-    size. Otherwise, after the delay, all waiting requests run together.
+    `max_rows` 0 means one request at a time. `delay_ns` is how long a free device waits
+    for more rows. `same_shapes` requires that requests agree in all dimensions except
+    the batch dimension. It is set if the model leaves other dimensions free.
+    `conditional` means that the request decides what a run reads and writes.
+    `preferred` are batch sizes in ascending order. A batch has the largest of these
+    sizes that the waiting requests, in order, fill exactly, and starts without delay. A
+    batch also starts if the next request would exceed the largest size. Otherwise,
+    after the delay, all waiting requests run together.
 
-    For runs with a fixed number of rows (engine/worker/regrouping.py): an incomplete
-    compiled batch waits `fill_batch_ns` for more, an incomplete run of complete batches
-    `fill_run_ns`. Then the client is asked for rows if `asks` is set, else zeros
-    complete the run. `drops_cancelled`: rows of cancelled requests leave an incomplete
-    run. `look_ahead`: how many further runs are prepared with the next (-1: all
+    The following fields are for runs with a fixed number of rows
+    (engine/worker/regrouping.py). An incomplete compiled batch waits `fill_batch_ns`
+    for more rows. An incomplete run of complete batches waits `fill_run_ns`. Then the
+    device asks the client for rows if `asks` is set, else zeros complete the run. With
+    `drops_cancelled`, rows of cancelled requests leave an incomplete run. `look_ahead`
+    is the number of further runs that are prepared with the next run (-1: all
     possible).
 
     If rows of different length run together (engine/worker/ragged.py), rows times the
@@ -79,7 +81,7 @@ class BatchingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A request that is taken out of the queue and not run."""
+    """A request that was taken out of the queue without running."""
 
     client: ClientChannel
     request: int
@@ -105,10 +107,10 @@ class Replica:
         self.executor = executor
         self.policy = policy
         self.queued = False
-        #: Whether a batch may have to wait: `due_ns` says how long.
+        #: Whether a batch may have to wait. `due_ns` returns how long.
         self.may_wait = bool(policy.delay_ns and policy.max_rows)
         self.batches = 0
-        #: What runs now; read by another thread (engine/worker/cancellation.py).
+        #: The run in progress. Another thread reads it (engine/worker/cancellation.py).
         self.running: RunningBatch | None = None
         self._main = main
         self._plan = plan
@@ -116,10 +118,11 @@ class Replica:
         self._batch = Batch(table, plan, wait_note, conditional=policy.conditional)
         self._results = Results(table, plan, wait_room)
         self._queue = FairQueue()
-        #: What users have used of the device, with its other replicas.
+        #: The use of the device by weights and lanes, shared with its other replicas.
         self.shares = self._queue.shares
         self._shape: tuple[object, ...] | None = None
-        #: How long the last batches took, nanoseconds, and the members of the last.
+        #: The times of the last batches in nanoseconds. `_members` is the number of
+        #: requests in the last batch.
         self._took = deque([0] * JUDGED_BY, JUDGED_BY)
         self._members = 0
         self._vain_delays = 0
@@ -138,25 +141,23 @@ class Replica:
         self._queue.remove(client)
 
     def use(self, shares: DeviceShares) -> None:
-        """Count in the shares of a device. Call it before there are channels."""
+        """Use the shares of a device. Call it before any channel exists."""
         self.shares = self._queue.shares = shares
 
     @property
     def used(self) -> float:
-        """Return the used share of the next request here."""
+        """Return the used share of the replica's next request."""
         return self._queue.used
 
     @property
     def pending(self) -> bool:
-        for client in self._queue.channels:  # noqa: SIM110 - asked after every batch
+        for client in self._queue.channels:  # noqa: SIM110 - runs after every batch
             if client.pending:
                 return True
         return False
 
     def due_ns(self, now: int) -> int:
-        """Return when the next batch should start; `now` or earlier means
-        immediately.
-        """
+        """Return when the next batch should start. Up to `now` means immediately."""
         if not self.may_wait:
             return now
         if self._vain_delays >= VAIN_DELAYS:
@@ -170,11 +171,10 @@ class Replica:
         self, order: Sequence[ClientChannel], now: int
     ) -> tuple[int, int, int]:
         """Return the number of waiting rows, when the oldest was submitted, and how
-        many of the rows the preferred sizes want to run at once (0: as many as there
-        are).
+        many rows the preferred sizes let run at once (0: all of them).
 
-        A request that cannot join those before it, because its shapes differ, ends
-        their batch. So their delay is over, because waiting would not fill it.
+        A request whose shapes differ cannot join earlier requests, so it ends their
+        batch. Their delay is then over, because waiting would not fill the batch.
         """
         sizes, alike = self.policy.preferred, self.policy.same_shapes
         rows, oldest, best = 0, now, 0
@@ -195,7 +195,7 @@ class Replica:
         return rows, oldest, best
 
     def _room(self, order: Sequence[ClientChannel], now: int) -> int:
-        """Return the most rows of the next batch, if some sizes are preferred."""
+        """Return the most rows of the next batch, respecting preferred sizes."""
         policy = self.policy
         _, oldest, best = self._waiting(order, now)
         if best and not 0 < policy.delay_ns <= now - oldest:
@@ -205,7 +205,7 @@ class Replica:
     # -- running
 
     def step(self) -> list[ClientChannel]:
-        """Take one batch of the waiting requests and run it; return the clients to
+        """Take one batch of the waiting requests and run it. Return the clients to
         wake.
         """
         now = time.monotonic_ns()
@@ -220,8 +220,9 @@ class Replica:
             taken[entry.client] = taken.get(entry.client, 0) + 1
         for client in taken:
             client.channel.requests.tell_taken()
-        # Slots are released last: the client may reuse the memory of an input as soon
-        # as its slot is released, and the batch has views of it until it has ended.
+        # Slots are released last. The client may reuse an input's memory as soon as its
+        # slot is released, and the batch has views of that memory until the batch has
+        # ended.
         if entries:
             self._batch.begin(entries)
             error = self._execute(now)
@@ -231,7 +232,7 @@ class Replica:
             if self.shares.is_weighted:
                 self._queue.charge(entries, time.monotonic_ns() - now)
         for one in dropped:
-            # After the batch: results are taken in the order of requests.
+            # After the batch, because results are taken in the order of requests.
             one.client.link.completions.put(one.client.number, one.outcome, one.request)
         for client, count in taken.items():
             client.release(count)
@@ -294,18 +295,18 @@ class Replica:
         return entries
 
     def _reachable_from(self, client: ClientChannel, now: int) -> int:
-        """Return the time before which deadlines are unreachable, judging by the last
-        few batches.
+        """Return the time before which deadlines are unreachable, estimated from the
+        last few batches.
 
-        Such requests are dropped if others wait behind them. When a machine gets
-        slower, a queue in which each request runs slightly too late would serve no
-        client.
+        Requests with such deadlines are dropped if others wait behind them. Otherwise,
+        when a machine gets slower, each request in the queue could run slightly too
+        late, and no client would be served.
         """
         policy = self.policy
         if client.pending < max(2, self._members):
             return now
         if policy.same_shapes or policy.conditional:
-            return now  # no two runs need take the same time
+            return now  # different runs may take different times
         return now + min(self._took)
 
     def _fits(self, client: ClientChannel, slots: list[int], others: bool) -> bool:
@@ -331,16 +332,18 @@ class Replica:
         return tuple(shape)
 
     def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
-        """Run a batch and publish its results; how it failed, if it did."""
+        """Run a batch and publish its results. Return its error, if it failed."""
         self._batch.begin(entries)
         return self._execute(started)
 
     def _execute(self, started: int) -> Exception | None:
-        """Run the batch that was begun."""
+        """Run the batch that was begun, and publish its results. Return its error, if
+        it failed.
+        """
         batch = self._batch
         entries = batch.entries
-        # Fresh options, and `running` set before the run and cleared after it: the
-        # thread that cancels runs can never hit the run after the one it meant.
+        # Options are fresh, and `running` is set before the run and cleared after it.
+        # So the thread that cancels runs can never end the next run by mistake.
         options = self.executor.new_options()
         running = self.running = RunningBatch(options, entries)
         try:
@@ -350,7 +353,8 @@ class Replica:
                 self.executor.run(self._main, batch, options)
             compute = time.monotonic_ns() - started
             self._ended = started + compute
-            # From here on it is no use to end it: results are published whole.
+            # Ending the run is useless from here on, because results are published as a
+            # whole.
             self.running = None
             self._publish(batch, started, compute)
         except Exception as error:
@@ -359,7 +363,7 @@ class Replica:
             batch.end()
             if not isinstance(error, Cancelled):
                 return error
-            if running.failure:  # of the run as a whole: no half of it runs again
+            if running.failure:  # the whole run failed, so no half of it runs again
                 for entry in entries:
                     self._fail(entry, ExecutionFailed(running.failure), started)
             else:
@@ -374,7 +378,7 @@ class Replica:
     def _end_cancelled(self, entries: Sequence[Entry], started: int, rows: int) -> None:
         """End the members of a batch that was terminated because all were cancelled."""
         now = time.monotonic_ns()
-        # It would have taken longer than this.
+        # The complete run would have taken longer than this.
         took = now - started
         self._took.append(max(took, self._took[-1]))
         self._members = len(entries)
@@ -412,13 +416,13 @@ class Replica:
         except Exception as error:
             if not told:
                 raise
-            # Those that have ended cannot run again; the others have run, and have no
-            # part in it that a client does not take its results.
+            # Requests that have ended cannot run again. The others have run too, and
+            # are not to blame if a client does not take its results.
             for entry in batch.entries[told:]:
                 self._fail(entry, error, started)
 
     def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
-        """Run those members of a failed batch again that are still wanted.
+        """Run again the members of a failed batch that clients still want.
 
         The others end after them, because results are taken in the order of requests.
         """
@@ -448,8 +452,8 @@ class Replica:
         longest: int = 0,
         text: str = "",
     ) -> None:
-        """Report the outcome of a request to the client: in a run of `rows` rows (0:
-        its own) that took `took_ns` nanoseconds (0: from `started` until now).
+        """Report the outcome of a request to the client. Its run had `rows` rows (0:
+        those of the request) and took `took` nanoseconds (0: from `started` until now).
         """
         entry.client.link.completions.put(
             entry.client.number,
@@ -488,5 +492,5 @@ def _wait_note(wait_ns: int) -> str:
 
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """Return all of a shape but the batch dimension."""
+    """Return a shape without its batch dimension."""
     return shape[1:] if not dim else (*shape[:dim], *shape[dim + 1 :])

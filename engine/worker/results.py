@@ -1,4 +1,4 @@
-"""Results of a batch on their way to the output slots of its requests."""
+"""The results of a batch, which go to the output slots of its requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Results:
     def publish(self, batch: Batch) -> bool:
         """Give all requests of a batch their rows at once.
 
-        Return False if there is no room; then publish them one by one (`publish_each`).
+        Return False if there is no room. The caller then publishes them one by one
+        (`publish_each`).
         """
         values = batch.results()
         entries = batch.entries
@@ -41,14 +42,15 @@ class Results:
             self.check(batch, values)
             if self._plan.dim or any(entry.client is not client for entry in entries):
                 return False
-        # Nothing is published before all outputs have room: else requests are published
-        # one by one, waiting for room, and none of their outputs may be out already.
+        # Publish nothing before all outputs have room. Otherwise requests are published
+        # one by one as room appears, and none of their outputs may be published
+        # already.
         places: list[tuple[int, AnchorRing, Array, int]] = []
         for index, value in values.items():
             if value.dtype.hasobject:
                 return False
             anchor = client.channel.outputs[index]
-            # What is placed has one slot.
+            # `place` checks only for one free slot.
             if len(entries) > 1 and anchor.write_available < len(entries):
                 return False
             bound = batch.bound.get(index)
@@ -70,10 +72,10 @@ class Results:
         return True
 
     def publish_each(self, batch: Batch) -> Iterator[Entry]:
-        """Give each request of a batch its rows, as soon as there is room for them.
+        """Give each request of a batch its rows as soon as there is room for them.
 
-        The client must be told of each request before room for the next is requested:
-        it only takes announced results, and all of a batch may exceed the room.
+        The caller must notify the client of each request before taking the next. The
+        client only takes announced results, and a whole batch may exceed the room.
         """
         values = batch.results()
         entries = batch.entries
@@ -100,9 +102,7 @@ class Results:
         return parts
 
     def join(self, index: int, parts: Sequence[Array]) -> Array:
-        """Return the parts of one output of one request, which ran one after
-        the other.
-        """
+        """Return one output of a request, joined from the parts of its runs."""
         if len(parts) == 1:
             return parts[0]
         if self._shape(index) == ():
@@ -169,8 +169,8 @@ class Results:
 
 
 def _scalar(value: Array) -> Array:
-    """Return a scalar output: without dimensions for one unit, with one dimension for
-    several.
+    """Return a scalar output. It has no dimensions for one unit, and one dimension for
+    several units.
     """
     return value.reshape(()) if value.size == 1 else value
 

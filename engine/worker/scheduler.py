@@ -1,7 +1,8 @@
-"""The one thread of a device process that runs programs, and its objects.
+"""The single thread of a device process that runs programs, and its objects.
 
-Rings and replicas belong to this thread alone. Other threads prepare work (load a
-model, map a channel) and pass it as a command, which runs between two batches.
+Only this thread uses rings and replicas. Other threads prepare work, such as loading a
+model or mapping a channel. They pass it on as a command, which runs between two
+batches.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from popef_io import TRACE
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a result waits for room in an output before its request fails: by then
-#: the client has stopped collecting its results.
+#: Seconds that a result waits for room in an output before its request fails. By then
+#: the client must have stopped collecting its results.
 ROOM_TIMEOUT = 10.0
-#: Requests that follow each other sooner than this come from several clients: sleeping
+#: Requests that follow each other sooner than this come from several clients. Sleeping
 #: lets them gather to a batch.
 SPIN_FROM_NS = 60_000
-#: After so many spins without a submission the device stops spinning.
+#: The device stops spinning after this many spins without a submission.
 SPIN_CREDIT = 4
-#: What a wake-up costs beyond a look.
+#: The additional cost of a wake-up compared with a poll, in nanoseconds.
 WAKE_NS = 40_000
 #: A run that takes longer may grow the memory arena.
 LONG_NS = 5_000_000
@@ -84,8 +85,8 @@ def _used(replica: Replica) -> float:
 class Scheduler:
     """Replicas, clients and waiting requests.
 
-    `run` is for one thread; `do` and `call` pass it commands from others. `spin_us`:
-    how long it polls for the next request before it sleeps
+    `run` is for one thread. Other threads pass commands to it through `do` and `call`.
+    `spin_us` is how long it polls for the next request before it sleeps
     (engine/devices/thread_plan.py). `give_back_memory` is called after a while without
     requests, and by the thread that unloads a model.
     """
@@ -96,7 +97,7 @@ class Scheduler:
         self.give_back_memory = give_back_memory
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self.clients: dict[int, ClientProcess] = {}
-        self._links: list[Link] = []  # theirs
+        self._links: list[Link] = []  # the links of all clients
         self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self.busy_ns = 0
@@ -106,7 +107,7 @@ class Scheduler:
         self._poller.register(self.wake_fd, select.POLLIN)
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._ready: deque[Replica] = deque()
-        #: What users with weights have used of the device.
+        #: The use of the device by weights and lanes.
         self.shares = DeviceShares()
         self._stopping = False
         self._spin_ns = spin_us * 1000
@@ -117,30 +118,30 @@ class Scheduler:
 
     @property
     def running_ns(self) -> int:
-        """Return how long the present run has been running; 0: none is."""
+        """Return how long the present run has been running; 0 if none is."""
         since = self.running_since
         return time.monotonic_ns() - since if since else 0
 
     @property
     def running_since(self) -> int:
-        """Return when the present run began; 0: none runs.
+        """Return when the present run began; 0 if none runs.
 
-        The time in which a client takes results does not count. For any thread.
+        The time in which results wait for a client does not count. For any thread.
         """
         running = self.running()
         return 0 if running is None else running.since
 
     @property
     def running_replica(self) -> int:
-        """Return the number of the replica that runs now; 0: none does. For
-        any thread.
+        """Return the number of the replica that runs now; 0 if none does. For any
+        thread.
         """
         replica = self._replica
         return 0 if replica is None else replica.number
 
     @property
     def unwanted_ns(self) -> int:
-        """Return how long ago the present batch was told to end; 0: it was not.
+        """Return how long ago the present batch was told to end; 0 if it was not.
 
         For any thread.
         """
@@ -154,15 +155,15 @@ class Scheduler:
         return replica.running if replica is not None else None
 
     def has_failed(self, replica: int) -> None:
-        """Restart the reports on whether runs of a replica succeed; for the thread that
-        runs programs.
+        """Restart the record of whether a run of a replica has succeeded. For the
+        thread that runs programs.
         """
         self._succeeded &= ~(1 << (replica & 63))
         for link in self._links:
             link.words[SUCCEEDED] = self._succeeded
 
     def run(self) -> None:
-        """Serve until told to stop."""
+        """Serve until `stop` is called."""
         while True:
             self._drain()
             if self._stopping:
@@ -178,7 +179,7 @@ class Scheduler:
     def _sleep(self, wait_ns: int = 0) -> None:
         """Wait for news, at most `wait_ns` (0: for ever).
 
-        See "Waking" at the head of engine/transport/link.py.
+        The docstring of engine/transport/link.py explains waking.
         """
         links = self._links
         if self._spin_credit > 0 and not wait_ns and self._spin(links):
@@ -188,21 +189,22 @@ class Scheduler:
         trims = self._arena_grown and not wait_ns
         if trims:
             wait_ns = IDLE_TRIM_NS
-        # Set `parked`, then look once more, then sleep. A client publishes first and
-        # looks at `parked` second; with a full fence in between on both sides at least
-        # one of the two sees the other, so no submission is slept through.
+        # Set `parked`, then check the submissions once more, then sleep. A client
+        # publishes first and checks `parked` second. Both sides use a full fence in
+        # between, so at least one of them sees the other, and the device misses no
+        # submission.
         for link in links:
             link.words[PARKED] = 1
         full_fence()
         news = False
-        for link in links:  # and no generator: this comes with every wake-up
+        for link in links:  # a loop, because a generator costs more at every wake-up
             news = news or link.submissions.read_available
         if not news:
             if not wait_ns or self._wait(wait_ns):
-                try:  # noqa: SIM105 - three calls more at every wake-up
+                try:  # noqa: SIM105 - would cost three more calls at every wake-up
                     os.eventfd_read(self.wake_fd)
                 except InterruptedError:
-                    pass  # a handler of signals that a model in Python has set
+                    pass  # a Python model's signal handler raised it
             elif trims:
                 self._arena_grown = False
                 self.give_back_memory()
@@ -213,7 +215,7 @@ class Scheduler:
             self._learn(self._woke - began - WAKE_NS, links)
 
     def _wait(self, wait_ns: int) -> bool:
-        """Wait for the wake-up for `wait_ns` at most. Return whether it came.
+        """Wait for a wake-up, at most `wait_ns` nanoseconds. Return whether it came.
 
         `poll` and `epoll` of Python round up to whole milliseconds.
         """
@@ -224,8 +226,8 @@ class Scheduler:
     def _spin(self, links: list[Link]) -> bool:
         """Poll for submissions for a moment before sleeping. Return whether any came.
 
-        Only while there is credit: after a few spins without a submission requests are
-        too rare, and the device sleeps immediately.
+        Called only while there is credit. After a few spins without a submission,
+        requests are too rare for spinning, and the device sleeps immediately.
         """
         began = time.monotonic_ns()
         end = began + self._spin_ns
@@ -240,8 +242,8 @@ class Scheduler:
         return False
 
     def _learn(self, gap_ns: int, links: list[Link]) -> None:
-        """Decide from the time until the last news whether to spin next time."""
-        # One at a time never gathers to a batch, however soon it comes.
+        """Decide whether to spin next time, from the time until the last news came."""
+        # Requests of a client that sends one at a time never gather to a batch.
         gathers = gap_ns < SPIN_FROM_NS and not any(link.words[ALONE] for link in links)
         if not gathers and gap_ns < self._spin_ns:
             self._spin_credit = SPIN_CREDIT
@@ -249,7 +251,7 @@ class Scheduler:
             self._spin_credit -= 1
 
     def _drain(self) -> None:
-        while not self._commands.empty():  # this thread alone takes from it
+        while not self._commands.empty():  # only this thread takes commands
             self._commands.get_nowait()()
         for client in self.clients.values():
             for number in client.link.submissions.take():
@@ -263,7 +265,7 @@ class Scheduler:
                     self._ready.append(replica)
 
     def _step(self) -> int:
-        """Run the next batch; return the nanoseconds to wait if none is due yet."""
+        """Run the next batch. Return the nanoseconds to wait if none is due yet."""
         if self.shares.is_weighted:
             self._sort_ready()
         now = time.monotonic_ns()
@@ -280,7 +282,7 @@ class Scheduler:
 
     def _sort_ready(self) -> None:
         """Put first the replica whose next request has used least of the device for its
-        weight; equal ones stay in turn.
+        weight. Equal replicas keep their order.
         """
         shares = self.shares
         shares.begin_turn()
@@ -294,7 +296,7 @@ class Scheduler:
     def _run_batch(self, replica: Replica, now: int) -> None:
         self._replica = replica
         succeeded = replica.batches
-        # Who is left behind if this kills the process looks there.
+        # The owner reads this if the run kills the process.
         for client in self.clients.values():
             words = client.link.words
             words[RUNNING] = replica.number
@@ -324,16 +326,17 @@ class Scheduler:
         for client in self.clients.values():
             for channel in touched:
                 if channel.link is client.link:
-                    try:  # noqa: SIM105 - for every batch: a context manager costs
+                    try:  # noqa: SIM105 - a context manager costs time
                         os.eventfd_write(client.wake_fd, 1)
                     except BlockingIOError:
                         pass
                     break
 
     def wait_room(self, channel: ClientChannel, anchor: AnchorRing, size: int) -> int:
-        """Wait until an output slot has `size` bytes free; return their offset.
+        """Wait until an output has `size` bytes free. Return their offset.
 
-        This is backpressure: the client has not collected enough of its results.
+        This is backpressure, because the client has not collected enough of its
+        results.
         """
         deadline = time.monotonic() + ROOM_TIMEOUT
         channel.link.words[BACKPRESSURE] = 1
@@ -345,9 +348,9 @@ class Scheduler:
                     raise ResultsNotTaken(
                         f"the client did not collect its results for {ROOM_TIMEOUT} s"
                     )
-                # Submissions write to the same eventfd. None is lost by reading it
-                # here: the loop drains all of them after this batch, and `finally`
-                # writes once more so that it does not sleep before.
+                # Submissions write to the same eventfd. Reading it here loses none,
+                # because the loop drains all submissions after this batch. `finally`
+                # writes to it once more, so that the loop does not sleep before that.
                 if self._poller.poll(min(left, 0.1) * 1000):
                     os.eventfd_read(self.wake_fd)
         finally:
@@ -362,7 +365,9 @@ class Scheduler:
         os.eventfd_write(self.wake_fd, 1)
 
     def call(self, command: Callable[[], None]) -> None:
-        """Call `do` in the thread and wait until it is done; raises its error here."""
+        """Call `do` in the thread that runs programs, and wait until it is done. Raises
+        the error of `do`.
+        """
         done = threading.Event()
         errors: list[Exception] = []
 
@@ -379,7 +384,7 @@ class Scheduler:
         if errors:
             raise errors[0]
 
-    # -- what commands do, in the thread that runs programs
+    # -- commands, in the thread that runs programs
 
     def add_client(self, client: ClientProcess) -> None:
         """Serve a client process that has connected."""
@@ -436,14 +441,15 @@ class Scheduler:
         replica.remove(channel)
         channel.channel.close()
         if replica.queued and not replica.pending:
-            # Its delay would begin again and again, with nothing to gather.
+            # Otherwise its delay would begin again and again without gathering
+            # anything.
             self._ready.remove(replica)
             replica.queued = False
 
     def drop_client(self, client: ClientProcess) -> None:
         """Free the channels of an ended client process.
 
-        Its replicas stay loaded while the owner of the device wants them.
+        Replicas stay loaded as long as the owner of the device wants them.
         """
         if self.clients.pop(client.number, None) is None:
             return
@@ -454,7 +460,7 @@ class Scheduler:
         client.close()
 
     def stop(self) -> None:
-        """Return from `run` after what is running."""
+        """Make `run` return after the present run."""
         self._stopping = True
 
     def __repr__(self) -> str:

@@ -1,5 +1,5 @@
-"""May rows of different requests be mixed? Proofs over the graph, and checks.
+"""Proofs over the graph, and checks, that rows of different requests may be mixed.
 
-Runs in the command line and in the process that compiles. May import the rest of
-`compiler`, `programs` and the ground.
+Runs in the process of the command line and in the process that compiles. May import the
+rest of `compiler`, `programs` and the ground.
 """

@@ -1,8 +1,9 @@
 """Largest number of rows that may run together without using too much memory.
 
-Beyond a few rows, a larger batch of a large network gains nothing, and its intermediate
-values take memory that the device keeps. So the memory of a row is computed from the
-shapes, and batches are as large as a budget allows unless another size is requested.
+Beyond a few rows, a larger batch of a large network gains nothing. Its intermediate
+values take memory that the device keeps. So this module computes the memory of a row
+from the shapes. Batches are as large as a memory budget allows, unless the user
+requests another size.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _UNKNOWN = 4
 def rows_within(model: Any, most: int, budget: int = MOST_BYTES) -> int:
     """Return how many rows fit into `budget`: a power of two from 1 to `most`.
 
-    `model` is an ONNX model whose free first dimension counts rows. Unknown sizes count
-    nothing: other free dimensions are 1.
+    `model` is an ONNX model whose free first dimension counts rows. All other free
+    dimensions count as 1, and values of unknown shape count nothing.
     """
     row = _largest_node(model)
     rows = 1

@@ -32,10 +32,10 @@ def decide(
     options: CompileOptions,
     limit: TimeLimit,
 ) -> BatchDecision:
-    """Return the decision on a loaded model, as `options.batch` asks.
+    """Return the decision on a loaded model, following `options.batch`.
 
-    `model` lacks the data of `weights`; `run` runs it on arrays by name, which `limit`
-    ends.
+    `model` does not contain the data of `weights`. `run` runs the model on arrays by
+    name, and `limit` ends those runs.
     """
     batch = options.batch
     size = batch if isinstance(batch, int) else 0
@@ -60,7 +60,7 @@ def decide(
         reason = _rows_depend(check)
         if reason is None and size and weights:
             reason = _rows_depend_on_weights(model, interface, weights, options, limit)
-        if limit.is_over:  # what it has shown is that runs were ended
+        if limit.is_over:  # the check failed only because `limit` ended its runs
             reason = f"the check was given up after {limit.seconds:g} s"
     if reason is not None:
         return BatchDecision(False, size, reason)
@@ -115,9 +115,9 @@ def _remedy(interface: Interface) -> str:
 def _rows_differ(model: Any, interface: Interface) -> str | None:
     """Return why the free first dimensions may differ; None if they are the same.
 
-    Inputs must share a name, or the graph must prove that it cannot run if they differ.
-    Outputs need not: exporters give results new names, and running the model shows how
-    many rows result.
+    The inputs' first dimensions must share a name, or the graph must prove that it
+    cannot run if they differ. Those of outputs need not share a name, because exporters
+    give results new names. Running the model shows how many rows result.
     """
     shapes = {t.name: t.shape or () for t in interface.inputs}
     elsewhere: set[Dimension] = {d for shape in shapes.values() for d in shape[1:]}
@@ -160,7 +160,7 @@ def _rows_depend_on_weights(
     try:
         session = OnnxSession(model.SerializeToString(), data, threads=options.threads)
     except EngineError:
-        return None  # a shape or an axis, which cannot be replaced
+        return None  # some weight is a shape or an axis, which cannot be replaced
     names = list(session.outputs)
 
     def run(feed: Feed) -> dict[str, Array]:
@@ -175,7 +175,7 @@ def _rows_depend_on_weights(
     check = RowCheck(interface, run, trace, size, options.seed, options.check_seconds)
     reason = _rows_depend(check)
     if reason is None or reason.startswith(COULD_NOT_RUN) or NOTHING_SHOWN in reason:
-        return None  # nothing that speaks against what the true weights have shown
+        return None  # this does not contradict the result with the true weights
     return f"with other values of its weights, {reason}"
 
 

@@ -1,8 +1,9 @@
 """Useful values for the columns of inputs, found in encoders, scalers and trees.
 
-A model of columns gives the same result for nearly all synthetic rows, because every
-word is unknown to it and every number is far away. Some models fail on unknown words.
-So the constants that a node compares with are traced back to their column of the input.
+A model of columns gives the same result for nearly all synthetic rows: it knows none of
+the words, and all numbers are far outside its range. Some models fail on unknown words.
+So this module traces the constants that a node compares with back to their column of
+the input.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NUMBERS = ("cats_int64s", "keys_int64s", "keys_floats")
 
 
 def column_values(model: Any) -> dict[Column, Values]:
-    """Return values that mean something, by the column in which they do."""
+    """Return the values that the model distinguishes, by input column."""
     graph = _Graph(model.graph)
     found: dict[Column, dict[float | str, None]] = {}
     for node in model.graph.node:
@@ -71,7 +72,7 @@ def _told(node: Any) -> Iterator[tuple[int, float | str]]:
 
 
 def _limits(given: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
-    """Yield the columns and what the trees compare them with."""
+    """Yield each column with the values that the trees compare it with."""
     features = given["nodes_featureids"].ints
     if "nodes_values" not in given:
         return  # of the newest kind: its limits are a tensor
@@ -95,7 +96,7 @@ class _Graph:
         }
 
     def source(self, name: str, column: int) -> Column | None:
-        """Return the column of an input that is `column` of the value `name`."""
+        """Return the input column that becomes `column` of the value `name`."""
         for _ in range(_MOST_STEPS):
             if name in self._inputs:
                 return name, column

@@ -1,8 +1,8 @@
 """Makes values inside nested graphs and functions visible outside.
 
 The values in a body of `Loop` or `Scan` become results of its node, one for each step.
-Those of a branch of `If` become results that are empty if the branch is not taken.
-Functions are inlined. The model computes the same as before.
+The values in a branch of `If` become results, which are empty if the branch is not
+taken. Functions are inlined. The model computes the same as before.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _show_branches(node: Any, branches: list[Any], numbers: Iterator[int]) -> No
         for name in list(_values(branch)):
             seen = f"seen:{next(numbers)}"
             for other in branches:
-                # Of one type, whatever it was: branches must give the same types.
+                # Cast to one type, because both branches must give the same types.
                 made = helper.make_node("Constant", [], [seen], value=empty)
                 if other is branch:
                     made = helper.make_node(

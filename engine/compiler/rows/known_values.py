@@ -15,9 +15,7 @@ MAX_ELEMENTS = 16
 
 
 def known_values(model: Any) -> list[float | str]:
-    """Return the numbers and texts in small constants of `model`, at
-    most `MAX_VALUES`.
-    """
+    """Return up to `MAX_VALUES` numbers and strings from small constants."""
     found: dict[float | str, None] = {}
     for tensor in _constants(model):
         for value in tensor.reshape(-1).tolist():
@@ -46,4 +44,4 @@ def _constants(model: Any) -> Iterator[np.ndarray[Any, Any]]:
             try:
                 yield np.asarray(numpy_helper.to_array(tensor))
             except (TypeError, ValueError):
-                continue  # its data are kept elsewhere, or of a type that is none here
+                continue  # its data is elsewhere or of an unsupported type

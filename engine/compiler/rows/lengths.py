@@ -1,9 +1,10 @@
-"""Shows by running it whether padding changes the rows of a model.
+"""Runs a model to show whether padding changes its rows.
 
-Rows of different lengths run alone, then together in one batch, padded to the longest
-with the values that the model's owner has stated. Both runs must agree within the
-tolerances of `row_check`: tight on rows of at least one kind, wide on all. The trials
-also show which axes of which outputs are the length.
+Rows of different lengths run alone. Then they run together in one batch, padded to the
+longest row with the padding values that the model's owner states. Both results must
+agree within the tolerances of `row_check`: the tight one on at least one kind of rows,
+the wide one on all kinds. The trials also show which axes of the outputs are the
+length.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from engine.programs.time_limit import TimeLimit
 from engine.tensor import Array
 from popef_io import DataType
 
-#: Lengths of the rows of a trial, in units of the lengths that the model takes.
+#: Lengths of the rows of a trial, in multiples of a unit. Some models accept only
+#: multiples of a larger unit.
 _LENGTHS = (5, 2, 9, 3, 13)
 _UNITS = (1, 8, 32)
 
@@ -45,7 +47,7 @@ def shown_lengths(
     options: CompileOptions,
     limit: TimeLimit,
 ) -> ShownLengths:
-    """Return what was shown of the inputs that `options.ragged` names.
+    """Return the findings on the inputs that `options.ragged` names.
 
     `run` runs the model by the graph's own names. Raises Dependent if padding changes a
     row, or if nothing could be proved.
@@ -72,7 +74,7 @@ def shown_lengths(
 
 
 def _check_inputs(inputs: Sequence[GraphTensor], pads: Mapping[str, float]) -> None:
-    """Raise Dependent for inputs that cannot be padded, or not alone."""
+    """Raise Dependent for inputs that cannot be padded, or cannot be padded alone."""
     names: set[Dimension] = set()
     for tensor in inputs:
         if tensor.name not in pads:
@@ -238,9 +240,7 @@ def _check_shape(
     rows: int,
     longest: int,
 ) -> None:
-    """Raise Dependent unless the batch has a result for each row, of the longest
-    length.
-    """
+    """Raise Dependent unless each row has a result of the longest length."""
     expected = [rows, *alone.shape[1:]]
     for axis in axes:
         expected[axis] = longest

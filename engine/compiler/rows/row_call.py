@@ -1,8 +1,8 @@
-"""A node as the rules for rows see it: its attributes, and the known facts of its
+"""A node as the rules for rows see it: its attributes, and known facts about its
 inputs.
 
-A rule (`row_rules`, `row_shape_rules`, `row_ml_rules`) says where rows are in the
-results of one operator, or why the place is unknown.
+A rule (`row_rules`, `row_shape_rules`, `row_ml_rules`) returns the place of rows in the
+results of one operator. It raises Unproven if the place is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.errors import counted
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """A node with the known facts of the values that it reads."""
+    """A node with known facts about the values that it reads."""
 
     node: Any
     given: tuple[Value | None, ...]
@@ -36,7 +36,7 @@ class OperatorCall:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """Return all inputs that are there."""
+        """Return all inputs that are not omitted."""
         return tuple(value for value in self.given if value is not None)
 
     def attribute(self, name: str) -> Any:
@@ -71,7 +71,7 @@ class OperatorCall:
         return tuple(whole)
 
     def only(self, index: int = 0) -> Value:
-        """Return an input if no other input depends on rows."""
+        """Return an input. Raise Unproven if another input depends on rows."""
         for other, value in enumerate(self.given):
             if other != index and value is not None and value.axis is not None:
                 raise Unproven(f"takes rows as its input {other}, too")
@@ -80,8 +80,8 @@ class OperatorCall:
     def leading(self, rank: int = 0) -> Value:
         """Return the first input, of `rank` (0: any).
 
-        Its rows must be along its first axis, one place each, or it has none. No other
-        input may have rows.
+        If it has rows, they must lie along its first axis, one place for each row. No
+        other input may have rows.
         """
         value = self.only()
         if value.axis is not None and value.shape[0] != _plain(value):
@@ -109,6 +109,6 @@ def from_front(axis: int, rank: int) -> int:
 
 
 def across(value: Value, axes: Iterable[int]) -> None:
-    """Refuse an operator that combines what lies along `axes`."""
+    """Refuse an operator that combines the values along `axes` if rows lie there."""
     if value.axis is not None and value.axis in axes:
         raise Unproven("combines what lies along the axis of rows")

@@ -1,17 +1,18 @@
 """Run a model to show whether each output row depends on its own input row only.
 
-Four questions, each put to the model with rows of several kinds:
+The check asks four questions of the model, each with rows of several kinds:
 
 - Does a row give the same result alone, together with others, and in another order?
-Kernels round differently for other batch sizes and positions, so this comparison has a
-tolerance: tight on rows of at least one kind, wide on all, because some models amplify
-rounding errors on unusual rows. - Does a row give the same result for any neighbours?
-Size and position stay the same, so every bit must; the other rows may be zero, huge,
-infinite or not a number. - Does an intermediate value mix rows (`row_trace`), even if
-the outputs do not show it? - Do the outputs depend on the rows at all? If not, the
-check has proved nothing.
+  Kernels round differently for other batch sizes and positions, so this comparison has
+  tolerances. The tight one applies to rows of at least one kind, the wide one to all
+  kinds, because some models amplify rounding errors on unusual rows.
+- Does a row give the same result for any neighbours? Size and position stay the same,
+  so every bit must stay the same too. The other rows may be zero, huge, infinite or not
+  a number.
+- Does an intermediate value mix rows (`row_trace`), even if the outputs do not show it?
+- Do the outputs depend on the rows at all? If not, the check has proved nothing.
 
-A model that cannot run on synthetic rows has proved nothing either.
+If a model cannot run on synthetic rows, the check has proved nothing either.
 """
 
 from __future__ import annotations
@@ -73,23 +74,23 @@ TIGHT = {
 """Part of the row's largest value: the rounding of kernels."""
 
 
-#: In the message of `Dependent` if the results of all rows are the same.
+#: Part of the message of `Dependent` if all rows have the same result.
 NOTHING_SHOWN = "which shows nothing"
 
 
 class Dependent(Exception):
     """Rows depend on each other, or the check could not prove that they do not.
 
-    The message is a clause that says how.
+    The message is a clause that explains how.
     """
 
 
 class RowCheck:
-    """Puts the questions to one model.
+    """Checks the four questions on one model.
 
-    `size` is its fixed batch, at least 2, or 0 if it has none. `known` are constants of
-    the model that rows should contain, `columns` those for one column of an input;
-    `most` rows fit into memory.
+    `size` is the model's fixed batch size, at least 2, or 0 if it has none. `known` are
+    constants of the model that synthetic rows should contain. `columns` are constants
+    for one column of an input. At most `most` rows fit into memory.
     """
 
     def __init__(
@@ -121,10 +122,11 @@ class RowCheck:
         self._furthest = ""
 
     def check(self) -> None:
-        """Raise Dependent unless all answers are right."""
+        """Raise Dependent unless all checks succeed."""
         kinds = self._find_kinds()
         first = kinds[0]
-        # What tells most comes first: a slow model gets no further in its time.
+        # The most informative checks come first, because a slow model uses up its time
+        # on them.
         self._arrangement(first, self._count)
         self._neighbours(first)
         for neighbours in dict.fromkeys(("large", "known", first, kinds[-1])):
@@ -183,8 +185,8 @@ class RowCheck:
         return Sampler(inputs, size, self._seed, self._known, self._columns)
 
     def _find_kinds(self) -> list[str]:
-        """Return the gentle kinds on which the model runs; set free dimensions so that
-        it does.
+        """Return the gentle kinds of rows on which the model runs. Set its free
+        dimensions to sizes that it accepts.
         """
         inputs = self._interface.inputs
         sizes: Sequence[int] = SIZES[:1]
@@ -206,7 +208,8 @@ class RowCheck:
                     if time.monotonic() - started > _SLOW:
                         self._count = self._size or FEW_ROWS
             if kinds:
-                # Integers lose nothing by being large: more of what a model knows.
+                # Large integers are exact, and reach more of the values that a model
+                # knows.
                 whole = all(t.data_type.numpy_dtype.kind != "f" for t in inputs)
                 return [*kinds, "large"] if whole else kinds
         raise Dependent(f"{COULD_NOT_RUN} ({failure})")
@@ -261,7 +264,7 @@ class RowCheck:
         for row, others in self._replacements(count):
             actual = self._try(with_row(others, row, feed))
             if actual is None:
-                continue  # the neighbours cannot be run, as they may not alone
+                continue  # the model may refuse such rows even alone
             for name, result in actual.items():
                 if result.shape != expected[name].shape or not same_bits(
                     result[row : row + 1], expected[name][row : row + 1]
@@ -298,8 +301,9 @@ class RowCheck:
     def _compare(
         self, actual: dict[str, Array], expected: dict[str, Array], when: str
     ) -> bool:
-        """Return whether they are equal within the tight tolerance; Dependent if they
-        are not within the wide one."""
+        """Return whether the results are equal within the tight tolerance. Raise
+        Dependent if they differ by more than the wide one.
+        """
         tight = True
         for tensor in self._interface.outputs:
             gap = gap_of(actual[tensor.name], expected[tensor.name], tensor.data_type)
@@ -312,7 +316,7 @@ class RowCheck:
         return tight
 
     def _note_response(self, results: dict[str, Array]) -> bool:
-        """Return whether the rows of some output are not all the same."""
+        """Return whether the rows of some output differ from each other."""
         responds = any(
             not same_bits(result[:1], result[i : i + 1])
             for result in results.values()

@@ -1,7 +1,7 @@
 """Rules for the rows of `ai.onnx.ml` operators.
 
-Most take a matrix with one row for each row. If they also accept a vector, they treat
-it as one row, so the rank matters.
+Most take a matrix with one row for each request row. If they also accept a vector, they
+treat it as one row, so the rank matters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SCALES = ("imputed_value_floats", "imputed_value_int64s", "offset", "scale")
 
 
 def columns(call: OperatorCall) -> Iterable[Value]:
-    """Return each column by a setting of its own."""
+    """Return the values of operators that treat each column by its own setting."""
     return [Value(call.leading(2).shape)]
 
 
 def scaled(call: OperatorCall) -> Iterable[Value]:
-    """Return the values like `columns`, or all by one setting."""
+    """Return the same as `columns`, but also accept one setting for all columns."""
     found = (call.attribute(name) for name in _SCALES)
     settings = [max(len(a.floats), len(a.ints)) for a in found if a is not None]
     return same(call) if max(settings, default=0) <= 1 else columns(call)
@@ -63,7 +63,7 @@ def regressed(call: OperatorCall) -> Iterable[Value]:
 
 
 def encoded(call: OperatorCall) -> Iterable[Value]:
-    """Apply `OneHotEncoder`: a new axis behind all others."""
+    """Apply `OneHotEncoder`, which adds a new last axis."""
     categories = max(
         _length(call.attribute(n)) for n in ("cats_int64s", "cats_strings")
     )
@@ -71,7 +71,7 @@ def encoded(call: OperatorCall) -> Iterable[Value]:
 
 
 def extracted(call: OperatorCall) -> Iterable[Value]:
-    """Apply `ArrayFeatureExtractor`: places along the last axis, all in one line."""
+    """Apply `ArrayFeatureExtractor`, which selects places along the last axis."""
     value, chosen = call.input(0), call.input(1)
     front = value.shape[:-1] or (1,)
     if chosen.axis is None:
@@ -93,8 +93,8 @@ def extracted(call: OperatorCall) -> Iterable[Value]:
 
 
 def vector(call: OperatorCall) -> Iterable[Value]:
-    """Apply `FeatureVectorizer`: columns side by side; ONNX Runtime wants as
-    many rows.
+    """Apply `FeatureVectorizer`, which joins columns. ONNX Runtime requires equal
+    numbers of rows.
     """
     shapes = [value.shape for value in call.values]
     if any(len(shape) != 2 or not isinstance(shape[0], Rows) for shape in shapes):
@@ -106,13 +106,13 @@ def vector(call: OperatorCall) -> Iterable[Value]:
 
 
 def text(call: OperatorCall) -> Iterable[Value]:
-    """Apply `TfIdfVectorizer`: numbers for each row of a matrix of words."""
+    """Apply `TfIdfVectorizer`, which returns numbers for each row of words."""
     rows = call.leading(2).shape[0]
     return [Value((rows, unknown()))]
 
 
 def distances(call: OperatorCall) -> Iterable[Value]:
-    """Apply `CDist`: from each row to each of some points."""
+    """Apply `CDist`, which returns the distances of each row to a set of points."""
     points = call.input(1).shape
     rows = call.leading(2).shape[0]
     return [Value((rows, points[0]))]

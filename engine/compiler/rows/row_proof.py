@@ -1,13 +1,15 @@
-"""Prove without running it that a model keeps rows apart and has one number of rows.
+"""Prove, without running a model, that it keeps rows apart and has one number of rows.
 
 Running a model (`engine.compiler.rows.row_check`) shows its behaviour for equal numbers
-of rows in all inputs. If the file does not state by a common name that the numbers are
-equal, one more proof is needed: that the model cannot run otherwise. If a single row of
-one input could be repeated for all rows of another, requests must run alone.
+of rows in all inputs. The file may state by a common name that the numbers are equal.
+If it does not, this module must also prove that the model cannot run with different
+numbers. If a single row of one input could be repeated for all rows of another,
+requests must run alone.
 
-The proof goes through the graph node by node. A rule for each operator says along which
-axis rows are in its results, and which numbers of rows must be equal for it to run at
-all. If a node has no rule, or its rule gives no answer, there is no proof.
+The proof goes through the graph node by node. Each operator has a rule. The rule
+returns the axis of the rows in the results, and the numbers of rows that must be equal
+for the operator to run. If a node has no rule, or its rule gives no answer, there is no
+proof.
 """
 
 from __future__ import annotations
@@ -60,10 +62,10 @@ def unproven(model: Any, interface: Interface) -> str | None:
 
 
 def wrongly_fixed(model: Any, interface: Interface) -> list[str]:
-    """Return the outputs that have a row for each row although the file states a fixed
-    number.
+    """Return the outputs that have one row for each input row, although the file states
+    a fixed number.
 
-    Some converters declare the labels of all rows as a single one.
+    Some converters declare the labels of all rows as a single label.
     """
     named = [t.name for t in interface.outputs if t.shape and _is_fixed(t)]
     free = all(t.shape and not _is_fixed(t) for t in interface.inputs)
@@ -124,14 +126,15 @@ def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value
         first, *rest = tensor.shape or (None,)
         if isinstance(first, str):
             counts.must_be_equal((groups.setdefault(first, number), number))
-        # A name that comes twice proves nothing: requests are not held to it.
+        # A name that two dimensions share proves nothing, because requests need not
+        # respect it.
         sizes: list[Size] = [d if isinstance(d, int) else unknown() for d in rest]
         values[tensor.name] = Value((Rows(number), *sizes))
     return values
 
 
 def _constant(tensor: Any) -> Value:
-    """Return a tensor, with its elements if they may be sizes or axes."""
+    """Return the value of a tensor, with its elements if they may be sizes or axes."""
     from onnx import TensorProto, numpy_helper
 
     shape = tuple(int(d) for d in tensor.dims)
@@ -143,8 +146,8 @@ def _constant(tensor: Any) -> Value:
 
 
 def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
-    """Return the nodes whose results are used: others may never run, and
-    prove nothing.
+    """Return the nodes whose results are used. Other nodes may never run, so they prove
+    nothing.
     """
     wanted = set(outputs)
     nodes = []
@@ -158,7 +161,7 @@ def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
 def _visit(
     node: Any, values: dict[str, Value], opsets: Mapping[str, int], counts: RowCounts
 ) -> None:
-    """Add what is known of the results of `node`."""
+    """Add the known facts about the results of `node`."""
     domain, kind = _domain(node.domain), node.op_type
     if kind == "Constant" and not domain:
         values[node.output[0]] = _constant_node(node)

@@ -1,7 +1,7 @@
-"""Rules for the rows of operators that calculate.
+"""Rules for the rows of arithmetic operators.
 
-An operator without a rule, here or in `row_shape_rules` and `row_ml_rules`, is not
-known to keep rows apart.
+If an operator has no rule here, in `row_shape_rules` or in `row_ml_rules`, there is no
+proof that it keeps rows apart.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def along(call: OperatorCall) -> Iterable[Value]:
         across(value, [from_front(axis, len(value.shape))])
     elif call.node.op_type == "LpNormalization":
         across(value, [call.axis(-1)])
-    elif old:  # all that is behind the axis is one, there
+    elif old:  # ONNX joins all axes behind this one
         across(value, range(call.axis(1), len(value.shape)))
     else:
         across(value, [call.axis(-1)])
@@ -122,8 +122,8 @@ def gemm(call: OperatorCall) -> Iterable[Value]:
 
 
 def neighbourhood(call: OperatorCall) -> Iterable[Value]:
-    """Return rows along the first axis, channels along the second, places
-    behind them.
+    """Return rows along the first axis, channels along the second, and places along the
+    others.
     """
     value, kind = call.leading(), call.node.op_type
     rank = len(value.shape)
@@ -142,7 +142,9 @@ def neighbourhood(call: OperatorCall) -> Iterable[Value]:
 
 
 def recurrent(call: OperatorCall) -> Iterable[Value]:
-    """Steps along the first axis, rows along the second."""
+    """Return the values of recurrent operators: steps along the first axis, rows along
+    the second.
+    """
     value = call.input()
     if call.number("layout", 0) or value.axis != 1 or len(value.shape) != 3:
         raise Unproven("takes rows that are not along the second axis")

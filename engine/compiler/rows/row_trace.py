@@ -1,5 +1,5 @@
-"""Search the intermediate values of a model for mixed rows, whether or not outputs show
-it.
+"""Search the intermediate values of a model for mixed rows, even if outputs do not show
+them.
 
 A threshold can hide a dependence: for nearly all rows, `x + (max over rows == 12345)`
 equals `x`. The maximum itself hides nothing. So the model runs twice more with all its
@@ -64,13 +64,13 @@ class RowTrace:
         try:
             shown = exposed(model) if inside else model
             return self._look(shown, base, other, row, until)
-        except Exception as error:  # ONNX Runtime's own; the model as it is can be run
+        except Exception as error:  # the unchanged model may still run
             _log.debug("intermediate values cannot be seen: %s", error)
         if not inside:
             return None
         try:
             reason = self._look(model, base, other, row, until)
-        except Exception as error:  # it does not run on these rows, whatever is seen
+        except Exception as error:  # the model does not run on these rows
             _log.debug("values outside of nested graphs cannot be seen: %s", error)
             return None
         return reason or "what it does inside of nested graphs could not be seen"

@@ -1,4 +1,4 @@
-"""Facts about the values of a graph without running it: the place of their rows.
+"""Facts about the values of a graph, found without running it: the place of their rows.
 
 A size is a number, a name (equal names are equal sizes), or `Rows`. A value with `Rows`
 among its sizes holds a part for each row, which depends on that row alone. A value
@@ -62,7 +62,7 @@ class RowCounts:
         self._repeats: list[tuple[int, frozenset[int]]] = []
 
     def must_be_equal(self, groups: Iterable[int]) -> None:
-        """Record that the graph fails if these differ."""
+        """Record that the graph fails if these numbers of rows differ."""
         first, *others = groups
         for other in others:
             self._same[self._find(other)] = self._find(first)
@@ -79,7 +79,7 @@ class RowCounts:
         return self._same[-1]
 
     def settle(self) -> None:
-        """Draw all conclusions; to be called when all nodes were seen."""
+        """Draw all conclusions. Call it after the last node."""
         changed = True
         while changed:
             changed = False
@@ -126,7 +126,7 @@ def _together(sizes: tuple[Size, ...], counts: RowCounts) -> Size:
 
 
 def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
-    """Return the one size that all of these must have, or the graph fails."""
+    """Return the size that all of these must have for the graph to run."""
     rows = [size for size in sizes if isinstance(size, Rows)]
     if not rows:
         return next((size for size in sizes if isinstance(size, int)), sizes[0])
@@ -137,7 +137,7 @@ def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
 
 
 def reshaped(shape: Shape, target: Shape) -> Shape:
-    """Return `shape` after a reshape to `target`, in which -1 is the rest."""
+    """Return `shape` after a reshape to `target`, in which -1 stands for the rest."""
     axis = Value(shape).axis
     if axis is None:
         if any(isinstance(size, Rows) for size in target):
@@ -150,8 +150,8 @@ def reshaped(shape: Shape, target: Shape) -> Shape:
     place = _row_place(target)
     size, head, tail = target[place], target[:place], target[place + 1 :]
     if isinstance(size, Rows):
-        # To the last element: ONNX Runtime may put -1 for a size that is computed, and
-        # then it does not fail if there are more.
+        # Compare all sizes exactly. ONNX Runtime may treat a computed size as -1, and
+        # then it does not fail if there are more elements.
         result = _filled(target, before.times(after))
         head, tail = result[:place], (size.each, *result[place + 1 :])
         if _Product.of(head) != before or _Product.of(tail) != after:
@@ -205,7 +205,7 @@ class _Product:
         return _Product(self.number * other.number, names)
 
     def over(self, other: _Product) -> _Product | None:
-        """Divide by another product; returns None if the remainder may not be zero."""
+        """Divide by another product. Return None if the remainder may not be zero."""
         names = list(self.names)
         for name in other.names:
             if name not in names:

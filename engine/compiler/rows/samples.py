@@ -1,4 +1,4 @@
-"""Made-up rows, of kinds that bring dependences between rows to light."""
+"""Synthetic rows, of kinds that reveal dependences between rows."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _whole(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def row_bytes(inputs: Iterable[GraphTensor], size: int) -> int:
-    """Return bytes of one row of all inputs, free dimensions being `size`."""
+    """Return the bytes of a row of all inputs. Each free dimension counts as `size`."""
     return sum(prod(_tail(t, size)) * max(t.data_type.item_size, 8) for t in inputs)
 
 

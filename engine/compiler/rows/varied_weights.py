@@ -1,7 +1,7 @@
 """Other values for weights, in which all elements differ.
 
-A weight with one value throughout treats all rows alike, whatever the graph does with
-it. The values that replace it later may not.
+A weight whose elements are all equal treats all rows alike, whatever the graph does
+with it. Other values, which may replace it later, may treat rows differently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from popef_io import DataType
 
 
 def varied(weights: Sequence[Weight], seed: int) -> list[Weight]:
-    """Return the weights with other values, the same for the same seed."""
+    """Return the weights with other values. The same seed gives the same values."""
     random = np.random.default_rng(seed)
     return [replace(w, data=_varied(w, random)) for w in weights]
 
@@ -41,7 +41,7 @@ def _varied(weight: Weight, random: np.random.Generator) -> Array:
         return random.integers(0, 2, data.shape).astype(data.dtype)
     if data.dtype.kind in "iu":
         low, high = int(data.min()), int(data.max())
-        high += low == high  # one value throughout
+        high += low == high  # all elements are equal
         return random.integers(low, high, data.shape, data.dtype, endpoint=True)
     return data
 
