@@ -1,4 +1,4 @@
-"""The OpenAPI document: of the application alone, and with the models that are loaded.
+"""The OpenAPI document in two forms: without models, and with the loaded models.
 
 The first is the file `openapi.yaml` of the repository. The second is the document of a
 running gateway. Every loaded model has an operation in it, with the schema of its

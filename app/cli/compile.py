@@ -224,7 +224,7 @@ def _quantize_folder(
     out_dir: Path | None,
     compilations: Compilations,
 ) -> None:
-    """Write the quantised file of one folder, and tell how to serve it."""
+    """Write the quantised file of one folder, and print how to serve it."""
     from app.cli.quantize import quantize_in, tell_quantized
     from engine import EngineError
 

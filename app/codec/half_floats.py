@@ -75,8 +75,8 @@ def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
     become infinity.
 
     Converting by way of float32 would round twice and could be off by one. Therefore
-    the rounding to float32 goes to an odd last bit, which keeps the side of a tie on
-    which the value was.
+    the value is first rounded to float32 with an odd last bit. That bit keeps the side
+    of a tie on which the value was.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)

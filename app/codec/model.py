@@ -24,7 +24,8 @@ from app.spec import ModelSpec
 from engine import Tensor
 
 # Bodies of up to this size are always decoded on the event loop: any takes less than
-# 0.2 s. The second limit is for JSON and strings, which take less time per byte.
+# 0.2 s. The second limit is for JSON, and for msgpack that is mostly bytes. They take
+# less time per byte.
 DECODED_AT_ONCE = 256 * 1024
 DECODED_AT_ONCE_AT_MOST = 1 << 19
 _PEEKED = 4096

@@ -35,7 +35,7 @@ try:
 except ImportError:  # plain Python
     pack = None  # type: ignore[assignment]
 
-#: Below this size, objects are as fast.
+#: Below this size, making objects is as fast.
 SMALL = 512
 #: Up to this number of inputs, the lists of a request are searched for.
 MOST_LISTS = 64

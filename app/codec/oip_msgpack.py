@@ -92,8 +92,8 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def parse_msgpack(data: Buffer, limits: Limits) -> Any:
-    """Return the value of a msgpack body. MalformedBody or InvalidRequest if it is
-    none.
+    """Return the value of a msgpack body. Raises MalformedBody or InvalidRequest if it
+    is invalid.
 
     Extension types, including timestamps, are refused, and only plain objects are
     built. Keys are strings.

@@ -173,9 +173,9 @@ class GatewayServer(uvicorn.Server):
     incomplete, `upload_timeout` if no bytes of its body arrive. `send_timeout` (0:
     never) ends it if the client reads nothing of the answer. Beyond `max_connections`
     (0: three quarters of the allowed descriptors) a new connection replaces a silent
-    one. If none is silent, the server answers only health checks and management;
-    `sides` answer all their paths. If `connections` is given, the connections of other
-    processes count too. `max_connections_per_address` (0: any number) limits the
+    one. If none is silent, the server answers only health checks and management.
+    `sides` still answer all their paths. If `connections` is given, the connections of
+    other processes count too. `max_connections_per_address` (0: any number) limits the
     clients of one address in the same way. With a `certificate` all sockets use TLS,
     except Unix sockets of `sides`. `sides` are other applications with their own
     sockets, which live as long. `kept` sockets belong to another process, and new

@@ -1,4 +1,4 @@
-"""`Answers`: how many requests each route, status, error code and key was answered.
+"""`Answers`: counts of answers by route, status, error code and key.
 
 Every process counts only the answers that it writes to clients. These include the
 supervisor's answers that a worker passes on. So each answer is counted once.
@@ -7,7 +7,8 @@ A combination of labels has a cell, a word of 64 bits that one process writes. I
 worker the cells lie in its segment of shared memory (app/observe/shared_counters.py).
 For the event loop's thread.
 
-The map of the bytes --------------------
+The map of the bytes
+--------------------
     0        how many cells are in use
     8        the cells, a word each                                 (MOST_CELLS words)
     …        the labels of each cell: UTF-8, joined by zero bytes   (RECORD bytes each)

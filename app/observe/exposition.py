@@ -131,8 +131,9 @@ def render_models(
 ) -> Iterator[str]:
     """Yield the text of the model metrics in pieces, one a family.
 
-    `awaiting` returns how many requests to a model no execution has taken yet;
-    `utilization` is by the `id` of a model. With `exemplars` the format is OpenMetrics.
+    `awaiting` returns the number of requests to a model that no execution has taken
+    yet. `utilization` is by the `id` of a model. With `exemplars` the format is
+    OpenMetrics.
 
     Histograms are written only for models that have answered a request: hundreds of
     idle models would make every scrape megabytes.

@@ -61,8 +61,8 @@ class Figures(NamedTuple):
 class Point:
     """The time at `at` (seconds since 1970), in the `seconds` before it.
 
-    `models` are the differences by model, of all versions together; `pending` is the
-    number of requests that were in flight at the time.
+    `models` are the differences by model, of all versions together. `pending` is the
+    number of requests in flight at that time.
     """
 
     at: float

@@ -41,7 +41,7 @@ _MS = 1_000_000
 class Answered(NamedTuple):
     """A request that was answered. Times are nanoseconds of the monotonic clock.
 
-    `arrived` is when its head arrived, 0 if that was not measured; `began` is when its
+    `arrived` is when its head arrived, 0 if that was not measured. `began` is when its
     body was complete. Then it was decoded, waited `queue_ns`, and ran `compute_ns` on
     `device`. Its batch had `batch_rows` rows, `rows` of them its own. `encoding` is
     when encoding began, and `ended` is the end.
@@ -181,8 +181,8 @@ class Failed(NamedTuple):
     device: str = ""
 
     def phases(self) -> dict[str, float]:
-        """Return how long each reached phase took, in milliseconds, as in `Answered`;
-        `wake` is the time from the last reached phase to its end.
+        """Return the milliseconds of each reached phase, as in `Answered`. `wake` is
+        the time from the last reached phase to its end.
         """
         found: dict[str, int] = {}
         if self.began:

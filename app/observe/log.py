@@ -144,9 +144,9 @@ def _set_chatter(*, verbose: bool) -> None:
 class LogSettings:
     """Settings of the log (Triton's logging extension, without its file).
 
-    `verbose_level` above 0 shows debugging records. `format` is ``default`` (what the
-    server was started with) or ``ISO8601`` (text with times in UTC; JSON lines, which
-    have them anyway, stay as they are).
+    `verbose_level` above 0 shows debugging records. `format` is ``default`` (the format
+    at the start) or ``ISO8601`` (text with times in UTC). JSON lines always have such
+    times and stay unchanged.
     """
 
     info: bool = True

@@ -53,8 +53,8 @@ class ModelMetrics:
     """The numbers of one version of one model.
 
     They outlive a reload of the version, so they never go down while the process lives.
-    ``pending`` is the number of accepted requests without an answer; draining waits for
-    it to be 0. ``awaiting`` is the number of requests in other processes that no
+    ``pending`` is the number of accepted requests without an answer. Draining waits
+    until it is 0. ``awaiting`` is the number of requests in other processes that no
     execution has taken yet.
     """
 
@@ -167,9 +167,10 @@ class ModelMetrics:
     ) -> None:
         """End a request that was answered. Costs well under a microsecond.
 
-        ``total_ns`` is from the complete body to the complete answer; ``input_ns`` is
-        decoding and validating, ``output_ns`` encoding. ``rows`` is the number of
-        inferences in the request (1 for a model that is not batched).
+        ``total_ns`` is the time from the complete body to the complete answer.
+        ``input_ns`` is the time of decoding and validating, ``output_ns`` of encoding.
+        ``rows`` is the number of inferences in the request (1 for a model that is not
+        batched).
         """
         self.pending -= 1
         self.successes += 1

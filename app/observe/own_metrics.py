@@ -25,9 +25,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True)
 class _Series:
-    """One metric: the remainder of ended processes, and the values that others
-    reported.
-    """
+    """One metric: the sums of ended processes, and the reports of running ones."""
 
     model: str
     bounds: tuple[float, ...]

@@ -6,7 +6,8 @@ answered request is counted, even if the worker is killed with the next instruct
 supervisor adds the segments up. If a worker dies, the supervisor keeps the counts of
 its segment.
 
-The map of the bytes --------------------
+The map of the bytes
+--------------------
     0        requests in flight on each device, by its number      (MOST_DEVICES words)
     4096     blocks of BLOCK_SIZE bytes, one for each version of a model
     …        the answers that it has written (app/observe/answers.py)

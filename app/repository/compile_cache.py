@@ -41,9 +41,9 @@ class CompileCache:
     """Compiled models by the digest of their sources. Thread-safe.
 
     If two processes compile the same model at the same time, both do the work. They end
-    with the same file, because a finished file is renamed into its place. Compiling is
-    limited to `seconds` and to `memory` bytes (0: three quarters of the machine's); a
-    model that exceeds a limit fails.
+    with the same file, because a finished file is renamed into its place. A compilation
+    is limited to `seconds` and to `memory` bytes (0: three quarters of the machine's).
+    A model that exceeds a limit fails.
     """
 
     def __init__(self, folder: Path, seconds: float = 600.0, memory: int = 0) -> None:

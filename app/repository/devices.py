@@ -275,8 +275,8 @@ class DeviceWatch:
     """One device on the event loop.
 
     A device that does not answer a ping within its `ping_timeout` hangs. It is killed,
-    its requests fail, and it is started again. A long batch or load is no reason: the
-    device answers pings meanwhile.
+    its requests fail, and it is started again. A long batch or load does not count as
+    hanging, because the device answers pings meanwhile.
     """
 
     def __init__(
@@ -407,8 +407,8 @@ class DeviceWatch:
             self._on_back()
 
     async def _pause(self, seconds: float) -> None:
-        """Pause before the next try; shortly if a request has needed the device since
-        the last pause.
+        """Pause before the next attempt. The pause is short if a request has needed the
+        device since the last pause.
         """
         await asyncio.sleep(min(seconds, WANTED_PAUSE))
         with contextlib.suppress(TimeoutError):

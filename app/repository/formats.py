@@ -81,7 +81,7 @@ class ModelFormat(Protocol):
     """One kind of model folder; its name is that of its entry point. For all threads.
 
     `section` is the class of its section in ``config.toml``, which is named like the
-    format; all of its keys have defaults (`app.config.config_keys.section`).
+    format. All of its keys have defaults (`app.config.config_keys.section`).
 
     A format may also have a method `ragged(files, options)`. It returns the inputs
     whose second axis is a length that padding does not change, with their padding
@@ -108,7 +108,7 @@ class ModelFormat(Protocol):
         """
 
     def recipe(self, files: Sequence[Path], options: Any) -> Mapping[str, Any]:
-        """Return the arguments of `convert`, as JSON can hold them.
+        """Return the arguments of `convert`, in types that JSON supports.
 
         They are part of the key of the compiled file, so they must differ if the result
         does. `options` is the model's `section`. Raises ValueError for a folder that

@@ -156,7 +156,7 @@ class ModelLoader:
         If a device is lost meanwhile, the model is loaded again on the restarted
         device, until it is known to have caused the crash. `replaces` is the version
         that serves now. If synthetic values have warmed that version up, they fit the
-        model; if they fail now, the new version is at fault.
+        model. If they fail now, the new version is at fault.
         """
         start = time.monotonic()
         until = start + self._limits.load if self._limits.load else math.inf

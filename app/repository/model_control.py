@@ -6,8 +6,8 @@
 - ``explicit``: those named by `--load-model`, then by request.
 
 The last three are Triton's. Polling uses a change only if two scans in a row find the
-same, so it skips files that are still being written. Files that are renamed into place
-are complete in any case.
+same content, so it skips files that are still being written. Files that are renamed
+into place are complete in any case.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class ModelControl:
             return False
 
     async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
-        """Keep in the cache the files that serve after a load; if none serve, load the
+        """Keep in the cache the files that serve after a load. If none serve, load the
         former files.
         """
         remote = self._remote(url)

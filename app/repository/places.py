@@ -6,8 +6,8 @@
     popgate serve digits/                        a folder with versions, as in models/
     popgate serve digits=s3://bucket/digits      a remote model, through a cache
 
-The last is also possible by a folder's `config.toml` with
-`source = "s3://bucket/digits"`.
+A folder's `config.toml` with `source = "s3://bucket/digits"` serves a remote model,
+too.
 """
 
 from __future__ import annotations

@@ -228,8 +228,8 @@ class _Previewer:
         )
 
     def _elsewhere(self, source: ModelSource, notes: list[str]) -> str:
-        """Return the problem with a remote model's URL, or an empty string; note the
-        files it would download.
+        """Return the problem with a remote model's URL, or an empty string. Add notes
+        on the files that it would download.
         """
         assert source.url is not None
         try:

@@ -32,7 +32,8 @@ from app.errors import HttpError
 
 logger = logging.getLogger(__name__)
 
-#: The most valid keys that are remembered as received, so that each is hashed once.
+#: The most valid keys that are remembered in the client's spelling, so that each is
+#: hashed once.
 _MOST_SEEN = 4096
 _LONGEST_KEY = 1024
 #: The most keys of one weight with a lane of their own at every device, if they are

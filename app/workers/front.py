@@ -22,7 +22,7 @@ from app.serving.service import Service
 from app.serving.table import infer_path_of
 from app.workers.worker import Worker
 
-#: Longer lengths (in digits) are not the length of a body.
+#: A length with this many digits or more is not the length of a body.
 _DIGITS = 10
 
 

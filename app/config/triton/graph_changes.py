@@ -116,8 +116,8 @@ def input_defaults(
 ) -> dict[str, npt.NDArray[Any] | None]:
     """Return the defaults of the inputs `names` that a request may omit.
 
-    The value is the model's own for that input. It is None for an input that nothing in
-    the model uses. Other inputs are left out. `model` has its data.
+    Each default is the model's own value, or None if nothing in the model uses the
+    input. Other inputs are left out. `model` has its data.
     """
     from onnx import numpy_helper
 

@@ -121,7 +121,7 @@ class Framer:
     `feed` reads one piece. Afterwards `head` is the head that this piece completed,
     `body` is the part of the body in it, and `has_ended` is true if the message ends
     with it. All three belong to the same message. `error` is set if the input could not
-    be parsed; it is an `HttpError` unless the fault is ours.
+    be parsed. It is an `HttpError` unless the fault is PopGate's.
     """
 
     __slots__ = (

@@ -125,7 +125,7 @@ class KnownHead:
         return cls(varying, same + _END, most, path, headers, key, rules)
 
     def read(self, data: bytes) -> dict[bytes, bytes] | None:
-        """Return the headers of `data` if it is one whole request with this head;
+        """Return the headers of `data` if it is one whole request with this head.
         `size` is then the offset of its body.
         """
         at = 0
