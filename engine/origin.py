@@ -6,15 +6,15 @@ each would take the other's results, and a device would stay attached as long as
 child lives. So objects made before a fork cannot be used in the child, and the child
 keeps no object that holds a device.
 
-Every object that reaches a device, or waits for another thread, keeps its `Origin`; in
-a child `left` is True. It is checked before any lock is taken: in the child, a lock
-that another thread of the parent held stays locked for ever. Requests only read one
-attribute; the fork changes it.
+Every object that reaches a device, or waits for another thread, keeps its `Origin`. In
+a child, `left` is True. Methods check it before they take any lock, because a lock that
+another thread of the parent held stays locked in the child for ever. The fork itself
+sets `left`, so a request only reads one attribute.
 
-Descriptors that hold a device are registered by `hold`. In a child each is redirected
-from the first moment on, so the kernel sees them closed when the parent ends. They keep
-their numbers, so their copied owners may close them without closing another file. They
-are made and closed within `no_fork`: a thread that forks waits, so no child has an
+`hold` registers descriptors that hold a device. A child redirects each of them at once,
+so the kernel sees them closed when the parent ends. The descriptors keep their numbers,
+so copies of their owners may close them without closing another file. They are made and
+closed within `no_fork`, for which a forking thread waits. So no child has an
 unregistered descriptor.
 """
 

@@ -162,7 +162,7 @@ class FailureCounts:
         return Death(text, culprit, times, MOST if running else MOST_LOADS)
 
     def count(self, failure: RunFailure, name: str, *, succeeded: bool) -> int:
-        """Count a failure of a model; return the number of failures in a row."""
+        """Count a failure of a model. Return the number of failures in a row."""
         if not RUN_FAILURES[failure].counts:
             return 0
         now = time.monotonic()

@@ -12,7 +12,7 @@ from popef_io.mapping import FileView
 from popef_io.metadata import ExecutableInfo, Metadata
 
 BlobKey = tuple[BlobType, str, str]
-"""The key of content that may exist only once: type, name, executable."""
+"""Type, name and executable of content that may exist only once."""
 
 
 def key_of(info: Info | None) -> BlobKey | None:

@@ -55,7 +55,7 @@ class DescribedContent(BlobContent, Generic[InfoT]):
 
 
 class _ViewStream(io.RawIOBase):
-    """Reads bytes that are in memory; `io.BytesIO` would copy them all at first."""
+    """Reads bytes in memory. Unlike `io.BytesIO` it does not copy them first."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view

@@ -3,8 +3,8 @@
 The tables of this module define the format; see docs/reference/popef-format.md. A
 descriptor is unpacked field by field, and long lists item by item. The decoder's own
 limits are set to the largest valid item. So no nesting and no announced length can make
-the decoder allocate much more than the descriptor's own size: at most 8 MiB, if each of
-the 1,024 levels that msgpack supports claims a full list.
+the decoder allocate much more than the descriptor's own size. The worst case is 8 MiB,
+if each of the 1,024 levels that msgpack supports claims a full list.
 """
 
 from __future__ import annotations

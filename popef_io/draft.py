@@ -18,7 +18,7 @@ class WriterState(Enum):
     CLOSED = "closed"
     DISCARDED = "discarded"
     FAILED = "failed"
-    """A write to a blob failed half-way: the file can only be discarded."""
+    """A write to a blob failed half-way, so the file can only be discarded."""
 
 
 class Draft(ABC):

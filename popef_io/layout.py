@@ -1,6 +1,6 @@
 """The bytes of a container: the only module that packs and unpacks numbers.
 
-A file is a list of blobs and nothing else; each blob is
+A file is a list of blobs and nothing else. Each blob has this layout:
 
     offset        bytes
     0             64    blob header, below

@@ -11,8 +11,8 @@ file that has been replaced.
 
 One process maps hundreds of models. A file descriptor for each would use up the
 process's limit (1024 by default). `mmap.mmap` keeps a descriptor, unless
-`trackfd=False` is set, which needs Python 3.13. Older versions of Python call the C
-library directly.
+`trackfd=False` is set, which needs Python 3.13. On older versions this module calls the
+C library directly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FileView:
     view: memoryview
     """All bytes, read-only, aligned to a page. Do not read them if `detached`."""
     file: tuple[int, int, int] | None = None
-    """(device, inode, bytes) of the file that is mapped; None for a stream."""
+    """(device, inode, bytes) of the mapped file; None for a stream."""
     detached: bool = False
 
     def read(self, begin: int, end: int) -> memoryview:

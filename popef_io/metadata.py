@@ -88,11 +88,13 @@ class ProgramFlow:
     """Program numbers to run, in order (Model Runtime User Guide 3.3)."""
 
     load: tuple[int, ...] = ()
-    """Once, before the first main call: weights and constants go up."""
+    """The programs that run once, before the first main call. They load weights and
+    constants.
+    """
     main: tuple[int, ...] = ()
-    """The computation."""
+    """The programs that compute."""
     save: tuple[int, ...] = ()
-    """At the end: tensors come back to the host."""
+    """The programs that run at the end. They bring tensors back to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,9 @@ class TensorDataInfo:
     name: str
     tensor_info: TensorInfo
     executable: str = ""
-    """The executable it belongs to; empty: to any that has such an anchor (ours)."""
+    """The executable that the data belongs to. Empty means any executable with such an
+    anchor, which is PopGate's addition.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +157,10 @@ class FeedDataInfo:
 
     name: str
     tensor_info: TensorInfo
-    """Of one tensor."""
+    """The shape and type of one tensor."""
     num_tensors: int
     executable: str = ""
-    """As for tensor data."""
+    """The executable that the data belongs to, as for tensor data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +169,4 @@ class OpaqueInfo:
 
     name: str
     executable: str = ""
-    """The executable it belongs to; empty: to all."""
+    """The executable that the blob belongs to; empty for all."""

@@ -43,7 +43,7 @@ class Model:
     opaque_blobs: Mapping[str, OpaqueReader]
     """Opaque blobs by name."""
     sources: tuple[FileView, ...] = ()
-    """The files and streams it was read from, in the order they were read."""
+    """The files and streams from which the model was read, in that order."""
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 models.
 
 A call uses a route of this process (routes.py) if there is one. Otherwise it goes to
-the owner of the device, over the socket that came with the load message; a thread
+the owner of the device, over the socket that came with the load message. A thread
 receives the answers. Any thread of the model may make calls.
 """
 
@@ -68,8 +68,8 @@ class CallClient:
         options: Mapping[str, Any],
         on_done: Callable[[], object] = bool,
     ) -> RoutedCall | PendingCall:
-        """Send a call to a model and version; `on_done` is called in another thread, or
-        in any thread that waits for another call.
+        """Send a call to a model and version. `on_done` is called in another thread,
+        perhaps in one that waits for another call.
         """
         tensors = {name: _tensor(name, value) for name, value in inputs.items()}
         context = self._context_of_call(options)
@@ -207,7 +207,7 @@ class CallClient:
             control.send(self._sock, message)
 
     def _give_up(self, number: int) -> None:
-        """Cancel a call; do nothing if it is done."""
+        """Cancel a call. Do nothing if it is done."""
         if self._calls.pop(number, None) is not None:
             self.tell({"cancel": number})
 
@@ -248,7 +248,7 @@ class CallClient:
         self._routes.take(message, fds)
 
     def close(self) -> None:
-        """Fail what is under way; the thread ends."""
+        """Fail the calls under way, and end the thread."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(OSError):

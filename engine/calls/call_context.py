@@ -1,4 +1,6 @@
-"""The request on whose behalf a Python model calls another model."""
+"""The context of a Python model's call: the requests for which the model calls another
+model.
+"""
 
 from __future__ import annotations
 

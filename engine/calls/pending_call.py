@@ -34,7 +34,7 @@ class PendingCall:
         self._result: Result | None = None
 
     def take(self, result: Result, more: bool) -> None:
-        """Store an answer; `more` is true for the first of several responses."""
+        """Store an answer. `more` is true if further responses follow."""
         self._result = result
         self._done.set()
         self._on_done()
@@ -83,7 +83,7 @@ class PendingStream(PendingCall):
             self._responses.put(None)
 
     def give_up(self) -> None:
-        """Release the request; no more responses are needed."""
+        """End the responses, because no more are needed."""
         self._responses.put(None)
 
     def __iter__(self) -> Iterator[Outputs]:

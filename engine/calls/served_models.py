@@ -118,7 +118,7 @@ class ServedModel:
         _check_wanted(run)
 
     async def call_async(self, **inputs: Any) -> dict[str, Array]:
-        """Call from a coroutine with inputs of any names; several calls may be in
+        """Call from a coroutine with inputs of any names. Several calls may be in
         flight.
         """
         return await self.begin_async(inputs)

@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 _PENDING = BatchDecision(False, 0, "not decided yet")
 _MAX_OPTION = 1 << 16
-"""Characters of a metadata value of the source that are kept."""
+"""The most characters of a metadata value that are kept from the source."""
 
 
 def compile_model(
@@ -72,8 +72,8 @@ def compile_model(
 
     `source` is a path, the bytes of a file, or an `onnx.ModelProto` (not changed). The
     same source and options give the same bytes. Raises InvalidModel, naming the node or
-    tensor, for a model that cannot run or be served; OSError if a file cannot be read
-    or written. Thread-safe; `target` is only written if compiling succeeds.
+    tensor, for a model that cannot run or be served. Raises OSError if a file cannot be
+    read or written. Thread-safe. `target` is only written if compiling succeeds.
     """
     options = options or CompileOptions()
     say = progress or _silent
@@ -108,9 +108,10 @@ def compile_fused(
     """Compile several models into one container. Each run executes one of them.
 
     The input `selector` (one integer) chooses the model: 0 for the first, and so on.
-    Inputs, outputs and weights are called `<name>/<tensor>`; a run reads and writes
-    only those of the chosen model. Rows are never mixed. The options `batch`, `inputs`,
-    `outputs` and `shapes` are not allowed here. Raises what `compile_model` raises.
+    Inputs, outputs and weights are called `<name>/<tensor>`. A run reads and writes
+    only the tensors of the chosen model. Rows are never mixed. The options `batch`,
+    `inputs`, `outputs` and `shapes` are not allowed here. Raises what `compile_model`
+    raises.
     """
     options = options or CompileOptions()
     names = [name for name, _ in sources]

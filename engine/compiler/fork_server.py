@@ -59,7 +59,7 @@ class ForkServer:
         self._socket = ours
         self._process = process
         self.close = weakref.finalize(self, _end, process, ours)
-        """End the process; the forked ones go on. From any thread."""
+        """End the process. The forked processes go on. Callable from any thread."""
 
     @property
     def has_ended(self) -> bool:
@@ -67,7 +67,7 @@ class ForkServer:
         return self._process.poll() is not None
 
     def fork(self, stdin: int, stdout: int, owner: int) -> int:
-        """Fork the server; returns the number of the new process. Raises OSError if the
+        """Fork the server. Return the number of the new process. Raises OSError if the
         server is gone.
         """
         descriptors = [stdin, stdout, owner]
@@ -115,7 +115,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> bool:
-    """Handle one message; return False if none follows."""
+    """Handle one message. Return False if none follows."""
     message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _DESCRIPTORS)
     if not message:
         return False

@@ -1,6 +1,6 @@
 """Walking ONNX graphs: nodes, nested graphs, and the names that are used.
 
-Protocol buffer messages have no Python types here; they are `Any` throughout.
+Protocol buffer messages have no Python types here, so they are `Any` throughout.
 """
 
 from __future__ import annotations

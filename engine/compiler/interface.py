@@ -45,7 +45,7 @@ class Interface:
 
     @classmethod
     def of(cls, model: Any, session: OnnxSession) -> Interface:
-        """Return the interface of a loaded model; its session knows facts that the file
+        """Return the interface of a loaded model. Its session knows facts that the file
         omits.
 
         Raises InvalidModel for inputs and outputs that no request could carry.
@@ -171,7 +171,7 @@ def _inferred_scalars(model: Any, names: list[str]) -> frozenset[str]:
 
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-    except Exception:  # of many kinds; then nothing more is known than before
+    except Exception:  # onnx raises many kinds of errors
         return frozenset()
     return frozenset(
         value.name

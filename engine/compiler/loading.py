@@ -84,7 +84,7 @@ def _names_a_node(model: Any, text: str) -> bool:
 
 
 def _culprit(model: Any, weights: Sequence[Weight], text: str) -> Any:
-    """Return the first node without which the model would not fail in this way.
+    """Return the first node that makes the model fail in this way.
 
     Nodes are in the order of their computation, so the first N nodes are a model too. A
     binary search finds N.

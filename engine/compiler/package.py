@@ -135,7 +135,7 @@ class Package:
     executable: Executable
     metadata: Metadata
     weights: Mapping[str, Weight]
-    """By the name of their anchor."""
+    """The weights, by the name of their anchor."""
 
     def write(self, target: Path, progress: Callable[[float], None]) -> None:
         """Write the container beside `target`, then replace `target` with it.

@@ -68,7 +68,7 @@ class CompileLimits:
 class Compilations:
     """The compilations that run now.
 
-    Thread-safe. `close` ends all compilations; so does leaving the `with` block.
+    Thread-safe. `close` ends all compilations. Leaving the `with` block does the same.
     """
 
     def __init__(self, limits: CompileLimits | None = None) -> None:

@@ -25,11 +25,11 @@ class OnnxModel:
     folder: Path | None
     """Folder of its external data; None if the model did not come from a file."""
     name: str
-    """What to call it by default."""
+    """The model's default name."""
 
 
 def read_model(source: OnnxSource) -> OnnxModel:
-    """Read a model; its external data stays in its files.
+    """Read a model. Its external data stays in its files.
 
     Raises InvalidModel if it is not a usable ONNX model, and OSError if the file
     cannot be read.

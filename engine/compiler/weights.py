@@ -21,8 +21,9 @@ _TYPES = {onnx_number(t): t for t in DataType if onnx_number(t) is not None}
 
 _INDEX_TYPES = frozenset({DataType.S32, DataType.S64})
 INDICES_FROM = 64 * 1024
-"""Bytes from which 32 and 64 bit integers are data and not shapes, axes or sizes, which
-ONNX Runtime needs inside the model to work out the shapes of results."""
+"""From this many bytes on, 32 and 64 bit integers are data. Smaller ones may be shapes,
+axes or sizes, which ONNX Runtime needs inside the model to infer shapes.
+"""
 
 MAX_INSIDE = (1 << 31) - (1 << 20)
 """Bytes that fit into one protocol buffer message, with room for the rest."""
@@ -35,7 +36,7 @@ class Weight:
     name: str
     info: TensorInfo
     data: Array
-    """Its elements; BF16 as uint16. A view of memory that stays as it is."""
+    """Its elements, with BF16 as uint16. A view of memory that does not change."""
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +51,7 @@ def data_type_of(number: int) -> DataType | None:
 
 
 def drop_unused(graph: Any) -> None:
-    """Remove initializers that no node reads; ONNX Runtime would drop them."""
+    """Remove initializers that no node reads, because ONNX Runtime would drop them."""
     used = used_names(graph)
     unused = [i for i, t in enumerate(graph.initializer) if t.name not in used]
     for index in reversed(unused):

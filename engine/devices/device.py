@@ -265,7 +265,9 @@ class Device(LinkedDevice):
     # -- life and death
 
     def ping(self, timeout: float = 5.0) -> Message:
-        """Ask the process for its state; DeviceLost if it does not answer in time."""
+        """Ask the process for its state. Raises DeviceLost if it does not answer in
+        time.
+        """
         self.origin.check("Device")
         try:
             return self._ask_state(timeout)
@@ -318,11 +320,11 @@ class Device(LinkedDevice):
 
         For the thread that drives the device.
 
-        Returns the action for another thread, if one is needed: it tells the process to
-        end the run, whose requests fail. If that does not help, or the run is a Python
-        model's, the process is ended and restarted with its models. A model that is
-        warming up, or has failed too often in a row (engine/run_failures.py), fails for
-        good.
+        If the run exceeds its limit, returns a function for another thread to call. The
+        function tells the process to end the run, whose requests fail. If that does not
+        help, or the run belongs to a Python model, the process is ended and restarted
+        with its models. A model that is warming up, or has failed too often in a row
+        (engine/run_failures.py), fails for good.
         """
         if self.python is not None and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
             self.kill("a run goes on that no client waits for")
@@ -469,7 +471,7 @@ class Device(LinkedDevice):
         return self._back_off.seconds
 
     def recover(self, *, by_hand: bool = False) -> None:
-        """Start a new process and load the models again; blocks meanwhile.
+        """Start a new process and load the models again. Blocks meanwhile.
 
         `by_hand` also recovers a device that has FAILED. Several threads may call this,
         even if the device is not lost. Raises the error that prevents the start. Then

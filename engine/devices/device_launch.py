@@ -22,7 +22,7 @@ from engine.owner import environment, starting
 from engine.run_failures import Death
 from engine.transport.held_socket import HeldSocket
 
-#: Seconds a device process gets to end by itself before it is killed.
+#: Seconds that a device process may take to end by itself before it is killed.
 STOP_TIMEOUT = 5.0
 _BACKLOG = 128
 

@@ -1,10 +1,10 @@
 """The exclusive claim on a device, by a lock that the kernel frees.
 
-A claim is a Unix socket bound to an abstract name: binding the same name twice fails,
-and the name is free again when the last process that holds the socket has ended in any
-way. Forked children do not hold it. Nothing is left in the file system. The name
-contains the user, so users do not lock each other out, and the pool (`POPGATE_POOL`,
-default "default").
+A claim is a Unix socket bound to an abstract name. Binding the same name twice fails.
+The name is free again when the last process that holds the socket has ended in any way.
+Forked children do not hold it. Nothing is left in the file system. The name contains
+the user, so users do not lock each other out, and the pool (`POPGATE_POOL`, default
+"default").
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ lists the devices of the pool:
 
 If a program names none, `POPGATE_DEVICES` in the environment may. The default pool has
 a CPU device for each usable core, and at least two. The attached devices share the
-cores. Attaching is exclusive across processes (engine/devices/device_lock.py);
-`DeviceWaitConfig` decides how attaching retries, here and nowhere else.
+cores. Attaching is exclusive across processes (engine/devices/device_lock.py).
+`DeviceWaitConfig` decides how attaching retries, and only this module retries.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ OVERCOMMITTED = 64
 _ITEM = re.compile(r"(?P<kind>cpu|cuda|python):(?P<first>\d{1,4})(-(?P<last>\d{1,4}))?")
 _CPU = "CPUExecutionProvider"
 
-#: Software devices that this process has made; their names are unique.
+#: Numbers the software devices of this process, so that their names are unique.
 _MODEL_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device of the pool; `pid` and `owner` are None unless it is attached."""
+    """A device of the pool. `pid` and `owner` are None unless it is attached."""
 
     id: str
     state: str
@@ -128,7 +128,7 @@ def named_devices(devices: str | None) -> tuple[str, ...] | None:
 
 
 class DeviceManager:
-    """Finds and attaches devices; does not own them (Model Runtime: `DeviceManager`).
+    """Finds and attaches devices without owning them (Model Runtime: `DeviceManager`).
 
     `devices` is the pool (None: the value of `POPGATE_DEVICES` in the environment, or
     the default pool: a CPU device for each usable core, and at least two). If
@@ -194,7 +194,7 @@ class DeviceManager:
 
     def ipu_hardware_version(self) -> int:
         """Return -1, which stands for an architecture that the original does not know.
-        0 would mean no devices; 2 and 21 would mean IPUs.
+        0 would mean no devices, and 2 and 21 would mean IPUs.
         """
         return UNKNOWN_VERSION
 
@@ -348,7 +348,7 @@ class DeviceManager:
         wait: DeviceWaitConfig | None,
         held: frozenset[str] = frozenset(),
     ) -> Sequence[Device]:
-        """Attach `count` devices for one spec; `held` are devices that the caller
+        """Attach `count` devices for one spec. `held` are devices that the caller
         keeps.
         """
         size = spec.num_ipus
@@ -461,7 +461,7 @@ def _claim(
     wait: DeviceWaitConfig,
     hint: str,
 ) -> Sequence[Mapping[str, socket.socket]]:
-    """Claim `count` devices of `size` of these units; wait as configured.
+    """Claim `count` devices of `size` of these units each. Wait as configured.
 
     If none is free, `hint` tells the user what to do.
     """

@@ -83,7 +83,9 @@ class JoinedDevice(LinkedDevice):
         return mine
 
     def ping(self, timeout: float = 5.0) -> Message:
-        """Ask the process for its state; DeviceLost if it does not answer in time."""
+        """Ask the process for its state. Raises DeviceLost if it does not answer in
+        time.
+        """
         try:
             return self.call({"op": "ping"}, (), timeout)
         except TimeoutError as error:

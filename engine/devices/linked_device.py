@@ -254,9 +254,9 @@ class LinkedDevice(ABC):
         return False
 
     def expire(self) -> int:
-        """Fail the requests whose deadline has passed; return their number.
+        """Fail the requests whose deadline has passed. Return their number.
 
-        Requests that have not begun are dropped; results of the others are discarded.
+        Requests that have not begun are dropped. Results of the others are discarded.
         Event loops call it often.
         """
         self.origin.check("Device")
@@ -278,8 +278,8 @@ class LinkedDevice(ABC):
         return count
 
     def wait(self, request: Request, timeout: float | None = None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; return whether it
-        is.
+        """Block until a request is done, at most `timeout` seconds. Return whether it
+        is done.
         """
         if self.origin.left and not request.done:
             raise self.origin.error("request")

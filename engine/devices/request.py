@@ -123,7 +123,7 @@ class Request:
 
 
 class FillUp(Request):
-    """Rows that complete a run (flushing.py); their results are discarded."""
+    """Rows that complete a run (flushing.py). Their results are discarded."""
 
     flags = FILLS_UP
     __slots__ = ()
@@ -183,8 +183,8 @@ class RequestChannel(ABC):
 
     @abstractmethod
     def wait(self, request: Request, timeout: float | None) -> bool:
-        """Block until a request is done, at most `timeout` seconds; return whether it
-        is.
+        """Block until a request is done, at most `timeout` seconds. Return whether it
+        is done.
         """
 
     @abstractmethod

@@ -28,7 +28,7 @@ class SessionLease:
     """
 
     def __init__(self) -> None:
-        #: The loaded session; changed only by the thread that holds the lease.
+        #: The loaded session. Only the thread that holds the lease changes it.
         self.holder: LeaseHolder | None = None
         self._origin = here()
         self._lock = threading.Lock()
@@ -41,7 +41,8 @@ class SessionLease:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the device exclusively; DeviceBusy if that takes too long.
+        """Hold the device exclusively. Raises DeviceBusy if waiting for it takes too
+        long.
 
         A run that waits for data may never end, so this must not wait for ever.
         """

@@ -51,10 +51,10 @@ class BlockingDriver:
     The waiting thread that has the driver's lock watches the device's descriptors, and
     calls `poll` for all waiting threads. Thread-safe.
 
-    Waking a process takes longer than many requests. So if there is a core for both the
-    device and the caller (`spin_us`, engine/devices/thread_plan.py), the driver polls
-    for results for a moment before it sleeps, as long as that pays. Other threads of
-    this process and other processes run meanwhile.
+    Waking a process takes longer than many requests. So the driver polls for results
+    for a moment before it sleeps, as long as that pays. It does so only if there are
+    cores for both the device and the caller (`spin_us`, engine/devices/thread_plan.py).
+    Other threads of this process and other processes run meanwhile.
     """
 
     def __init__(self, device: Driven) -> None:

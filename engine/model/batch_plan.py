@@ -37,7 +37,7 @@ from popef_io import Anchor, Metadata, Model
 #: Runtime gains little from larger batches of small models, and latency grows.
 DEFAULT_MAX_BATCH = 64
 MAX_BATCH = 1 << 20
-"""Rows that a model may be compiled for."""
+"""The most rows for which a model may be compiled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Rows of different lengths: which axes of a model are lengths, and how much padding is
 allowed to run rows together.
 
-The compiler writes its findings into the file (engine/compiler/rows/lengths.py); the
-runner makes a `RaggedPlan` from it and sends it to the device process.
+The compiler writes its findings into the file (engine/compiler/rows/lengths.py). The
+runner makes a `RaggedPlan` from them and sends it to the device process.
 """
 
 from __future__ import annotations

@@ -33,11 +33,13 @@ class Dataflow:
     """Facts on the variables of one executable."""
 
     persistent: frozenset[str]
-    """Some program reads them before it writes them: they live across runs."""
+    """Variables that some program reads before it writes them, so they live across
+    runs.
+    """
     single_use: frozenset[str]
-    """Written by one node, read by one node, and not persistent."""
+    """Variables that one node writes, one node reads, and that are not persistent."""
     load_only: frozenset[str]
-    """Written by stream copies of load programs and by nothing else."""
+    """Variables that only stream copies of load programs write."""
 
     @classmethod
     def of(cls, executable: Executable, load_programs: Iterable[int]) -> Dataflow:

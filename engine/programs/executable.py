@@ -72,7 +72,7 @@ MAX_RANK = 64
 MAX_STEPS = 1 << 40
 """Node executions that one run of a program may take, with repeats multiplied."""
 MAX_CALLS = 8
-"""How deep programs may call each other."""
+"""The deepest nesting of calls between programs."""
 
 
 def digest_of(model: bytes) -> str:
@@ -89,10 +89,13 @@ class Graph:
     name: str
     model: bytes = field(repr=False)
     digest: str = ""
-    """SHA-256 of `model` in hexadecimal; empty on construction: computed."""
+    """The SHA-256 of `model` in hexadecimal. It is computed if it is empty on
+    construction.
+    """
     weights: tuple[str, ...] = ()
-    """Initializers whose data is not in `model`: an `Execute` must connect them to
-    variables that only load programs write."""
+    """Initializers whose data is not in `model`. An `Execute` must connect them to
+    variables that only load programs write.
+    """
     opsets: Mapping[str, int] = field(default_factory=dict)
     """Operator set versions by domain, `""` being ONNX's own."""
 

@@ -43,7 +43,7 @@ class _Sessions:
     providers: tuple[str, ...]
     made: dict[_SessionKey, GraphSession] = field(default_factory=dict)
     ready: dict[str, GraphSession] = field(default_factory=dict)
-    """Made elsewhere, by graph, and not taken yet."""
+    """Sessions by graph that were made elsewhere and are not used yet."""
 
     def make(self, key: _SessionKey, values: Mapping[str, Array]) -> None:
         if key[0] in self.ready:
@@ -75,8 +75,8 @@ class Executor:
     Runtime's execution providers, in order of preference. sessions: existing sessions,
     by graph, with their first weights. new_options: makes the options of a run (None:
     ONNX Runtime's). on_close: called once, when it is closed. Raises InvalidModel if a
-    graph cannot be loaded or does not fit its programs. Not thread-safe: one thread at
-    a time; `clone` makes a copy for another thread.
+    graph cannot be loaded or does not fit its programs. Only one thread may use it at a
+    time. `clone` makes a copy for another thread.
     """
 
     _sessions: _Sessions

@@ -19,8 +19,9 @@ from engine.tensor import Array
 from popef_io import DataType
 
 BIND_FROM: Final = 128 * 1024
-"""Bytes from which an output is worth binding: to bind costs 5 to 8 µs more than to
-take a new array, as much as copying that many bytes."""
+"""Binding an output pays from this many bytes on. Binding costs 5 to 8 µs more than
+taking a new array, as much as copying this many bytes.
+"""
 
 InputAxis: TypeAlias = tuple[str, int]
 """An input, and one of its axes."""

@@ -135,7 +135,7 @@ class MetricFamily:
 
 
 class OwnMetrics:
-    """The metrics of a model in one process; for any thread.
+    """The metrics of a model in one process. For any thread.
 
     `tell` sends a message to the server.
     """

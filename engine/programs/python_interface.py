@@ -49,7 +49,7 @@ _TYPES = {
 _TENSOR = re.compile(r"([A-Z0-9]+) *\[([-0-9, ]*)\]")
 
 Target: TypeAlias = Callable[..., Any]
-"""The class or the function that a file is about."""
+"""The class or function of a model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Context:
         self.config = config
         """The table ``parameters`` of ``config.toml``."""
         self.device = device
-        """The device that the model runs on, as ``python:0``."""
+        """The device that the model runs on, such as ``python:0``."""
         self.threads = threads
         """How many threads its libraries should use."""
         self.log = logging.getLogger("model")
@@ -125,8 +125,8 @@ class Context:
         return tuple(one.get("parameters", {}) for one in self.said())
 
     def said(self) -> list[dict[str, Any]]:
-        """Return what each request states (``id``, ``timeout``, ``parameters``). Not
-        for authors.
+        """Return the fields that each request states (``id``, ``timeout``,
+        ``parameters``). Not for authors.
         """
         return [json.loads(said or "{}") for _, _, said in self.askers_now()]
 

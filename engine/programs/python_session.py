@@ -198,7 +198,9 @@ class PythonSession:
         feed: Mapping[str, Array],
         options: RunOptions,
     ) -> list[Array]:
-        """Return one response, or the end of the responses; `MORE` tells them apart."""
+        """Return one response, or the end of the responses. `MORE` distinguishes the
+        two.
+        """
         own = {name: array for name, array in feed.items() if name != STEP}
         result = responses.step(feed[STEP], own, options)
         leave_if_forked(self._pid)

@@ -71,9 +71,9 @@ class Port:
     data_type: DataType | None
     """None if the engine has no such type."""
     shape: tuple[int | str | None, ...]
-    """Each is a number, the name of a symbolic dimension, or None.
+    """Each dimension is a number, the name of a symbolic dimension, or None.
 
-    An empty shape may also be unknown.
+    An empty shape may mean that the shape is unknown.
     """
 
 
@@ -94,7 +94,9 @@ class GraphSession(Protocol):
         ...
 
     def binding(self) -> GraphBinding:
-        """Return a new binding of this session, for one thread; for ONNX only."""
+        """Return a new binding of this session, for one thread. Only ONNX sessions have
+        one.
+        """
         ...
 
 

@@ -53,9 +53,10 @@ class ModelRunner:
 
     `model` is a PopEF file, several files of one model, a `popef_io.Model`, or a
     `PythonModel`, whose devices the runner then owns and closes. Blocks until the model
-    is loaded on every replica. Replicas without a device in `config.replica_to_device`
-    get one from `manager` (default: the default pool), which the runner then owns.
-    Thread-safe. A forked child cannot use it (WrongProcess) and makes its own.
+    is loaded on every replica. For replicas without a device in
+    `config.replica_to_device`, the runner attaches one from `manager` (default: the
+    default pool) and owns it. Thread-safe. A forked child cannot use it (WrongProcess)
+    and makes its own.
     """
 
     def __init__(
@@ -322,8 +323,8 @@ class ModelRunner:
                     tensors, units, deadline_ns, None, began_ns, into
                 )
             except QueueFull:
-                # Another thread took the room, unless the device itself is full. Then
-                # try again.
+                # If another thread took the room, try again. If the device itself is
+                # full, raise.
                 if channel.in_flight < channel.limit:
                     raise
             else:
@@ -401,7 +402,7 @@ class ModelRunner:
         return True
 
     def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
-        """Run the save programs of a replica now; return their outputs by name.
+        """Run the save programs of a replica now. Return their outputs by name.
 
         The programs run between two batches, so the state includes every answered
         request. The call also fills the arrays of

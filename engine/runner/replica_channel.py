@@ -55,9 +55,9 @@ from engine.transport.result_memory import RESULT_MEMORY
 #: A function that moves a request to another replica, with its inputs. The first
 #: replica has not begun the request. Returns whether a replica took it.
 Heir = Callable[[Request, Mapping[str, Tensor], int], bool]
-#: A function that gets missing rows. It receives a channel, and the name of the input
-#: that a run of the channel's replica waits for. It returns None, or an error that ends
-#: the waiting requests.
+#: A function that fetches missing rows. It receives a channel, and the name of the
+#: input that a run of the channel's replica waits for. It returns None, or an error
+#: that ends the waiting requests.
 Flush = Callable[["ReplicaChannel", str], EngineError | None]
 logger = logging.getLogger(__name__)
 
@@ -111,10 +111,10 @@ class ReplicaChannel(RequestChannel):
     its copy has ended.
 
     A channel is one line of its replica (`ReplicaLines`). It has a `priority` level, a
-    `weight` and a `lane`; each is 0 if it has none. `lines` are all channels to the
-    replica, which share `service_time`. `lines` is empty if this is the only channel.
-    When the device is lost, requests that have not begun go to `heir`, or fail if
-    `heir` is None.
+    `weight` and a `lane`, each of them 0 if it has none. `lines` are all channels to
+    the replica, which share `service_time`. `lines` is empty if this is the only
+    channel. When the device is lost, requests that have not begun go to `heir`, or fail
+    if `heir` is None.
     """
 
     def __init__(
@@ -230,9 +230,9 @@ class ReplicaChannel(RequestChannel):
         `into` if given, instead of `Request.outputs`. With `delayed` False the request
         does not wait for others to run with it. With `optional` it wants the optional
         outputs too. Raises QueueFull if `limit` requests are in flight. Raises
-        DeadlineUnreachable if the waiting requests take until after `deadline_ns`; an
-        idle replica takes the request all the same. Raises InvalidInput if a tensor can
-        never fit. After an error nothing is queued.
+        DeadlineUnreachable if the waiting requests take until after `deadline_ns`, but
+        an idle replica takes the request all the same. Raises InvalidInput if a tensor
+        can never fit. After an error nothing is queued.
         """
         with self._lock:
             if len(self._in_flight) >= self.limit:
@@ -525,9 +525,10 @@ class ReplicaChannel(RequestChannel):
             completion = (outcome, number, queue_ns, compute_ns, rows, longest, text)
             self._finished.append(completion)
             return
-        # There are four cases: the request is done and wanted; it is done but abandoned
-        # meanwhile, and its slots must still be released; it ended without results; or
-        # the completion is a question (NEEDS_ROWS) and belongs to no request.
+        # There are four cases. The request is done and wanted. It is done but was
+        # abandoned meanwhile, so its slots must still be released. It ended without
+        # results. Or the completion is a question (NEEDS_ROWS) and belongs to no
+        # request.
         request = self._in_flight.pop(number, None)
         if request is not None:
             self.device.outstanding -= 1

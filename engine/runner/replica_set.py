@@ -306,7 +306,7 @@ class ReplicaSet:
             self._load_on(device)
 
     def save(self, replica: int) -> dict[str, Tensor]:
-        """Run the save programs of a replica; return their outputs by tensor name."""
+        """Run the save programs of a replica. Return their outputs by tensor name."""
         self.origin.check("ModelRunner")
         if self._closed:
             raise self._unloaded()

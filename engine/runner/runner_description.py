@@ -26,7 +26,7 @@ class RunnerDescription:
 
     `replicas` are pairs of a device and the replica's number there, in order. At most
     `max_queue_size` requests may wait in one replica. `priority_queue_sizes` limits
-    single levels. `measured` is set if requests do not wait long to run together; only
+    single levels. `measured` is set if requests do not wait long to run together. Only
     then are running times measured. With `moves`, requests that wait for one replica
     may move to another.
     """

@@ -107,7 +107,7 @@ class AnchorRing(RingCounters):
         """Return the position of `nbytes` contiguous free bytes, or -1 if there are
         none or no slot is free.
 
-        This does not take the memory; `describe` does.
+        Only `describe` takes the memory.
         """
         # A record takes whole units, and at least one. So if the head has caught up
         # with the tail, the ring is full.
@@ -126,7 +126,7 @@ class AnchorRing(RingCounters):
         head, tail = self._head, self._starts[read % self.capacity]
         if head > tail:
             if tail >= WORTH_TURNING and tail >= head - tail + size:
-                return 0  # this memory is warm, and twice the use fits in it
+                return 0  # warm memory, with room for as much again as is in use
             if self._usual - head >= size:
                 return head
             if size <= tail:

@@ -132,4 +132,4 @@ class Copier:
 
 
 COPIER: Final = Copier()
-"""That of this process."""
+"""The copier of this process."""

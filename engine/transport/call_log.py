@@ -26,7 +26,7 @@ from engine.transport.shared_memory import SharedMemory
 _RECORD: Final = Struct("<6Q48s")
 CAPACITY: Final = 4096
 SIZE: Final = CONTROL_SIZE + CAPACITY * _RECORD.size
-#: The owner is told to read after this many records.
+#: The writer notifies the owner after this many records.
 _OFTEN: Final = CAPACITY // 8
 
 

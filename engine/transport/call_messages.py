@@ -101,10 +101,10 @@ class ModelCall:
     requests: tuple[int, ...] = ()
     priority: int = 0
     streams: bool = False
-    """Whether it takes several responses: each is an answer with ``more``, and the next
-    follows after it was taken.
+    """Whether the call takes several responses. Each response is an answer with
+    ``more``. The next one follows after the caller has taken it.
 
-    The last answer, or the only one, has no ``more``.
+    The last or only answer has no ``more``.
     """
 
 

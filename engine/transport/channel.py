@@ -12,7 +12,7 @@ One anonymous segment per channel, made by the client:
     (page)   payload memory of each anchor, page-aligned
 
 Request descriptor (8 words of 64 bits):
-    0 request   number the client gave it        written by the client
+    0 request   the number of the request, which the client sets
     1 rows      units (engine/model/batch_plan.py), or 0 if requests are not counted
     2 flags     1 = cancelled (the client may set it until the slot is released)
                 2 = only fills up an incomplete run (engine/runner/flushing.py)
@@ -28,14 +28,14 @@ Anchor descriptors: see engine/transport/anchor_ring.py.
 
 The rules
 ---------
-- The client fills the payload, then the anchor descriptors, publishes the anchor rings,
-  and publishes the request ring last: who sees the request sees its data.
+- The client fills the payload, then the anchor descriptors. It publishes the anchor
+  rings, and last the request ring. So a device that sees the request sees its data.
 - The device publishes the output rings, then the completion (engine/transport/link.py).
-- Data is released in the order in which it was claimed. The device releases inputs
-  when the batch that used them has run; the client releases outputs when it has copied
-  them out, which it does as soon as it is told.
-- Anchors not supplied by a request have no descriptor of that request: the number in
-  word 0 of the next descriptor tells.
+- Data is released in the order in which it was claimed. The device releases inputs when
+  the batch that used them has run. The client copies outputs out as soon as their
+  completion comes, and then releases them.
+- If a request does not supply an anchor, the anchor's ring has no descriptor for it.
+  The number in word 0 of the next descriptor shows this.
 """
 
 from __future__ import annotations

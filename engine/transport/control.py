@@ -98,8 +98,8 @@ def call(
 ) -> tuple[Message, list[int]]:
     """Ask the device process at `address` and wait for its answer.
 
-    Raises the engine error in the answer, DeviceLost if the peer is not there or
-    disconnects, and TimeoutError after `timeout` seconds (None: wait for ever, or as
+    Raises the engine error in the answer, and DeviceLost if the peer does not exist or
+    disconnects. Raises TimeoutError after `timeout` seconds (None: wait for ever, or as
     long as `watch` allows).
     """
     with connect(address, timeout, watch) as sock:

@@ -1,7 +1,7 @@
 """A link: the objects that a client process and a device process share for all models.
 
 There are many models and most are idle, so waking is per link and not per model. One
-eventfd wakes the device; all its clients share it. Another eventfd wakes the client.
+eventfd, which all clients share, wakes the device. Another eventfd wakes the client.
 Two rings in a segment of the link state which channels have news.
 
 The map of the bytes

@@ -151,4 +151,4 @@ def _size_of(nbytes: int) -> int:
 
 
 RESULT_MEMORY: Final = ResultMemory()
-"""That of this process."""
+"""The pool of this process."""

@@ -2,44 +2,45 @@
 
 The map of the bytes
 --------------------
-A ring needs two words of shared memory, on cache lines of their own so that the two
-sides do not fight over one line, and `capacity` slots somewhere (a table of
-descriptors in shared memory, or a list of objects where both sides are threads):
+A ring needs two words of shared memory, on separate cache lines, so that the two sides
+do not contend for one line. It also needs `capacity` slots: a table of descriptors in
+shared memory, or a list of objects if both sides are threads.
 
     control + 0     u64  written   slots published since the beginning    producer
     control + 8     u64  valid     0 = invalidated                        either side
     control + 64    u64  read      slots released since the beginning     consumer
-    control + 72    u64  taken     slots set to work on, for who asks     consumer
+    control + 72    u64  taken     slots that the consumer is using       consumer
     control + 128   end of the control block
     slot i          at  i * slot_size  of the ring's slot table
 
 The rules
 ---------
-- Each counter has exactly one writer. It only grows (64 bits: at 10 million slots a
-  second it lasts 58,000 years), so "empty" is `written == read` and "full" is
-  `written - read == capacity`, and no slot is wasted to tell the two apart.
+- Each counter has exactly one writer and only grows. 64 bits last 58,000 years at 10
+  million slots a second. So "empty" is `written == read`, and "full" is `written - read
+  == capacity`. No slot is wasted to distinguish the two.
 - Slot of the n-th entry: `n % capacity`.
-- Each side keeps a copy of the other's counter and looks at shared memory only when the
-  copy says full (producer) or empty (consumer).
-- Publishing is two steps in this order: fill the slot, then store `written`. Releasing
-  finish reading, then store `read`.
-- The consumer may hold several slots at once (`read_lock` again and again), gives them
-  back oldest first (`read_complete`), or puts all of them back (`read_reset`).
+- Each side keeps a copy of the other's counter. It reads shared memory only if the ring
+  is full (producer) or empty (consumer) according to the copy.
+- Publishing has two steps in this order: fill the slot, then store `written`. Releasing
+  has two as well: finish reading, then store `read`.
+- The consumer may hold several slots at once by repeated calls of `read_lock`. It
+  releases them oldest first (`read_complete`), or puts all of them back (`read_reset`).
 
 The ordering claim
 ------------------
 A counter is stored and loaded as one aligned 8-byte item of a `memoryview` of format
-"Q": CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
-become visible in program order and loads are not reordered with older loads, so who
-sees `written == n` also sees the slots before it. On other processors (64-bit Arm) that
-does not follow from the stores alone; there `_fence` takes and frees a lock between the
-two steps, which is an acquire and a release operation in every CPython build, and costs
-about 60 ns. `tests/stress/test_ring_stress.py` defends the claim: two processes, rings
-of 1 to 1,000 slots, every slot filled with a pattern that depends on its number.
+"Q". CPython copies it with an 8-byte memcpy, which is one `mov`. On x86-64 stores
+become visible in program order, and loads are not reordered with older loads. So a side
+that sees `written == n` also sees the slots before it. On other processors (64-bit Arm)
+the stores alone do not guarantee this. There `_fence` takes and frees a lock between
+the two steps. That is an acquire and a release operation in every CPython build, and
+costs about 60 ns. `tests/stress/test_ring_stress.py` defends the claim with two
+processes and rings of 1 to 1,000 slots. It fills every slot with a pattern that depends
+on the slot's number.
 
-If a side dies between the two steps, the slot was never published (or never released)
-and the other side sees a ring that is empty (or full) for ever; that it is gone is
-noticed elsewhere (the control socket of the device process).
+If a side dies between the two steps, the slot is never published (or never released).
+The other side then sees a ring that is empty (or full) for ever. The control socket of
+the device process shows that the side has died.
 """
 
 from __future__ import annotations

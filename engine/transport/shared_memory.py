@@ -2,9 +2,9 @@
 
 Memory is made with `memfd_create` and passed to the other process as a file descriptor
 over a socket. It has no name, so nothing is left in `/dev/shm` if a process is killed,
-and Python's resource tracker has no part in it. A segment is sparse: its size is fixed
-when it is made, a page is allocated when it is first touched, and the kernel frees
-everything when the last process that maps it ends.
+and Python's resource tracker has no part in it. A segment is sparse. Its size is fixed
+when it is made, and a page is allocated when it is first touched. The kernel frees
+everything when the last process that maps the segment ends.
 """
 
 from __future__ import annotations

@@ -114,7 +114,9 @@ class DeviceService:
             ).start()
 
     def _open_door(self, door: socket.socket) -> None:
-        """Serve a connection for each socket that comes through, until its end."""
+        """Serve a connection on each socket that comes through the door, until the door
+        closes.
+        """
         guests = _Guests()
         with door, contextlib.suppress(OSError, EOFError, ValueError):
             while True:

@@ -30,7 +30,7 @@ class DeviceShares:
     This is start-time fair queueing by device time. The next run goes to the share that
     has used least for its weight. An idle share saves up only a little (`SAVED_NS`).
     When it restarts, its use is that much less than the use of the share that was
-    served last. `is_weighted` is set if any channel has a weight; otherwise nothing is
+    served last. `is_weighted` is set if any channel has a weight. Otherwise nothing is
     counted.
     """
 

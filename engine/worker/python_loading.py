@@ -39,7 +39,8 @@ _described: dict[tuple[str, bytes], ModuleType] = {}
 
 
 def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-    """Return the inputs and outputs of the model in a file, given as a descriptor.
+    """Return the inputs and outputs of the model in a file. The file comes as a
+    descriptor.
 
     Raises InvalidModel, with the file, line and code of the author's failure.
     """

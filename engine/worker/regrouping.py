@@ -85,8 +85,7 @@ class RegroupingReplica(Replica):
         self._each = plan.run_units
         self._most_runs = policy.look_ahead + 1 if policy.look_ahead >= 0 else 1 << 30
         self._open: deque[OpenEntry] = deque()
-        #: The open requests by channel, in the order in which their slots must be
-        #: released.
+        #: The requests by channel, in the order in which their slots must be released.
         self._held: dict[ClientChannel, deque[OpenEntry]] = {}
         self._asked_at = 0
 

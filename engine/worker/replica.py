@@ -453,7 +453,7 @@ class Replica:
         text: str = "",
     ) -> None:
         """Report the outcome of a request to the client. Its run had `rows` rows (0:
-        those of the request) and took `took` nanoseconds (0: from `started` until now).
+        the request's own) and took `took` nanoseconds (0: from `started` until now).
         """
         entry.client.link.completions.put(
             entry.client.number,

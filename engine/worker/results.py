@@ -18,7 +18,7 @@ from popef_io import encode_strings
 
 Waiter: TypeAlias = Callable[[ClientChannel, AnchorRing, int], int]
 Values: TypeAlias = Mapping[int, Array]
-"""Arrays by output."""
+"""Arrays by the index of their output."""
 
 
 class Results:

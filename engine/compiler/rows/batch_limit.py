@@ -38,7 +38,7 @@ def _largest_node(model: Any) -> int:
 
     try:
         inferred = onnx.shape_inference.infer_shapes(_single_row(model), data_prop=True)
-    except Exception:  # of many kinds; then nothing is known
+    except Exception:  # onnx raises many kinds of errors
         return 0
     graph = inferred.graph
     weights = {tensor.name for tensor in graph.initializer}
@@ -57,7 +57,7 @@ def _largest_node(model: Any) -> int:
 
 
 def _single_row(model: Any) -> Any:
-    """Return the model with one row; the shapes of its outputs remain to be
+    """Return the model with one row. The shapes of its outputs are still to be
     inferred.
     """
     single = type(model)()

@@ -116,8 +116,9 @@ def _rows_differ(model: Any, interface: Interface) -> str | None:
     """Return why the free first dimensions may differ; None if they are the same.
 
     The inputs' first dimensions must share a name, or the graph must prove that it
-    cannot run if they differ. Those of outputs need not share a name, because exporters
-    give results new names. Running the model shows how many rows result.
+    cannot run if they differ. The first dimensions of outputs need not share a name,
+    because exporters give results new names. Running the model shows how many rows
+    result.
     """
     shapes = {t.name: t.shape or () for t in interface.inputs}
     elsewhere: set[Dimension] = {d for shape in shapes.values() for d in shape[1:]}

@@ -13,19 +13,19 @@ from itertools import accumulate, islice, zip_longest
 from typing import Any, TypeAlias
 
 Column: TypeAlias = tuple[str, int]
-"""An input and which of its columns."""
+"""An input and the number of a column."""
 Values: TypeAlias = tuple[float | str, ...]
 
 MAX_VALUES = 64
-"""Of one column."""
+"""The most values of one column."""
 _AROUND = (0.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0)
-"""Deviations from the mean that a scaler takes away."""
+"""Deviations to try around the mean that a scaler subtracts."""
 _PASSED_ON = frozenset(
     {"Cast", "Flatten", "Identity", "Imputer", "Reshape", "Squeeze", "Unsqueeze"}
 )
 _MOST_STEPS = 64
 _MOST_TOLD = 10_000
-"""Most values of one node that are examined: a forest has a million."""
+"""The most values of one node that are examined, because a forest has a million."""
 _WORDS = ("cats_strings", "keys_strings")
 _NUMBERS = ("cats_int64s", "keys_int64s", "keys_floats")
 

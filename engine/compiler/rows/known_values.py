@@ -11,7 +11,7 @@ from engine.compiler.graphs import all_graphs, all_nodes
 
 MAX_VALUES = 64
 MAX_ELEMENTS = 16
-"""Of a tensor; larger ones are weights."""
+"""The most elements of an examined tensor. Larger tensors are weights."""
 
 
 def known_values(model: Any) -> list[float | str]:

@@ -47,11 +47,11 @@ Run: TypeAlias = Callable[[Feed], dict[str, Array]]
 """Runs the model; EngineError if it fails."""
 
 ROWS = 5
-"""Rows of most trials: odd, so that the vector units' remainders are met."""
+"""Rows of most trials. The number is odd, so that vector units have remainders."""
 _SMALLEST = 1e-30
 TRACED_ROWS = 7
-"""Rows of the runs whose intermediate values are examined: a prime, which few other
-dimensions share.
+"""Rows of the runs whose intermediate values are examined. It is a prime, which few
+other dimensions share.
 """
 FEW_ROWS = 3
 """Rows of most trials of a slow model."""
@@ -64,14 +64,14 @@ MAX_BATCH = 2 << 30
 _SLOW = 0.02
 """Seconds for one row above which a model counts as slow."""
 WIDE = 0.05
-"""Part of the row's largest value: a difference that no rounding explains."""
+"""A difference that no rounding explains, as a part of the row's largest value."""
 TIGHT = {
     DataType.F64: 1e-9,
     DataType.F32: 1e-4,
     DataType.F16: 1e-2,
     DataType.BF16: 5e-2,
 }
-"""Part of the row's largest value: the rounding of kernels."""
+"""The rounding of kernels, as a part of the row's largest value."""
 
 
 #: Part of the message of `Dependent` if all rows have the same result.
@@ -118,7 +118,7 @@ class RowCheck:
         self._sampler = self._make_sampler(SIZES[0])
         self._responds = False
         self._agrees = False
-        """On some kind of rows, all arrangements gave the same."""
+        """Whether all arrangements gave the same result on some kind of rows."""
         self._furthest = ""
 
     def check(self) -> None:

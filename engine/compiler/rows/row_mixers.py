@@ -2,7 +2,7 @@
 
 Running it on synthetic data (`engine.compiler.rows.row_check`) finds most dependences
 between rows. Runs can miss randomness, results whose size depends on data, and branches
-on data; this module finds those. Values that depend only on shapes are not data: the
+on data. This module finds them. Values that depend only on shapes are not data: the
 graphs that exporters write compute axes and sizes with the same operators.
 """
 

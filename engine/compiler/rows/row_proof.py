@@ -34,7 +34,7 @@ from engine.compiler.rows.row_values import (
 )
 
 MAX_ITEMS = 64
-"""Elements of a constant that are looked at: more are no sizes or axes."""
+"""The most elements of an examined constant. Larger constants are not sizes or axes."""
 _RULES: Mapping[tuple[str, str], Rule] = {
     **{("", name): rule for name, rule in {**CALCULATING, **MOVING}.items()},
     **LEARNING,
@@ -117,8 +117,8 @@ def _inlined(model: Any) -> Any:
 
 
 def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value]:
-    """Return each input with its own rows; inputs with the same name share their
-    number.
+    """Return each input with its own rows. If the first dimensions of inputs share a
+    name, their numbers of rows are equal.
     """
     values: dict[str, Value] = {}
     groups: dict[str, int] = {}

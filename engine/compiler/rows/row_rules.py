@@ -25,7 +25,7 @@ _WHOLE_TYPES = (6, 7)
 
 
 def same(call: OperatorCall) -> Iterable[Value]:
-    """Apply an operator element by element; other inputs are settings."""
+    """Apply an operator element by element. Other inputs are settings."""
     return [Value(call.only().shape)]
 
 

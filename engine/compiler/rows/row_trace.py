@@ -3,7 +3,7 @@ them.
 
 A threshold can hide a dependence: for nearly all rows, `x + (max over rows == 12345)`
 equals `x`. The maximum itself hides nothing. So the model runs twice more with all its
-intermediate values as outputs; one row stays the same, and the other rows change. If a
+intermediate values as outputs. One row stays the same, and the other rows change. If a
 value keeps rows apart, one of its axes has blocks that belong to the kept row, and
 these must not have changed. Values inside nested graphs and functions are examined as
 well (`engine.compiler.rows.exposure`).

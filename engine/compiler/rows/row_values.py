@@ -21,7 +21,7 @@ class Rows:
     """
 
     group: int
-    """Which number of rows that is (`RowCounts`)."""
+    """The group whose number of rows this is (`RowCounts`)."""
     each: int = 1
 
 
