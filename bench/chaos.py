@@ -52,7 +52,7 @@ def only(traffic: Traffic, *statuses: int) -> None:
 
 
 def device_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
-    """`kill -9` of the device process, twice, under load."""
+    """Check `kill -9` of the device process, twice, under load."""
     with gateway(folder, devices="cpu:1") as server:
         server.wait_ready()
         found = asyncio.run(_kill_device(server, jobs, count))
@@ -103,7 +103,9 @@ async def _kill_device(server: Server, jobs: Sequence[Job], count: int) -> str:
 
 
 def gateway_killed(folder: Path, jobs: Sequence[Job], count: int = CLIENTS) -> str:
-    """`kill -9` of the gateway under load; then it is started again as it was."""
+    """Check `kill -9` of the gateway under load, and a new start with the same
+    options.
+    """
     port = free_port()
     with gateway(folder, devices="cpu:1", port=port) as server:
         server.wait_ready()

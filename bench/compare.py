@@ -9,10 +9,10 @@ Starts `popgate serve` as a user would (no option but the folder and the port) a
 in process, drives them in turns with wrk (or our own client), and prints requests per
 second, latencies, CPU per request and the median ratio gateway/reference.
 
-Each cell is measured in two modes, also in turns: `varied`, the normal one, sends 256
-requests that differ in their numbers, traceparent, id and Content-Length; `same` sends
-the same bytes again and again. Required are ratios of the normal mode. Exit code 1 if
-an answer was wrong or not a 200, or a required ratio was missed.
+Each cell is measured in two modes, also in turns. `varied`, the normal mode, sends 256
+requests that differ in their numbers, traceparent, id and Content-Length. `same` sends
+the same bytes again and again. The required ratios are for the normal mode. Exit code 1
+if an answer was wrong or not a 200, or a required ratio was missed.
 """
 
 from __future__ import annotations

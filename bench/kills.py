@@ -76,7 +76,7 @@ def ask(server: Server, path: str) -> bytes:
 
 
 def counted(server: Server) -> Counter[str]:
-    """Answered requests of each model, as the server counts them."""
+    """Return the answered requests of each model, as the server counts them."""
     stats = json.loads(ask(server, "/v2/models/stats"))["model_stats"]
     return Counter(
         {one["name"]: one["inference_stats"]["success"]["count"] for one in stats}

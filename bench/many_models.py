@@ -89,7 +89,7 @@ def fill(folder: Path, model: Path, count: int) -> Path:
 def turn(
     server: Server, count: int, payload: Payload, options: argparse.Namespace
 ) -> Turn:
-    """Drive the model in the middle."""
+    """Send load to the model in the middle of the list."""
     gateway, *devices = server.pids()
     with prepared(f"/v2/models/m{count // 2:04}/infer", [payload]) as requests:
         before = cpu_seconds([gateway]), cpu_seconds(devices)

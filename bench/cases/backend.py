@@ -96,11 +96,11 @@ def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 def load_cases(
     operators: Sequence[str] = (),
 ) -> tuple[list[Case], list[NotCarriable]]:
-    """All node cases and the three folders, those the protocol cannot carry apart.
+    """Return the cases that the protocol can carry, and the others.
 
     `operators` are modules of `onnx.backend.test.case.node`: node cases are then only
-    those of modules that have been imported, these among them. To make the cases of
-    every operator takes a minute of a busy machine.
+    those of imported modules, including these. Making the cases of every operator takes
+    a minute on a busy machine.
     """
     found = [*_node_cases(operators), *_folder_cases()]
     repeated = [name for name, n in Counter(c.name for c in found).items() if n > 1]
@@ -182,7 +182,7 @@ def _why_not_carriable(graph: onnx.GraphProto) -> str:
 def assert_similar(
     case: Case, expected: DataSet, outputs: Mapping[str, np.ndarray]
 ) -> None:
-    """The suite's own comparison: count, shapes, types, values within tolerances.
+    """Compare as the suite does: count, shapes, types, values within tolerances.
 
     Raises:
         AssertionError: with the suite's message.

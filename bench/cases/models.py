@@ -115,7 +115,9 @@ def mixing() -> onnx.ModelProto:
 
 
 def words() -> onnx.ModelProto:
-    """Strings in and out, with a count: BYTES through every encoding."""
+    """Make a model of strings in and out, with a count: BYTES through every
+    encoding.
+    """
     return _model(
         [
             helper.make_node("Identity", ["text"], ["same"]),

@@ -56,7 +56,9 @@ def json_request(inputs: Arrays, request_id: str | None = None) -> Payload:
 
 
 def shorthand_request(inputs: Arrays) -> Payload:
-    """`{"inputs": {name: nested values}}`: types and shapes are the model's."""
+    """Return `{"inputs": {name: nested values}}`, whose types and shapes are the
+    model's.
+    """
     return _json({"inputs": {k: _plain(v) for k, v in inputs.items()}})
 
 

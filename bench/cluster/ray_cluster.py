@@ -112,7 +112,7 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(settings: dict[str, Any] | None = None) -> Iterator[RayCluster]:
-    """A cluster that leaves no file behind."""
+    """Run a cluster that leaves no file behind."""
     # A long path would make the names of Ray's sockets too long.
     temporary = Path(tempfile.mkdtemp(prefix="popgate-ray-", dir="/tmp"))
     # Ray writes the address of the cluster there, but does not make the folder.

@@ -75,7 +75,7 @@ def training() -> tuple[popxl.Ir, dict[Any, Any]]:
 
 
 def transformer(layers: int = 6, tokens: int = 64, width: int = 128) -> Any:
-    """Inference of a small transformer."""
+    """Return the inference of a small transformer."""
     rng = np.random.default_rng(1)
     heads, ir = 4, popxl.Ir()
 
@@ -232,7 +232,7 @@ def learn(seconds: float, rounds: int, tokens: int = 64, width: int = 128) -> No
 
 
 def bare(session: popxl.Session, inputs: dict[Any, Any]) -> Way:
-    """ONNX Runtime's own call of the program's one graph."""
+    """Return ONNX Runtime's own call of the program's only graph."""
     program = session._session.program
     main = program.executable.programs[5]
     assert isinstance(main, Steps)

@@ -49,7 +49,7 @@ MEGABYTES_64 = 16 << 20
 def in_turns(
     ways: dict[str, Way], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Median milliseconds of each way."""
+    """Return the median milliseconds of each way."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -120,7 +120,7 @@ def _bare(session: popxl.Session, replicas: int) -> Way:
 
 
 def step(rounds: int) -> None:
-    """A data-parallel step beside bare calls."""
+    """Measure a data-parallel step beside bare calls."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
@@ -150,7 +150,7 @@ def step(rounds: int) -> None:
 
 
 def reduce(rounds: int) -> None:
-    """An all-reduce in one process."""
+    """Measure an all-reduce in one process."""
     rng = np.random.default_rng(0)
     arrays = [rng.random(MEGABYTES_64, np.float32) for _ in range(4)]
     a, b, c, d = arrays
@@ -220,13 +220,13 @@ def _started(count: int, elements: int, rounds: int, beside: str, *how: str) -> 
 
 
 def instances(rounds: int) -> None:
-    """An all-reduce over instances of this machine."""
+    """Measure an all-reduce over instances of this machine."""
     _started(2, MEGABYTES_64, rounds, "a + b")
     _started(16, 1000, 10 * rounds, "a + b")
 
 
 def mpi(rounds: int) -> None:
-    """An all-reduce over MPI."""
+    """Measure an all-reduce over MPI."""
     if mpiexec() is None:
         print("mpi: not there; make test-mpi installs it")
         return

@@ -104,7 +104,7 @@ def echo_queue(source: Queue[bytes | None], target: Queue[bytes]) -> None:
 
 
 def main() -> None:
-    """Arguments: LINK CHANNEL DOORBELL BELL SLOTS BYTES SPIN_NS."""
+    """Run the echo. Arguments: LINK CHANNEL DOORBELL BELL SLOTS BYTES SPIN_NS."""
     keep_large_blocks()
     link, channel, device_fd, client_fd, slots, room, spin = map(int, sys.argv[1:])
     layout = ChannelLayout(slots, (room,), (room,))

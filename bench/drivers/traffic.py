@@ -106,7 +106,7 @@ async def _ask(client: Client, job: Job) -> tuple[int, str]:
 async def clients(
     server: Server, jobs: Sequence[Job], count: int
 ) -> AsyncIterator[Traffic]:
-    """`count` clients that ask until the block ends; then each finishes its request."""
+    """Run `count` clients until the block ends; then each finishes its request."""
     traffic = Traffic()
     asking = asyncio.gather(
         *(_keep_asking(server, jobs, seed, traffic) for seed in range(count))

@@ -258,7 +258,9 @@ class DeviceProcess:
         return client
 
     def obey(self, client: ClientProcess, message: Message, fds: Sequence[int]) -> int:
-        """Carry out a message that opens or closes a channel, as between batches."""
+        """Obey a message that opens or closes a channel, as a device does between
+        batches.
+        """
         number = next(self._numbers)
         if message["op"] == "close_channel":
             self.scheduler.close_channel(client.number, int(message["channel"]))

@@ -20,7 +20,7 @@ class Usage:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the direct children of `pid`; none if it is gone."""
+    """Return the ids of the direct children of `pid`; none if it is gone."""
     found: list[int] = []
     for task in _tasks(pid):
         text = _read(task / "children")
@@ -41,13 +41,13 @@ def alive(pid: int) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """Arguments of the process; empty if it is gone."""
+    """Return the arguments of the process; empty if it is gone."""
     text = _read(Path(f"/proc/{pid}/cmdline"))
     return text.rstrip("\0").split("\0") if text else []
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """Processor time used so far by all threads of the processes that live."""
+    """Return the processor time so far of all threads of the living processes."""
     nanoseconds = 0
     for pid in pids:
         for task in _tasks(pid):
@@ -57,7 +57,9 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def page_faults(pid: int) -> int:
-    """Minor page faults of a process so far: memory touched for the first time."""
+    """Return the minor page faults of a process so far: memory touched the
+    first time.
+    """
     return int(_read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[7])
 
 
@@ -83,7 +85,7 @@ def named_memory(pids: list[int]) -> set[str]:
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors of one process."""
+    """Return the number of open file descriptors of one process."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:

@@ -157,7 +157,7 @@ class Server:
         return tree(self.pid)
 
     def cpu(self) -> float:
-        """Seconds of processor time of all its processes so far."""
+        """Return the seconds of processor time of all its processes so far."""
         return cpu_seconds(self.pids())
 
     def device_pids(self) -> list[int]:

@@ -73,7 +73,9 @@ def batch_of(tokens: Sequence[int]) -> Feed:
 
 
 def sorted_batches(tokens: Sequence[int]) -> list[list[int]]:
-    """All rows sorted and cut where a batch would exceed the device's limits."""
+    """Return all rows, sorted and cut where a batch would exceed the device's
+    limits.
+    """
     batches: list[list[int]] = []
     for length in sorted(tokens):
         last = batches[-1] if batches else []
@@ -93,7 +95,7 @@ def padding_of(batches: Sequence[Sequence[int]]) -> float:
 
 
 def bound(model: Path, batches: Sequence[Sequence[int]]) -> float:
-    """Rows a second of processor time of a loop that runs these batches."""
+    """Return rows per second of processor time of a loop that runs these batches."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model, options)

@@ -242,7 +242,7 @@ def _watch(port: int, path: str, begun: Any, stop: Any, answer: Any) -> None:
 
 @contextlib.contextmanager
 def _idle_server() -> Any:
-    """A server that does nothing but answer."""
+    """Run a server that only answers."""
     code = (
         "from http.server import *;import sys\n"
         "class H(BaseHTTPRequestHandler):\n"

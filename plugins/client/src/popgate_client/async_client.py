@@ -97,7 +97,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """Run a model once. The outputs, by name. As `Client.infer`."""
+        """Run a model once. Return the outputs, by name. As `Client.infer`."""
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
         )

@@ -15,7 +15,7 @@ from popgate_client.http1 import Answer, AnswerReader
 from popgate_client.steps import Exchange, Options
 
 _clock = time.monotonic
-#: Tensors of at most so many bytes are cheaper to copy than to send by themselves.
+#: Tensors of at most this many bytes are cheaper to copy than to send separately.
 _JOINED = 1 << 16
 
 
@@ -154,7 +154,7 @@ class AsyncPool:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._wake()  # another call's turn now
+                    self._wake()  # wake the next waiting call
                 raise
         self._open += 1
 

@@ -118,7 +118,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """Run a model once. The outputs, by name.
+        """Run a model once. Return the outputs, by name.
 
             client.infer("digits", image=pixels)
             client.infer("digits", pixels)              # a model with one input

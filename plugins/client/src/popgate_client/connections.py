@@ -19,12 +19,12 @@ from popgate_client.http1 import Answer, AnswerReader
 from popgate_client.steps import Exchange, Options
 
 _clock = time.monotonic
-#: Timeouts of a socket that differ by less are the same.
+#: Differences between timeouts below this are ignored.
 _SAME = 0.9
 
 
 def late(sent: bool, what: str) -> DeadlineExceeded:
-    """Return the error if the time is over on this side."""
+    """Return the error if the client's own time limit has passed."""
     return DeadlineExceeded(f"no {what} in time", sent=sent)
 
 
@@ -56,7 +56,7 @@ class Connection:
         except TimeoutError:
             raise late(True, "room to send the request") from None
         except OSError as e:
-            # What the server answered before it closed explains more.
+            # The answer that the server sent before closing explains more.
             if (answer := self._last_words(ask.deadline)) is not None:
                 return answer
             msg = f"the connection ended while the request was sent: {e}"

@@ -44,7 +44,7 @@ from popgate_client.steps import (
 )
 
 BINARY_EXTENSION = "binary_tensor_data"
-FIRST_PAUSE = 0.05  # seconds before a second attempt, where the server names none
+FIRST_PAUSE = 0.05  # seconds before a second attempt, unless the server names a time
 LONGEST_PAUSE = 2.0
 _clock = time.monotonic
 
@@ -77,7 +77,8 @@ class Core:
                 raise answer_error(answer, options.request_id)
             except ClientError as error:
                 if isinstance(error, InvalidRequest | NotFound):
-                    self._models.pop((model, version), None)  # it may have changed
+                    # the model may have changed
+                    self._models.pop((model, version), None)
                 attempt += 1
                 pause = self._pause(error, attempt, deadline, safe=safe)
             yield Pause(pause)
@@ -144,7 +145,7 @@ class Core:
         except TypeError as e:
             raise InvalidRequest(f"this cannot be said in JSON: {e}") from None
         headers = {"Content-Type": "application/json"}
-        if limit is not None:  # a field would be an input or parameter of the model's
+        if limit is not None:  # in a header, because a field would go to the model
             headers["X-Request-Timeout"] = f"{limit:.6f}"
         if stream:
             headers["Accept"] = "text/event-stream"
@@ -299,7 +300,8 @@ class Core:
         unseen = isinstance(error, ConnectionFailed) and not error.sent
         again = refused or unseen
         if safe and self.options.idempotent and not again:
-            # Of a proxy whose server has gone: servers of models give codes, or JSON.
+            # The answer of a proxy without its server: inference servers send codes, or
+            # JSON.
             lost = error.status in (500, 502) and not error.code
             again = lost or isinstance(error, ConnectionFailed)
         if attempt > self.options.retries or not again:

@@ -26,7 +26,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 #: Pieces of a body, sent one behind the other.
 Parts: TypeAlias = "list[bytes | Array]"
-#: Names of outputs, or what is asked of each: ``{"scores": {"classification": 3}}``.
+#: Names of outputs, or options for each: ``{"scores": {"classification": 3}}``.
 Wanted: TypeAlias = "Sequence[str] | Mapping[str, Mapping[str, Any]]"
 
 
@@ -61,7 +61,7 @@ class Outputs(dict[str, Array]):
     datatypes: Mapping[str, str] = {}
 
     def text(self, name: str) -> Any:
-        """Return an output of texts as `str`, in lists as its shape says."""
+        """Return an output of strings as `str`, in lists by its shape."""
         array = np.vectorize(bytes.decode, otypes="O")(self[name])
         return array.tolist()
 
@@ -116,7 +116,7 @@ def encode(
     headers = {"Content-Type": media}
     if events:
         headers["Accept"] = "text/event-stream"
-    elif encoding is not Encoding.npy:  # which would rule out several outputs
+    elif encoding is not Encoding.npy:  # .npy would rule out several outputs
         headers["Accept"] = media
     if encoding is Encoding.npy:
         return headers, [_npy(tensors)]
@@ -142,7 +142,7 @@ def encode(
     document = _document(inputs, outputs, more, request_id)
     if all(t.array.dtype.kind != "f" or np.isfinite(t.array).all() for t in tensors):
         return headers, [_dumps(document)]
-    for item in inputs:  # the fast writer makes null of NaN
+    for item in inputs:  # the fast writer turns NaN into null
         item["data"] = np.asarray(item["data"]).tolist()
     return headers, [json.dumps(document).encode()]
 
@@ -231,7 +231,7 @@ def _named(
 
 def _decode_npy(body: memoryview | bytes, name: str) -> Outputs:
     array = np.load(io.BytesIO(body), allow_pickle=False)
-    if array.dtype.kind == "V":  # brain floats have no name in such a file
+    if array.dtype.kind == "V":  # .npy has no name for brain floats
         tensor = Tensor(name, "BF16", array_of("BF16", array.shape, array.tobytes()))
     else:
         tensor = tensor_of(name, array)

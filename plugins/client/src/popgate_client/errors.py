@@ -1,4 +1,4 @@
-"""Errors of a call, named by who must act."""
+"""Errors of a call, each named after the person who must act."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ServerError(ClientError):
     """
 
 
-#: Statuses that name who must act; 400 to 499 besides are the caller's, the rest the
+#: Errors by status. Other statuses from 400 to 499 are the caller's, all others the
 #: server's.
 _BY_STATUS: dict[int, type[ClientError]] = {
     401: AuthenticationError,

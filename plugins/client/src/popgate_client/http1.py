@@ -12,7 +12,7 @@ import numpy as np
 
 from popgate_client.errors import ConnectionFailed, InvalidRequest, ServerError
 
-_ROOM = 1 << 16  # for the head of an answer, and what comes with it
+_ROOM = 1 << 16  # bytes for the head of an answer, and the first part of its body
 #: Arrays in an answer begin at a multiple of this, in bytes.
 _ALIGNMENT = 16
 _BODILESS = frozenset({204, 304})
@@ -117,7 +117,7 @@ class AnswerReader:
             return None
         head, rest = bytes(self._view[:end]), self._view[end + 4 : self._filled]
         status = _status(head)
-        if 100 <= status < 200:  # another head follows
+        if 100 <= status < 200:  # an interim answer: another head follows
             self._room[: len(rest)] = bytes(rest)
             self._filled = len(rest)
             return self._read_head(0) if self._filled else None
@@ -142,7 +142,7 @@ class AnswerReader:
         body = np.empty(pad + size, np.uint8).data[pad:]
         answer.body = body
         count = len(rest)
-        if count > size:  # bytes behind the answer belong to none
+        if count > size:  # bytes after the answer belong to no request
             answer.keep = False
             rest, count = rest[:size], size
         body[:count] = rest
@@ -173,7 +173,7 @@ class _Chunks:
         self.data = bytearray()
         self.rest = bytearray()
         self._limit = limit
-        self._left = 0  # bytes of the chunk that are missing, and two for its end
+        self._left = 0  # missing bytes of the chunk, and two for its end
         self._trailer = False
 
     def feed(self, data: memoryview) -> bool:

@@ -1,4 +1,4 @@
-"""A model as calls know it, and its requests as they are sent."""
+"""Facts about a model that calls need, and its prepared requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from popgate_client.http1 import check_headers, request_head
 from popgate_client.steps import PLAIN, CallOptions, Options, Prepared
 from popgate_client.tensors import DTYPES, Tensor, tensor_of
 
-#: Prepared requests that are kept for a model: one for each combination of shapes.
+#: Most prepared requests of a model: one for each combination of shapes.
 MOST_PREPARED = 64
 _MICROSECONDS = 1_000_000
 

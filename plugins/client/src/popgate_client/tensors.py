@@ -1,4 +1,4 @@
-"""Values of a program to tensors on the wire, and back."""
+"""Conversion of a program's values to tensors on the wire, and back."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Tensor:
 def tensor_of(
     name: str, value: Any, datatype: str = "", shape: Sequence[int] | None = None
 ) -> Tensor:
-    """Return the tensor that a value means: an array, numbers, texts, or lists of them.
+    """Return the tensor for a value: an array, numbers, strings, or lists of them.
 
     `datatype` and `shape` are the model's; without a datatype the value's own type
     counts. Numbers are converted if only precision is lost. Missing leading dimensions
@@ -91,7 +91,8 @@ def _array(name: str, value: Any, datatype: str) -> Array:
         return value
     text = isinstance(value, str | bytes) or datatype == "BYTES"
     try:
-        if text and isinstance(value, bytes | str):  # also what ends in a zero byte
+        # also strings that end in a zero byte
+        if text and isinstance(value, bytes | str):
             array = np.empty((), object)
             array[()] = value
             return array

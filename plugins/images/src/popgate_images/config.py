@@ -41,7 +41,7 @@ def _divisors(value: Any) -> tuple[float, ...]:
 class ImageConfig:
     """The section: how a picture becomes the numbers of an input.
 
-    The input's shape and datatype decide what the section leaves out.
+    Shape and datatype of the input decide options that the section leaves out.
     """
 
     input: Annotated[str, text(1000)] = key(

@@ -50,7 +50,7 @@ def _serve(sock: socket.socket) -> None:
             plans.clear()
             plan = plans[written] = Plan.from_message(msgpack.unpackb(written))
         raw = _take(sock, size)
-        signal.alarm(math.ceil(plan.timeout) + _GRACE)  # which ends the process
+        signal.alarm(math.ceil(plan.timeout) + _GRACE)  # the alarm ends the process
         try:
             kind, answer = NUMBERS, decode(raw, plan)
         except BadPicture as error:
@@ -63,7 +63,7 @@ def main() -> None:
     """Serve the socket until its other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Image.init()
-    Image.MAX_IMAGE_PIXELS = None  # the plan has the bound
+    Image.MAX_IMAGE_PIXELS = None  # the plan has the limit
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))

@@ -20,7 +20,7 @@ from app.errors import HttpError, InvalidTensor
 from popgate_images.plan import Plan
 from popgate_images.wire import MOST_WORDS, NUMBERS, REPLY, REQUEST
 
-#: Processes, which share the processor with the model.
+#: Most decoding processes. They share the processor with the model.
 MOST: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
 #: Seconds beyond the time limit of the first picture: a process imports its libraries.
 _START: Final = 30.0
@@ -89,7 +89,7 @@ class Decoder:
         self._socket.close()
         with suppress(OSError):
             self._process.kill()
-        self._process.wait()  # at once: it was killed
+        self._process.wait()  # returns at once, because the process was killed
 
     def __repr__(self) -> str:
         return f"<Decoder pid {self._process.pid}>"
@@ -119,7 +119,7 @@ class Decoders:
         self._under_way.discard(task)
         self._places.release()
         if not task.cancelled():
-            task.exception()  # its caller may have gone
+            task.exception()  # retrieved here, as the caller may be cancelled
 
     async def _run(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
         decoder = self._free.pop() if self._free else None

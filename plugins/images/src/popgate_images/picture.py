@@ -49,7 +49,7 @@ def decode(raw: bytes, plan: Plan) -> bytes:
             raise
         except MemoryError:
             raise BadPicture("there is no memory to decode it") from None
-        except Exception as error:  # decoders raise anything for damaged files
+        except Exception as error:  # decoders raise any error for damaged files
             raise BadPicture(f"it cannot be decoded: {error}") from None
 
 
@@ -58,7 +58,8 @@ def _in_mode(opened: Image.Image, plan: Plan) -> Image.Image:
     image: Image.Image = opened
     if plan.orientation:
         image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # of which `convert` keeps the low byte
+    # `convert` would keep only the low byte of 16 bits
+    if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image.convert("L" if plan.mode == "L" else "RGB")
 

@@ -110,7 +110,7 @@ class PictureScheduler:
         numbered = enumerate(pictures)
         found = await asyncio.gather(
             *[self._decode_one(number, picture) for number, picture in numbered],
-            return_exceptions=True,  # one that is bad ends none of the others
+            return_exceptions=True,  # a bad picture does not end the others
         )
         parts: list[bytes] = []
         for one in found:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-#: Of a request: bytes of the plan, and of the picture behind it.
+#: Header of a request: bytes of the plan, and of the picture after it.
 REQUEST: Final = struct.Struct("<II")
-#: Of a reply: whether numbers follow (else words), and how many bytes.
+#: Header of a reply: whether numbers follow (else an error's text), and their bytes.
 REPLY: Final = struct.Struct("<BI")
 NUMBERS: Final = 1
 WORDS: Final = 0
-#: Of words.
+#: Most bytes of an error's text.
 MOST_WORDS: Final = 1 << 16

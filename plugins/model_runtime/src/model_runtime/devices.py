@@ -108,7 +108,7 @@ class DeviceManager:
         model: Model | None = None,
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device | None:
-        """`getDevice`, but None if there is none."""
+        """Return a device like `getDevice`, but None if there is none."""
         flags, wait = _split(device_options, wait_config)
         _constrained(constrains, constraints)
         device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
@@ -137,7 +137,7 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device | None:
-        """`getSpecificDevice`, but None if it cannot be attached."""
+        """Attach a device like `getSpecificDevice`; return None if that fails."""
         flags, wait = _split(device_options, wait_config, model)
         get = self._manager.try_get_specific_device
         device = get(self._id(device_id), wait, flags)
@@ -194,7 +194,7 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device:
-        """`createIpuModelDevice` with four tiles."""
+        """Return a device like `createIpuModelDevice`, with four tiles."""
         make = self._manager.create_small_ipu_model_device
         return Device(make(_io(num_ipus, model), number(ipu_version)))
 

@@ -45,7 +45,7 @@ class IQueue(NotPickled):
         return TensorInfo.from_io(self._queue.tensor_info)
 
     def numBuffers(self) -> int:
-        """User batches that it has room for."""
+        """Return how many user batches the queue has room for."""
         return self._queue.num_buffers
 
     def disconnect(self) -> None:
@@ -151,15 +151,15 @@ class QueueManager(NotPickled):
         return self.outputs[self._manager.output_queue(text(name)).anchor.name]
 
     def flushAll(self) -> None:
-        """`flush` all queues."""
+        """Flush all queues."""
         self._manager.flush_all()
 
     def disconnectAll(self) -> None:
-        """`disconnect` all queues: runs of programs, and waits for a queue, return."""
+        """Disconnect all queues: runs of programs, and waits for a queue, return."""
         self._manager.disconnect_all()
 
     def resetAll(self) -> None:
-        """`reset` all queues, after the session was stopped."""
+        """Reset all queues, after the session was stopped."""
         self._manager.reset_all()
 
     def __repr__(self) -> str:

@@ -59,7 +59,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         return face
 
     def write(self, obj: T) -> None:
-        """`writeLock`, put `obj` in, `writeComplete`."""
+        """Lock a buffer, put `obj` in, and publish it."""
         if obj is None:
             raise WrongType("expected an object, got None")
         self._ring.write(obj)

@@ -23,7 +23,7 @@ def ringSizeMultForProgs(
     selected_ring_size_multiplier: SupportsIndex,
     others_ring_size_multiplier: SupportsIndex = 1,
 ) -> RingSizeMultiplierProdType:
-    """One multiplier for anchors of these programs, another for the rest."""
+    """Return one multiplier for anchors of these programs, another for the rest."""
     beneath = popgate_sessions.ring_size_for_programs(
         numbers(programs),
         number(selected_ring_size_multiplier),
@@ -37,7 +37,7 @@ def ringSizeMultForMainProgs(
     main_ring_size_multiplier: SupportsIndex,
     load_save_ring_size_multiplier: SupportsIndex = 1,
 ) -> RingSizeMultiplierProdType:
-    """One multiplier for anchors of the main programs, another for the rest."""
+    """Return one multiplier for anchors of the main programs, another for the rest."""
     return ringSizeMultForProgs(
         expected(model, Model).metadata.programFlow().main(),
         main_ring_size_multiplier,

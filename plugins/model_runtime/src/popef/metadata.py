@@ -91,7 +91,7 @@ class Metadata:
         self._programs_map = names_by_number(programs)
 
     def replicationFactor(self) -> int:
-        """Replicas inside the compiled graph."""
+        """Return the number of replicas inside the compiled graph."""
         return self._replication_factor
 
     def setReplicationFactor(self, replication_factor: int) -> None:
@@ -99,7 +99,7 @@ class Metadata:
         self._replication_factor = number(replication_factor)
 
     def numIpus(self) -> int:
-        """Units of a device that the programs need."""
+        """Return the number of units of a device that the programs need."""
         return self._num_ipus
 
     def setNumIpus(self, num_ipus: int) -> None:
@@ -107,7 +107,7 @@ class Metadata:
         self._num_ipus = number(num_ipus)
 
     def ipuVersion(self) -> int:
-        """Target architecture; 0: none in particular."""
+        """Return the target architecture; 0: none in particular."""
         return self._ipu_version
 
     def setIpuVersion(self, ipu_version: int) -> None:
@@ -149,7 +149,7 @@ class Metadata:
         self._engine_options = all_taken(options, Option)
 
     def deviceOptions(self) -> list[Option]:
-        """Options of the device that it needs."""
+        """Return the options of the device that it needs."""
         return self._device_options
 
     def setDeviceOptions(self, options: Iterable[Option]) -> None:
@@ -165,7 +165,7 @@ class Metadata:
         self._seed_handle = text(seed_handle)
 
     def deviceIterations(self) -> int:
-        """Iterations that one run of the main programs performs."""
+        """Return the iterations of one run of the main programs."""
         return self._device_iterations
 
     def setDeviceIterations(self, device_iterations: int) -> None:
@@ -173,11 +173,11 @@ class Metadata:
         self._device_iterations = number(device_iterations)
 
     def deviceIteration(self) -> int:
-        """`deviceIterations`, as it was called before June 2023."""
+        """Return `deviceIterations`, by its name before June 2023."""
         return self.deviceIterations()
 
     def setDeviceIteration(self, device_iterations: int) -> None:
-        """`setDeviceIterations`, as it was called before June 2023."""
+        """Call `setDeviceIterations`, by its name before June 2023."""
         self.setDeviceIterations(device_iterations)
 
     @classmethod

@@ -43,7 +43,7 @@ class _DataFace(_Face[BlobReader]):
         return self._reader.open()
 
     def getAvailableReadSize(self) -> int:
-        """Bytes of the contents."""
+        """Return the size of the contents in bytes."""
         return self._reader.size
 
 
@@ -85,7 +85,7 @@ class FeedReader(_DataFace[popef_io.FeedReader]):
         self.info = FeedDataInfo.from_io(reader.info)
 
     def data(self) -> np.ndarray[Any, Any]:
-        """All tensors as one array of shape (numTensors, ...)."""
+        """Return all tensors as one array of shape (numTensors, ...)."""
         return self._reader.data()
 
 

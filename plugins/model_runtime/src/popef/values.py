@@ -88,7 +88,7 @@ class TensorInfo:
         self._has_rank = True
 
     def dataType(self) -> DataType:
-        """Type of one element; BOOL until it is set."""
+        """Return the type of one element; BOOL until it is set."""
         return self._data_type
 
     def setDataType(self, data_type: DataType) -> None:
@@ -142,7 +142,7 @@ class ProgramFlow:
         self._save: list[int] = []
 
     def load(self) -> list[int]:
-        """Numbers of the programs that bring weights to the device."""
+        """Return the numbers of the programs that bring weights to the device."""
         return self._load
 
     def setLoad(self, programs: Iterable[int]) -> None:
@@ -150,7 +150,7 @@ class ProgramFlow:
         self._load = numbers(programs)
 
     def main(self) -> list[int]:
-        """Numbers of the programs that compute."""
+        """Return the numbers of the programs that compute."""
         return self._main
 
     def setMain(self, programs: Iterable[int]) -> None:
@@ -229,7 +229,7 @@ class Anchor:
         self._handle = text(handle)
 
     def tensorInfo(self) -> TensorInfo:
-        """Shape and type of one transfer."""
+        """Return the shape and type of one transfer."""
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:

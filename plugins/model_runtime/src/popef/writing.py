@@ -118,7 +118,7 @@ class Writer(NotPickled):
             self._io.write(expected(metadata, Metadata).to_io())
 
     def write(self, metadata: Metadata) -> None:
-        """`writeMetadata`, as it is called in C++."""
+        """Call `writeMetadata`, by its name in C++."""
         self.writeMetadata(metadata)
 
     def createExecutable(self, name: Text, compress: bool = False) -> BlobWriter:

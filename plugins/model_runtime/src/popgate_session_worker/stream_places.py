@@ -79,7 +79,7 @@ class Places:
 
     def __init__(self, make: MakeSegment, room: int = 0) -> None:
         self._make = make
-        #: Bytes of each new place; grows with what has to fit.
+        #: Bytes of each new place; grows with the data.
         self.room = _aligned(room)
         self._places: list[Place] = []
 

@@ -18,18 +18,18 @@ from popart.enums import (
 
 
 class OptimizerValue:
-    """A number that is fixed, or that a tensor has."""
+    """A number: a fixed one, or the value of a tensor."""
 
     def __init__(self, value: float, is_const: bool = True) -> None:
         self._value = float(value)
         self._is_const = is_const
 
     def val(self) -> float:
-        """Return the number; 0.0 if a tensor has it."""
+        """Return the number; 0.0 if it is in a tensor."""
         return self._value
 
     def isConst(self) -> bool:
-        """Return whether no tensor has it."""
+        """Return whether the number is fixed."""
         return self._is_const
 
 
@@ -103,8 +103,7 @@ _COLLECTIVES = {
     "square_add": CollectiveOperator.SquareAdd,
     "local": CollectiveOperator.Local,
 }
-#: What a program may ask of operators that have an attribute: the attribute, and how
-#: the original gives it.
+#: Getters of operators with an attribute: the attribute, and its form in the original.
 ASKED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "getAccumulationType": ("mode", lambda mode: _MODES[mode]),
     "getAxes": ("axes", _ints),

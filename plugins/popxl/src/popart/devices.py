@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine import Device
 
 _numbers = itertools.count()
-#: Seconds between two tries to get a device.
+#: Seconds between two tries to attach a device.
 _PAUSE = 0.05
 
 
@@ -64,7 +64,7 @@ class DeviceInfo:
         self._wait = wait
         self._in_process = type_ is not DeviceType.Ipu
         self._device: Device | None = None
-        #: What runs on it and must leave it first.
+        #: Sessions on the device, which must leave it before it is detached.
         self._users: WeakSet[Session] = WeakSet()
 
     @property
@@ -73,18 +73,20 @@ class DeviceInfo:
         return not self._in_process
 
     def stay_in_process(self) -> None:
-        """Run in the caller's process, unless it holds a device of the pool already."""
+        """Run programs in the caller's process, unless a device of the pool is already
+        attached.
+        """
         if not self.isAttached:
             self._in_process = True
 
     def attach(self) -> bool:
-        """Take it; whether it could be had."""
+        """Attach the device; return whether that succeeded."""
         if self.isAttached:
             return True
         if self.type is DeviceType.OfflineIpu:
             raise DeviceError("An offline device cannot be attached")
         if self.is_on_pool:
-            # The engine takes time to import: not before a device is wanted.
+            # Import the engine only when a device is needed, because that takes time.
             from engine import (
                 DeviceManager as Pool,
             )
@@ -103,11 +105,11 @@ class DeviceInfo:
         return True
 
     def tryAttachUntilTimeout(self) -> bool:
-        """Take it, waiting as long as the manager was told to."""
+        """Attach the device, waiting for the time set at the manager."""
         return self.attach()
 
     def detach(self) -> None:
-        """Give it back. Idempotent."""
+        """Detach the device. Idempotent."""
         for session in list(self._users):
             session.detach()
         self._users.clear()

@@ -32,7 +32,7 @@ def _level_of(module: str) -> int:
                 if isinstance(found, str):
                     return _rank(found)
         except (OSError, ValueError):
-            pass  # as if it were not there
+            pass  # ignore an invalid file
     return _rank(os.environ.get("POPART_LOG_LEVEL", _DEFAULT))
 
 
@@ -106,15 +106,15 @@ class Logger:
         log(self._name, "DEBUG", text, self.level)
 
     def info(self, text: str) -> None:
-        """A line for who wants to know."""
+        """Write a line of information."""
         log(self._name, "INFO", text, self.level)
 
     def warn(self, text: str) -> None:
-        """A line that should be read."""
+        """Write a warning."""
         log(self._name, "WARN", text, self.level)
 
     def error(self, text: str) -> None:
-        """A line on something that went wrong."""
+        """Write a line about an error."""
         log(self._name, "ERR", text, self.level)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Ours, its class without `Op` if that is another, its type if that is another.
+#: Our name: the original's class without `Op`, and its type, if they differ.
 _CLASSES = {
     "BatchNorm": ("BatchNorm", "BatchNormalization"),
     "GroupNorm": ("GroupNorm", "GroupNormalization"),
@@ -19,11 +19,11 @@ _CLASSES = {
     "MatMulPow2Scaled": ("MatMul", "MatMul"),
     "ConvPow2Scaled": ("Conv", "Conv"),
     "ConvTransposePow2Scaled": ("ConvTranspose", "ConvTranspose"),
-    # One block of an axis is what a reduce-scatter without reduction leaves.
+    # A reduce-scatter without reduction returns one block of an axis.
     "ReplicatedSlice": ("ReplicatedReduceScatter", "ReplicatedReduceScatter"),
 }
 _NO_SUFFIX = ("IsInf", "IsNaN")
-#: The namespaces of classes, by how our types begin.
+#: The namespaces of classes, by the beginnings of our types.
 _NAMESPACES = {
     "AllReduce": "collectives",
     "Replica": "collectives",

@@ -25,14 +25,14 @@ def _tell(level: str, text: str) -> None:
     log("session", level, text)
 
 
-#: Options that say where something is or what is shown, not what a program is.
+#: Options about places and output, which do not change a program.
 _ELSEWHERE = ("cachePath", "enableEngineCaching", "logDir", "dotChecks")
 
 
 def _around(options: Any, device: DeviceInfo) -> dict[str, Any]:
     """Return the inputs of a compiled program besides its graphs."""
     given = {k: v for k, v in vars(options).items() if k not in _ELSEWHERE}
-    # Instances differ by their first replica only, and share a folder.
+    # Instances differ only by their first replica, so they share a folder.
     given.pop("globalReplicaOffset", None)
     return {"options": given, "device": device.type.name}
 
@@ -72,7 +72,7 @@ class DataFlow:
         self._anchors = dict(anchorTensors or {})
 
     def batchesPerStep(self) -> int:
-        """Transfers of one run."""
+        """Return the number of transfers of one run."""
         return self._batches
 
     def anchors(self) -> list[str]:
@@ -90,7 +90,7 @@ class PyStepIO:
         self.outputs = dict(outputs)
 
     def enableRuntimeAsserts(self, enable: bool) -> None:
-        """Accepted: arrays are always checked."""
+        """Accept the setting without effect: arrays are always checked."""
 
 
 class InferenceSession:
@@ -219,12 +219,14 @@ class InferenceSession:
         return self._running is None or self._running.host_is_current
 
     def markHostWeightsOutOfSync(self) -> None:
-        """The host's copies are to be brought again before they are read."""
+        """Mark the host's copies as stale: they are copied again before they
+        are read.
+        """
         if self._running is not None:
             self._running.host_is_current = False
 
     def markHostWeightsInSync(self) -> None:
-        """The host's copies are taken for current."""
+        """Mark the host's copies as current."""
         if self._running is not None:
             self._running.host_is_current = True
 

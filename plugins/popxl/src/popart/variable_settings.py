@@ -30,7 +30,7 @@ class VariableSettings:
         return self._stride
 
     def getGroupSize(self) -> int | None:
-        """Members of each group; None: all."""
+        """Return the number of members of each group; None: all."""
         return self._size
 
     def getRetrievalMode(self) -> VariableRetrievalMode:
@@ -38,7 +38,7 @@ class VariableSettings:
         return self._mode
 
     def isUsingCommGroup(self) -> bool:
-        """Never here."""
+        """Return False: there are no communication groups."""
         return False
 
     def groups(self, replicas: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Common part of all views, and the view for each object."""
+"""The base class of all views, and the function that finds an object's view."""
 
 from __future__ import annotations
 

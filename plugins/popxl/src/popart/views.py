@@ -33,7 +33,7 @@ class Consumers:
         self._below = below
 
     def getOps(self) -> list[OpView]:
-        """Return them, each once."""
+        """Return the operators, each once."""
         return [OpView(op) for op in dict.fromkeys(self._below.readers)]
 
     def getTotal(self) -> int:
@@ -190,7 +190,7 @@ class TensorView(View, shows=popir.Tensor):
 
 
 class _Ids:
-    """Ids, which `in` looks for."""
+    """Ids of tensors, to be searched by `in`."""
 
     def __init__(self, tensors: Any) -> None:
         self._tensors = tensors
@@ -238,11 +238,11 @@ class GraphView(View, shows=popir.Graph):
         return TensorView(found)
 
     def getTensors(self) -> list[TensorView]:
-        """All."""
+        """Return all tensors."""
         return [TensorView(t) for t in self._below.tensors.values()]
 
     def getTensorIds(self) -> list[str]:
-        """All ids."""
+        """Return the ids of all tensors."""
         return list(self._below.tensors)
 
     def getInputIds(self) -> list[str]:
@@ -427,7 +427,7 @@ class IrView(View, shows=popir.Ir):
         self._below.data_flow = flow
 
     def getId(self) -> int:
-        """Counted in the process."""
+        """Return the number of the Ir, counted in the process."""
         return self._below.number
 
     def setIsPrepared(self) -> None:

@@ -45,7 +45,7 @@ def sharing(tensor: Tensor) -> list[Tensor]:
 
 
 def _separate(operators: Iterable[Operator]) -> Iterator[Operator]:
-    """The parts of merged exchanges in their place."""
+    """Yield the operators, with the parts of merged exchanges in place of those."""
     for operator in operators:
         yield from operator.attributes.get("parts", (operator,))
 
@@ -124,7 +124,7 @@ def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
         changed = changed_inputs(operator)
         touched: dict[Tensor, bool] = {}
         for index, tensor in enumerate(operator.inputs):
-            for root in roots.get(tensor, ()):  # one may not be connected yet
+            for root in roots.get(tensor, ()):  # an input may not be connected yet
                 touched[root] = touched.get(root, False) or index in changed
         for root, writes in touched.items():
             if writes or not _is_view(operator):

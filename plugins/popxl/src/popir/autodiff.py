@@ -28,9 +28,9 @@ class Connection:
     """Meaning of an input or output of a gradient graph."""
 
     tensor: Tensor
-    """Of the forward graph."""
+    """The tensor of the forward graph."""
     is_gradient: bool
-    """Its gradient is meant, not it."""
+    """True if its gradient is meant, not the tensor itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -97,9 +97,9 @@ class _Differentiation:
         self._totals: dict[Tensor, Tensor] = {}
         self._parts: dict[Tensor, list[Tensor]] = {}
         self._forward: dict[Tensor, Tensor] = {}
-        """The forward tensors that are here, as they are called here."""
+        """By forward tensor: its counterpart in the gradient graph."""
         self._needed: dict[Tensor, Tensor] = {}
-        """Those of them that are inputs of the gradient graph."""
+        """The forward tensors that are inputs of the gradient graph."""
 
     def run(self) -> Gradients:
         _check(self._graph)

@@ -106,9 +106,9 @@ class Value:
         self.dtype = dtype
         self.shape = shape
         self.block = block
-        """Whose node computes it; None for others."""
+        """The block whose node computes it; None for other values."""
         self.array = array
-        """Its elements, if it is constant."""
+        """The elements of a constant."""
         self.variable = variable
         """The variable of the executable that holds it; results get one later."""
 
@@ -212,7 +212,7 @@ class Builder:
         return found
 
     def like(self, number: Value | float, value: Value) -> Value:
-        """`number` as a constant of the type of `value`."""
+        """Return `number` as a constant of the type of `value`."""
         return number if isinstance(number, Value) else self.constant(
             number, value.dtype
         )  # fmt: skip
@@ -222,7 +222,7 @@ class Builder:
         return self.constant(np.array(numbers, np.int64).reshape(-1))
 
     def full(self, shape: Shape, dtype: npt.DTypeLike, number: float = 0) -> Value:
-        """All elements `number`."""
+        """Return a tensor whose elements are all `number`."""
         return self.expand(self.constant(number, dtype), shape)
 
     def map(self, operator: str, value: Value, **attributes: Any) -> Value:
@@ -241,7 +241,7 @@ class Builder:
     def compare(
         self, operator: str, left: Value | float, right: Value | float
     ) -> Value:
-        """Equal, Greater, Less and their like: the result is bool."""
+        """Return a comparison, such as Equal or Less, as bool."""
         a, b = self._pair(left, right)
         shape = np.broadcast_shapes(a.shape, b.shape)
         return self.node(operator, [a, b], [(np.dtype(bool), shape)])[0]
@@ -253,7 +253,7 @@ class Builder:
         return self.like(left, right), right
 
     def cast(self, value: Value, dtype: npt.DTypeLike) -> Value:
-        """`value` as `dtype`."""
+        """Return `value` cast to `dtype`."""
         to = np.dtype(dtype)
         if value.dtype == to:
             return value
@@ -276,7 +276,7 @@ class Builder:
         return self.node("Reshape", given, [(value.dtype, to)], allowzero=1)[0]
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Axes in another order."""
+        """Return the elements with the axes in another order."""
         if list(order) == list(range(len(value.shape))):
             return value
         shape = tuple(value.shape[axis] for axis in order)
@@ -289,7 +289,7 @@ class Builder:
         return self.transpose(value, [*range(rank - 2), rank - 1, rank - 2])
 
     def expand(self, value: Value, shape: Sequence[int]) -> Value:
-        """Broadcast to `shape`."""
+        """Return the elements broadcast to `shape`."""
         to = tuple(shape)
         if value.shape == to:
             return value
@@ -308,13 +308,14 @@ class Builder:
         shape = list(value.shape)
         for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
             shape[axis] = len(range(start, stop, step))
-        # A stop of -1 is before the first element here, and the last one for ONNX.
+        # A stop of -1 means before the first element here, but the last element for
+        # ONNX.
         ends = [stop if stop >= 0 else -(1 << 60) for stop in stops]
         given = [value, *map(self.ints, (starts, ends, axes, steps))]
         return self.node("Slice", given, [(value.dtype, tuple(shape))])[0]
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Joined along `axis`."""
+        """Return values joined along `axis`."""
         if len(values) == 1:
             return values[0]
         shape = list(values[0].shape)
@@ -323,7 +324,7 @@ class Builder:
         return self.node("Concat", values, result, axis=axis)[0]
 
     def split(self, value: Value, sizes: Sequence[int], axis: int) -> list[Value]:
-        """Cut along `axis`."""
+        """Return parts, cut along `axis`."""
         results = []
         for size in sizes:
             shape = list(value.shape)
@@ -338,13 +339,13 @@ class Builder:
         return self.node("Gather", [value, at], [(value.dtype, shape)], axis=axis)[0]
 
     def indices(self, value: Value) -> Value:
-        """`value` as a type that ONNX takes for indices."""
+        """Return `value` as a type that ONNX accepts for indices."""
         return value if value.dtype.name in ("int32", "int64") else self.cast(
             value, np.int64
         )  # fmt: skip
 
     def gather_elements(self, value: Value, indices: Value, axis: int) -> Value:
-        """numpy's take_along_axis."""
+        """Return numpy's take_along_axis."""
         given = [value, self.indices(indices)]
         result = [(value.dtype, indices.shape)]
         return self.node("GatherElements", given, result, axis=axis)[0]
@@ -357,7 +358,9 @@ class Builder:
         axis: int,
         reduction: str = "none",
     ) -> Value:
-        """`value` with `updates` put, added or compared in at `indices`."""
+        """Return `value` with `updates` at `indices`: set, added, or as minimum or
+        maximum.
+        """
         given = [value, self.indices(indices), updates]
         result = [(value.dtype, value.shape)]
         return self.node(
@@ -369,7 +372,8 @@ class Builder:
     ) -> Value:
         """Return a reduction over `axes`."""
         if not axes:
-            # ONNX takes no axes for all axes; an operator over nothing is not one.
+            # ONNX reduces over all axes if none are given. To reduce over none, reduce
+            # over an added axis of length one.
             unit = self.reshape(value, (*value.shape, 1))
             return self.reduce(operator, unit, [len(value.shape)])
         shape = tuple(
@@ -386,7 +390,9 @@ class Builder:
         return self.reduce("ReduceSum", value, axes, keep)
 
     def sum_to(self, value: Value, shape: Shape) -> Value:
-        """Summed over the axes along which `shape` was broadcast to the value's."""
+        """Return the sum over the axes along which `shape` was broadcast to the value's
+        shape.
+        """
         if value.shape == shape:
             return value
         extra = len(value.shape) - len(shape)
@@ -398,7 +404,7 @@ class Builder:
         return self.reshape(summed, shape)
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """numpy's matmul."""
+        """Return numpy's matmul."""
         a = (1, *left.shape) if len(left.shape) == 1 else left.shape
         b = (*right.shape, 1) if len(right.shape) == 1 else right.shape
         shape = [*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1]]
@@ -419,7 +425,7 @@ class Builder:
         return self.node("Where", given, [(a.dtype, shape)], typed=(1, 2))[0]
 
     def one_hot(self, indices: Value, classes: int) -> Value:
-        """bool: for each index a row that is True at it."""
+        """Return as bool a row for each index, which is True at that index."""
         numbers = self.constant(np.arange(classes), indices.dtype)
         column = self.reshape(indices, (*indices.shape, 1))
         return self.compare("Equal", column, numbers)

@@ -112,10 +112,10 @@ def _reduce_block(op: str, values: Sequence[Array], out: Array) -> None:
         np.add(total, value, out=total)
     if op in ("mean", "mul"):
         if dtype.kind in "iu":
-            # Towards zero, as all integers are divided here.
+            # Round towards zero, like all integer divisions here.
             total[...] = np.sign(total) * (np.abs(total) // len(values))
         elif len(values) & (len(values) - 1) == 0:
-            # The same bits for a power of two, and faster.
+            # For a power of two this gives the same bits, and is faster.
             np.multiply(total, wide.type(1 / len(values)), out=total)
         else:
             np.divide(total, wide.type(len(values)), out=total)

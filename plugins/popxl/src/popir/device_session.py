@@ -38,7 +38,8 @@ class DeviceSession:
         except BaseException:
             self._folder.cleanup()
             raise
-        # Nothing of the session knows this object: dropping it gives all back.
+        # No part of the session refers to this object, so dropping it releases
+        # everything.
         self._streams = streams = _Streams()
         self._finish = weakref.finalize(self, _finish, self._session, self._folder)
         for anchor in compiled.metadata.anchors:
@@ -87,7 +88,7 @@ class _Streams:
         self.begin({}, {})
 
     def begin(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """The arrays of the next run."""
+        """Set the arrays of the next run."""
         self._inputs = inputs
         self._outputs = outputs
         self._counts: dict[str, int] = {}

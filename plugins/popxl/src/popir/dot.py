@@ -6,7 +6,9 @@ from popir.ir import Graph, Ir
 
 
 def dot_of(ir: Ir) -> str:
-    """All graphs of `ir` in graphviz's language: operators, and the tensors between."""
+    """Return all graphs of `ir` in graphviz's language: operators, and tensors between
+    them.
+    """
     lines = ["digraph ir {"]
     for number, graph in enumerate(ir.graphs.values()):
         lines.append(f"  subgraph cluster_{number} {{")

@@ -27,9 +27,9 @@ class DType:
 
     name: str
     numpy: AnyDtype
-    """How the host holds it."""
+    """The numpy type of an element on the host."""
     carrier: AnyDtype
-    """How a device holds it."""
+    """The numpy type of an element on a device."""
 
     @property
     def is_float8(self) -> bool:
@@ -98,10 +98,10 @@ def dtype_of(dtype: npt.DTypeLike) -> DType:
 
 
 def to_carrier(array: Array) -> Array:
-    """`array` as a device holds it: float8 as its bytes, without a copy."""
+    """Return `array` in the device's form: float8 as its bytes, without a copy."""
     return array.view(np.uint8) if array.dtype.names else array
 
 
 def from_carrier(array: Array, dtype: DType) -> Array:
-    """Return the device's array as the host holds it, without a copy."""
+    """Return a device's array in the host's form, without a copy."""
     return array.view(dtype.numpy) if dtype.is_float8 else array

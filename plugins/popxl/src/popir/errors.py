@@ -1,4 +1,4 @@
-"""Errors of graphs: what a program did that no graph can mean."""
+"""Errors of graphs and of their runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DeviceError(Exception):
 
 
 class RunError(DeviceError):
-    """The device failed, or could not be had, while a program ran."""
+    """The device failed, or was not available, while a program ran."""
 
 
 class ValueOutOfRange(RunError):
-    """A value of the program's own that its options do not allow."""
+    """A value of the program that its options do not allow."""

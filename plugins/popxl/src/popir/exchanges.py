@@ -29,7 +29,10 @@ Part: TypeAlias = Literal["row", "at", "value"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteLoad:
-    """A row is read. `offset`: its place; None: the place comes first, as `at`."""
+    """Reads a row.
+
+    `offset`: its place; None: the program sends the place first, as `at`.
+    """
 
     buffer: RemoteBuffer
     offset: int | None
@@ -37,7 +40,7 @@ class RemoteLoad:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteStore:
-    """A row is written."""
+    """Writes a row."""
 
     buffer: RemoteBuffer
     offset: int | None
@@ -57,7 +60,7 @@ class Ends:
 class Exchanges:
     """Performs the exchanges of those streams. `replicas` are in their order.
 
-    instances: those in which the program runs; default: only this one.
+    instances: the processes that run the program; default: only this one.
     """
 
     def __init__(self, ends: Ends, instances: Instances | None = None) -> None:

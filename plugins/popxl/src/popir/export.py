@@ -186,7 +186,7 @@ def _rows(compiled: Program, batch: str, threads: int) -> BatchDecision:
 
 
 def _rest(ir: Ir, compiled: Program) -> list[Tensor]:
-    """Variables that no operator uses."""
+    """Return the variables that no operator uses."""
     used = set(compiled.variables)
     return [
         t for t in ir.main.tensors.values() if t.kind == "variable" and t not in used

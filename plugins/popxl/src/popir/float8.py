@@ -50,13 +50,14 @@ def encode(
     scaled = np.ldexp(np.where(finite, exact, 0.0), log2_scale)
     magnitude = np.abs(scaled)
     positive = decoding_table(dtype)[:NAN_CODE].astype(np.float64)
-    # The first value that is not smaller, and the one before: the nearer of them.
+    # Choose the nearer of the first value that is not smaller, and the one before it.
     above = np.searchsorted(positive, magnitude).clip(1, NAN_CODE - 1)
     low, high = positive[above - 1], positive[above]
     to_low, to_high = magnitude - low, high - magnitude
     is_low = (to_low < to_high) | ((to_low == to_high) & (above % 2 == 1))
     code = np.where(is_low, above - 1, above)
-    # Beyond the largest by half a step or more: it would round to what is not there.
+    # At half a step or more beyond the largest value, it would round to a missing
+    # value.
     step = positive[-1] - positive[-2]
     too_large = magnitude >= positive[-1] + step / 2
     code = np.where(too_large, NAN_CODE - 1, code)
@@ -113,6 +114,6 @@ def best_scale(values: Array, dtype: DType) -> tuple[float, int]:
         return 0.0, 0
     losses = [(loss_of(bins, counts, dtype, n), n) for n in range(-31, 32)]
     metric = min(loss for loss, _ in losses)
-    # The middle of those that lose least: room for values on both sides.
+    # Take the middle of the best scales, which leaves room for values on both sides.
     best = [scale for loss, scale in losses if loss == metric]
     return metric, best[len(best) // 2]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def gradient_record(rule: GradRule) -> Record:
-    """Return the record of the operator that a rule is."""
+    """Return the record of a rule's gradient operator."""
     if not rule.records:
         rule.records.append(_made(rule))
     return rule.records[0]
@@ -51,13 +51,13 @@ def _second_rule(rule: GradRule, call: Call, lower: Lower) -> GradRule:
     ups = tuple(f"g{n}" for n in range(len(call.outputs)))
 
     def backward(g: Grad) -> list[Value]:
-        # Importing popir imports no more than graphs need.
+        # Import here: graphs without gradients of gradients do not need it.
         from popir.onnx_gradients import pass_back, zero
 
         b, values = g.b, [g[f"i{n}"] for n in range(count)]
-        own = [b.identity(value) for value in values]  # a value may come in twice
+        own = [b.identity(value) for value in values]  # a value may be several inputs
         start = len(b.block.nodes)
-        # The gradient of a collective is none of nodes: it says so.
+        # A collective has no nodes to differentiate: its `exchange` raises NotYet.
         collective, b.collective = b.collective, None
         made = lower(b, g.call, list(own))
         b.collective = collective

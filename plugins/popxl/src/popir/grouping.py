@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: Not popir.dtypes: groups are below it.
+#: Defined here, because popir.dtypes is above groups.
 _Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["reduce", "gather", "concat", "scatter", "shard", "slice"]
 
@@ -147,16 +147,16 @@ class Collective:
 
     what: Kind
     operator: str
-    """Which operator it is, for messages."""
+    """The operator, for messages."""
     groups: Groups
     op: str = ""
     axis: int = 0
     shape: tuple[int, ...] = ()
-    """Of the result."""
+    """The shape of the result."""
 
 
 def shard_size(elements: int, members: int) -> int:
-    """Elements of each of so many shards."""
+    """Return the number of elements of each of so many shards."""
     return -(-elements // members)
 
 
@@ -171,6 +171,6 @@ def shard(whole: _Array, count: int, rank: int) -> _Array:
 
 
 def joined(shards: Sequence[_Array], shape: tuple[int, ...]) -> _Array:
-    """Return what was cut into `shards`."""
+    """Return the whole that was cut into `shards`."""
     flat = np.concatenate([each.reshape(-1) for each in shards])
     return flat[: prod(shape)].reshape(shape)

@@ -28,14 +28,16 @@ class Tensor:
     kind: Kind
     scopes: tuple[str, ...] = ()
     data: Array | None = None
-    """Of a constant, and of a variable the host's copy; float8 structured."""
+    """The value of a constant, or the host's copy of a variable; float8 is
+    structured.
+    """
     producer: Operator | None = None
     readers: list[Operator] = field(default_factory=list)
     by_reference: bool = False
     is_current: bool = True
     """True if `data` of a variable equals the device's value."""
     placement: Placement = ALIKE
-    """Of a variable: on which replicas what part of `data` is."""
+    """For a variable: the part of `data` that each replica has."""
 
     @property
     def dtype(self) -> DType:
@@ -47,7 +49,7 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """The id without the graph's."""
+        """Return the id without the id of the graph."""
         prefix = self.graph.id
         return self.id[len(prefix) + 1 :] if prefix else self.id
 
@@ -69,7 +71,7 @@ class Operator:
     settings: Settings
     name: str = ""
     after: tuple[Operator, ...] = ()
-    """Those that `in_sequence` puts before it."""
+    """The operators that `in_sequence` puts before it."""
     modified: set[int] = field(default_factory=set)
     """Inputs of a call whose final values are written back (`Call`, `Loop`)."""
 
@@ -89,7 +91,7 @@ class Operator:
 
     @property
     def called_graphs(self) -> tuple[Graph, ...]:
-        """The graphs that it runs."""
+        """Return the graphs that it runs."""
         graphs: tuple[Graph, ...] = self.attributes.get("graphs", ())
         return graphs
 
@@ -138,7 +140,7 @@ class Graph:
         gradient graph.
         """
         self.is_loop_body = False
-        """It is the wrapper that a loop runs."""
+        """True for the wrapper that a loop runs."""
         self._hook_numbers = itertools.count()
         self._previous: dict[str, _Previous] = {}
 
@@ -316,7 +318,7 @@ class Ir:
         self.is_prepared = False
         """Note that a session was made: nothing may be added any more."""
         self.options: Any = None
-        """The session options of whatever stands over it."""
+        """The session options of the layer above."""
         self.data_flow: Any = None
 
     def free_id(self, wanted: str, taken: Mapping[str, object]) -> str:
@@ -378,7 +380,7 @@ class Ir:
         return 1 + max((n for n in places if n is not None), default=0)
 
     def check_open(self) -> None:
-        """IrError once a session was made of it."""
+        """Raise IrError if a session was made of it."""
         if self.is_prepared:
             raise IrError("the Ir cannot be changed any more: a session was made of it")
 

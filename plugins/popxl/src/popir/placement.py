@@ -23,15 +23,15 @@ class Placement:
     groups: Groups | None = None
     """Groups of replicas with the same values; None: all."""
     buffer: RemoteBuffer | None = None
-    """The variable whose row it is; None: it is on the device."""
+    """The remote buffer that has it as a row; None: it is on the device."""
     offset: int = 0
     shards: int = 1
     """Number of parts into which its elements are cut, one for each member
     of a group.
     """
     retrieved: Array | None = None
-    """Whether weights to host brought a value of each replica; None: only groups are
-    retrieved.
+    """Array for the values of all replicas, if the host retrieves them; None: it
+    retrieves one value for each group.
     """
 
 

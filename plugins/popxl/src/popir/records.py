@@ -70,11 +70,12 @@ class GradRule:
     gives: tuple[int, ...]
     lower: Callable[[Grad], Sequence[Value]]
     host: Host | None = None
-    """Replaces `lower`: a function of NumPy arrays, which receives the forward
-    operator.
+    """A function of NumPy arrays in place of `lower`.
+
+    It receives the forward operator.
     """
     is_users: bool = False
-    """It is a Python class of the user's."""
+    """True for a Python class of the user."""
     records: list[Record] = field(default_factory=list, compare=False, repr=False)
     """The record of the gradient operator, once it was needed."""
 
@@ -127,9 +128,9 @@ class Record:
     type: str
     infer: Infer
     lower: Lower | None = None
-    """None: the lowering does it itself (calls, streams)."""
+    """None: the lowering handles the operator itself (calls, streams)."""
     grads: Callable[[Call], Sequence[GradRule] | None] = no_gradient
-    """Its gradient rules; None if it stops there."""
+    """Its gradient rules; None if gradients stop at the operator."""
     put: Put | None = None
     """For a view: given the values of its inputs and a new value of its result, return
     the new values of its inputs.
@@ -149,7 +150,7 @@ class Record:
 
 
 RECORDS: dict[str, Record] = {}
-#: Operators that take float8: they move elements, or are made for it. Others compute.
+#: Operators that accept float8: they move elements, or are made for float8.
 TAKES_FLOAT8 = frozenset(
     {
         "Call",

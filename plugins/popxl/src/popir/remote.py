@@ -1,4 +1,4 @@
-"""Remote memory: tables of rows, and which replica finds what in them.
+"""Remote memory: tables of rows, one for each replica.
 
 A row is the last value stored there, or zeros. Rows belong to the buffer, so they last
 from run to run and from session to session. Rows of variables restart with the

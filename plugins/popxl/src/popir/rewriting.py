@@ -22,7 +22,7 @@ register(Record("MultiExchange", _infer_parts))
 
 
 def decompose_sums(graph: Graph) -> None:
-    """Each Sum of more than two inputs becomes an Init and an Add for each of them."""
+    """Replace each Sum of more than two inputs by an Init and an Add for each input."""
     for operator in [op for op in graph.operators if op.type == "Sum"]:
         if len(operator.inputs) < 3:
             continue
@@ -36,7 +36,7 @@ def decompose_sums(graph: Graph) -> None:
         for tensor in operator.inputs:
             made = graph.add("Add", [total, tensor], [None], {}, where)
             (total,) = made.outputs
-        # The last addition computes what the sum did.
+        # The last addition computes the result of the sum.
         del graph.tensors[total.id]
         made.outputs[0] = result
         result.producer = made
@@ -98,7 +98,7 @@ def _merged(graph: Graph, parts: list[Operator]) -> list[Operator]:
     for tensor in operator.inputs:
         tensor.readers = [operator if r in parts else r for r in tensor.readers]
     inside = set(parts)
-    # Inits between the parts come before all of them now.
+    # Inits between the parts now come before all parts.
     needed = {op for part in parts for op in _behind(graph, part)}
     for op in needed:
         op.after = tuple(each for each in op.after if each not in inside)

@@ -17,7 +17,7 @@ def create_seeds(
     gradient_accumulation_factor: int = 1,
     replicas: int = 1,
 ) -> Array:
-    """Seeds (uint32) for each batch, accumulation step and replica.
+    """Return seeds (uint32) for each batch, accumulation step and replica.
 
     The shape is (batches, accumulation, replicas, 2) without dimensions of 1; equal
     arguments give equal seeds.

@@ -1,4 +1,4 @@
-"""A program on a device: attaching, running, and which copy of the weights is current.
+"""A program on a device: attaching, running, and tracking the current copy of weights.
 
 The host's copies are the data of the program's variables. They go to the device when it
 is attached, and come back on request: every run makes them stale.
@@ -57,8 +57,8 @@ class Session:
     replicas: how many run it together, in lockstep, in this process.
     instances: the processes that run the program; default: only this one. All make
     the session, run it and bring weights to the host in the same order.
-    cache: where compiled programs are; None: nowhere. around: what else a program
-    depends on there. tell: gets lines for the log.
+    cache: where compiled programs are; None: nowhere. around: other inputs of a
+    compiled program. tell: receives lines for the log.
     Raises IrError if the program is wrong, NotYet for what does not run yet.
     Not thread-safe.
     """
@@ -111,15 +111,15 @@ class Session:
             Exchanges(ends, instances) if ends.sent or ends.received else None
         )
         self._is_lockstep = self._total > 1
-        # Replicas and rows are the caller's process's: a device of the pool has none.
+        # Only the caller's process has replicas and rows, not a device of the pool.
         on_pool = on_pool and not (self._is_lockstep or self._exchanges is not None)
         self.host_is_current = True
-        """Return whether the host's copies of the variables equal the device's."""
+        """True if the host's copies of the variables equal the device's."""
         self._printer = printer
         self._on_pool = on_pool
         self._device: Runner | None = None
         self.is_lost = False
-        """A run ended before its time: what the device had is gone."""
+        """True if a run was cut off: the device's state is lost."""
 
     @property
     def is_on_pool(self) -> bool:
@@ -151,7 +151,7 @@ class Session:
             self._device = LocalSession(program.executable, program.metadata)
 
     def detach(self) -> None:
-        """Leave the device; what it held is lost. Idempotent."""
+        """Leave the device, whose state is lost. Idempotent."""
         device, self._device = self._device, None
         if device is not None:
             device.close()
@@ -209,7 +209,7 @@ class Session:
             raise
 
     def weights_from_host(self) -> None:
-        """Bring the host's copies to the device; what it had changed is lost."""
+        """Copy the host's copies to the device; changes by the device are lost."""
         from popir.lowering.compile import LOAD
         from popir.lowering.lower import input_handle
 
@@ -296,7 +296,7 @@ class Session:
             return
         here = range(self.program.replicas)
         if not is_alone(at, self._total):
-            # What the host's copy becomes is not what the other members have.
+            # The host's new copy differs from the values of the other members.
             for replica in here:
                 at.buffer.own(replica, at.offset)
         self._collect(variable, [at.buffer.peek(r, at.offset) for r in here])
@@ -324,7 +324,7 @@ def _compiled(
     **options: Any,
 ) -> Program:
     """Return the program of the cache, or compile it."""
-    # Where something is lowered, onnx and the engine are needed; not before.
+    # Import here: only lowering needs onnx and the engine.
     from popir.lowering.compile import compile_ir
 
     key = None if cache is None else cache.key(ir, around=around, **options)
@@ -402,4 +402,4 @@ def _rows(variable: Tensor) -> Array:
 
 
 def _nothing(_: Array) -> None:
-    """Do nothing: the host has it already, and nothing changes it."""
+    """Do nothing: the host has the value already, and no replica changes it."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """So many threads, the caller's among them."""
+    """A number of threads, including the caller's."""
 
     def __init__(self, count: int) -> None:
         self.count = count

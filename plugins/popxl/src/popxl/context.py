@@ -114,7 +114,7 @@ gcg, gmg, gir = get_current_graph, get_main_graph, get_ir
 
 @contextmanager
 def ipu(ipu: int | None) -> Iterator[int | None]:
-    """Operators inside are on this device."""
+    """Place the operators inside on this device."""
     state.ipus.append(ipu)
     try:
         yield ipu
@@ -138,7 +138,7 @@ def in_sequence(mode: bool | Literal["pass"] = True) -> Iterator[None]:
 
 @contextmanager
 def tiles(tile_set: Literal["compute", "io"]) -> Iterator[None]:
-    """Operators inside are on these tiles."""
+    """Place the operators inside on these tiles."""
     state.tile_sets.append(tile_set)
     try:
         yield
@@ -148,14 +148,14 @@ def tiles(tile_set: Literal["compute", "io"]) -> Iterator[None]:
 
 @contextmanager
 def io_tiles() -> Iterator[None]:
-    """Operators inside are on the tiles for exchange."""
+    """Place the operators inside on the tiles for exchange."""
     with tiles("io"):
         yield
 
 
 @contextmanager
 def name_scope(name: str) -> Iterator[list[str]]:
-    """Names inside begin with `name/`."""
+    """Begin the names inside with `name/`."""
     state.scopes.append(name)
     try:
         yield list(state.scopes)
@@ -185,5 +185,5 @@ def op_debug_context(name: Any) -> Any:
 
 @contextmanager
 def debug_context_frame_offset(i: int) -> Iterator[None]:
-    """Accepted: the source line of an operator is not recorded."""
+    """Accept the call without effect: source lines of operators are not recorded."""
     yield

@@ -25,7 +25,7 @@ def host_pow2scale_cast_to_fp8(
     log2_scale: int | None = 0,
     nan_on_overflow: bool | None = True,
 ) -> np.ndarray[Any, Any]:
-    """`src` times 2^`log2_scale` in a float8 format, as a structured array."""
+    """Return `src` times 2^`log2_scale` in a float8 format, as a structured array."""
     if dtype not in (dtypes.float8_143, dtypes.float8_152) or dtype is None:
         raise RuntimeError(f"dtype must be a float8 type, not {dtype}")
     array = _array(src)

@@ -83,7 +83,7 @@ class Graph:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All, hidden results too."""
+        """Return all tensors, including hidden results."""
         return tuple(map(Tensor._of, self._below.tensors.values()))
 
     @property
@@ -125,7 +125,7 @@ class Graph:
         return self._below.add_hook(lambda op: fn(OpView(op)))
 
     def remove_op_created_hook(self, handle: int) -> None:
-        """Call it no more; ValueError for an unknown handle."""
+        """Remove the hook; ValueError for an unknown handle."""
         if self._below.hooks.pop(handle, None) is None:
             raise ValueError(f"There is no hook {handle}")
 

@@ -20,7 +20,8 @@ class RemoteBuffer:
         self, tensor_shape: Iterable[int], tensor_dtype: dtype, entries: int
     ) -> None:
         below = current.graph().ir
-        # What is below: a buffer keeps no handles of the program alive.
+        # Refer to the layer below, so that a buffer keeps no handles of the program
+        # alive.
         self._below = below
         type_ = dtype.as_dtype(tensor_dtype)._below
         self._buffer = popir.RemoteBuffer(below.new_remote_buffer(), type_, (), 1)
@@ -33,7 +34,7 @@ class RemoteBuffer:
     def set_remote_buffer_info(
         self, tensor_dtype: dtype, tensor_shape: Iterable[int], entries: int
     ) -> None:
-        """Describe it anew."""
+        """Change the shape, type and number of its rows."""
         self._dtype = dtype.as_dtype(tensor_dtype)
         self._buffer.dtype = self._dtype._below
         self._buffer.shape = tuple(map(int, tensor_shape))
@@ -68,7 +69,7 @@ class RemoteBuffer:
 
     @property
     def meta_shape(self) -> tuple[int, ...]:
-        """The shape of what the rows are shards of."""
+        """Return the shape of the tensors whose shards are the rows."""
         return self._buffer.meta_shape
 
     @meta_shape.setter
@@ -89,7 +90,7 @@ class RemoteBuffer:
         self._buffer.entries = entries
 
     def validate_tensor_matches_buffer(self, t: Any, num_shards: int = 1) -> None:
-        """ValueError if `t` is no row of it."""
+        """Raise ValueError if `t` does not fit a row."""
         shape = self.tensor_shape if num_shards == 1 else self.meta_shape
         if t.shape != shape or t.dtype is not self._dtype:
             raise ValueError(

@@ -52,7 +52,7 @@ class Session:
             for s in ir.get_all_d2h_streams()
         }
         ir._pb_ir.setDataFlow(popart.DataFlow(ir.num_host_transfers, anchors))
-        # Programs replace these two methods, to do without compiling and weights.
+        # Programs override these two methods to skip compiling and weights.
         self._pb_session = popart.InferenceSession.fromIr(ir._pb_ir, device)
         self._pb_session.printer = print_tensor
         try:
@@ -62,7 +62,7 @@ class Session:
                 raise RuntimeError(str(error)) from None
             raise
         ir._below.is_prepared = True
-        # No graph changes any more.
+        # From now on no graph changes.
         self._h2d = {s: self._form_of(s) for s in ir.get_all_h2d_streams()}
         self._d2h = {s: self._form_of(s) for s in ir.get_all_d2h_streams()}
         ir._write_dot("FINAL")
@@ -271,10 +271,10 @@ class Session:
         self._set_current(True)
 
     def _leave(self) -> None:
-        """Weights come back, but not into files that are only read."""
+        """Copy the weights back, except into read-only files."""
         data = [variable.data for variable in self._written()]
         is_read_only = any(d is not None and not d.flags.writeable for d in data)
-        # What the device had is gone if a run was ended: that was said when it was.
+        # If a run was cut off, the device's state is lost; the error was raised then.
         below = self._pb_session._running
         current = below is None or below.host_is_current or below.is_lost
         if not (current or is_read_only):

@@ -196,7 +196,7 @@ class Tensor:
 
     @property
     def tile_set(self) -> Literal["compute", "io"]:
-        """The tiles it is on."""
+        """Return its tiles."""
         return "io" if self._placed().tile_set == "io" else "compute"
 
     @property
@@ -226,11 +226,11 @@ class Tensor:
         return _op("reshape_", self, shape)
 
     def flatten(self) -> Tensor:
-        """One axis."""
+        """Return the elements along one axis."""
         return _op("flatten", self)
 
     def flatten_(self) -> Tensor:
-        """One axis, as a view."""
+        """Return a view of the elements along one axis."""
         return _op("flatten_", self)
 
     def detach(self) -> Tensor:
@@ -343,9 +343,9 @@ class Tensor:
         return _op("getitem", self, key)
 
 
-#: Functions below have a parameter that is called `dtype`.
+#: Alias, because functions below have a parameter named `dtype`.
 as_dtype = dtype.as_dtype
-#: The operators, which stand over tensors: `popxl.ops` enters them.
+#: The operators. `popxl.ops` enters them, because it imports this module.
 _operators: dict[str, Callable[..., Any]] = {}
 
 
@@ -391,7 +391,7 @@ class Variable(Tensor):
 
     @property
     def _memmap_arr(self) -> np.memmap[Any, Any] | None:
-        """The file that the variable owns, if it owns one."""
+        """Return the file that the variable owns, if it owns one."""
         data = self._below.data
         return data if isinstance(data, np.memmap) else None
 
@@ -464,7 +464,7 @@ def _placement(
     groups = None if replica_grouping is None else replica_grouping._groups
     made = popir.Placement(groups)
     if retrieval_mode == "all_replicas":
-        made.retrieved = np.empty(0)  # until its shape is known
+        made.retrieved = np.empty(0)  # replaced when its shape is known
     return made
 
 

@@ -103,7 +103,9 @@ def to_numpy(
 def table_to_string(
     rows: Sequence[Sequence[Any]], delimiter: str = " | ", header: bool = True
 ) -> str:
-    """Columns padded to one width; the first row is underlined."""
+    """Return a table as a string: columns padded to one width, the first row
+    underlined.
+    """
     texts = [[str(cell) for cell in row] for row in rows]
     columns = max((len(row) for row in texts), default=0)
     widths = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_ITERATIONS = 100_000_000
 MAX_IN_FLIGHT = 65_536
-#: How long rows that do not fill a run wait for others, of which none may come.
+#: Time that rows wait for others to fill a run. Perhaps no others come.
 _FILL_NS = 1_000_000
 
 _Inputs = Annotated[
@@ -145,7 +145,7 @@ def run(
 def _measure(
     runner: ModelRunner, tensors: Mapping[str, Tensor], count: int, in_flight: int
 ) -> tuple[Request | None, Measured]:
-    """Make `count` requests; the last one, and how long they took.
+    """Make `count` requests; return the last result and the measurement.
 
     Control-C ends it early; the measurement then covers the finished part.
     """

@@ -21,7 +21,7 @@ from popgate_client import Tensor as NamedTensor
 from popgate_tools.synthetic import synthetic_array
 from popgate_tools.tensors import pick, read_archive, read_value, text_of
 
-#: Elements that synthetic data may have: more is a mistake, as in --batch 1e9.
+#: Most elements of synthetic data: more is a mistake, such as --batch 1e9.
 MAX_ELEMENTS = 1 << 30
 
 
@@ -49,7 +49,7 @@ def make_inputs(
 
     `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
     in it. Without `batch`, as many synthetic rows as a run of `iterations` takes.
-    Raises `CommandError` for what does not fit the model.
+    Raises `CommandError` for values that do not fit the model.
     """
     known = {desc.name: desc for desc in descs}
     arrays = _read_given(known, given)
@@ -183,7 +183,7 @@ def named(
 
 
 def check_target(target: Path) -> None:
-    """Raise `CommandError` before anything is run in vain."""
+    """Raise `CommandError` for a wrong file name before any run."""
     if target.suffix not in (".npz", ".npy"):
         raise CommandError(f"--save {target}: expected .npz or .npy", EXIT_USAGE)
     if not target.parent.is_dir():

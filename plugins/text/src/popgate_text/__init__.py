@@ -1,4 +1,4 @@
-"""Text models: folders as sentence-transformers writes them, served as they are.
+"""Text models: folders in the form of sentence-transformers, served unchanged.
 
 A plugin of PopGate (docs/how-to/write-a-plugin.md): `format` recognises and converts
 the folder,

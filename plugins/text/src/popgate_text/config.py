@@ -13,7 +13,7 @@ from app.config.config_keys import between, checked, key, section, text
 POOLING_MODES: Final = (
     "cls", "mean", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken",
 )  # fmt: skip
-#: The limit of `max_texts`.
+#: The highest allowed `max_texts`.
 MOST_TEXTS: Final = 1 << 16
 Kind = Literal["", "embedding", "reranker", "classifier", "splade"]
 

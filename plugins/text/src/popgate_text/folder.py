@@ -19,10 +19,10 @@ import orjson
 
 from popgate_text.config import POOLING_MODES, TextConfig
 
-#: Files of the model, in the order in which one is taken.
+#: ONNX files of the model; the first existing one is used.
 ONNX_FILES: Final = ("model.onnx", "onnx/model.onnx")
 TOKENIZER: Final = "tokenizer.json"
-#: The files whose change makes another model.
+#: Files of the model besides ONNX: a change of one makes another model.
 READ: Final = (
     TOKENIZER, "config.json", "modules.json", "config_sentence_transformers.json",
     "sentence_bert_config.json", "sentence_roberta_config.json",
@@ -155,7 +155,7 @@ def understand(folder: Path, options: TextConfig) -> TextModel:
     """
     stamps = []
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
-        if not path.exists():  # a link whose target has gone
+        if not path.exists():  # a link without its target
             continue
         found = path.stat()
         stamps.append((str(path), found.st_ino, found.st_size, found.st_mtime_ns))
@@ -321,7 +321,7 @@ def _pooling(folder: Path, path: str) -> tuple[str, ...]:
         raise ValueError(f"{msg}; set pooling in the section [text] of config.toml")
     if found.get("include_prompt") is False:
         raise ValueError(f"{name}: include_prompt = false is not supported")
-    # Joined in the order in which sentence-transformers joins them.
+    # Poolings are joined in the order of sentence-transformers.
     return tuple(mode for mode in _OLD_MODES.values() if mode in modes)
 
 
@@ -408,7 +408,7 @@ def _has_types(folder: Path) -> bool:
     config = _read(folder, "tokenizer_config.json")
     names = config.get("model_input_names")
     if names is None:
-        # What transformers 5 calls a tokenizer of no model's own kind gives none.
+        # The generic tokenizer class of transformers 5 gives no token types.
         return config.get("tokenizer_class") != "TokenizersBackend"
     if not isinstance(names, list):
         raise ValueError("tokenizer_config.json: model_input_names is no list")

@@ -75,7 +75,7 @@ class NamedForm(ABC):
         """Return the response. Raises `RequestError`."""
 
     def target(self, body: Body, models: ModelTable) -> str:
-        if not self.document:  # a worker asks before it relays
+        if not self.document:  # a worker calls this before it relays the request
             self.document = read_document(body, models.limits)
         name = field(self.document, "model", str)
         if not name:

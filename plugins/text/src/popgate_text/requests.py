@@ -70,7 +70,7 @@ def field(
 def strings(value: object, name: str) -> list[str]:
     """Return a list of strings, none of them empty. Raises `InvalidRequest`."""
     if type(value) is list and len(value) > MOST_TEXTS:
-        # No model takes so many, and to copy them would hold up other requests.
+        # No model accepts so many, and copying them would delay other requests.
         msg = f"'{name}' has {len(value)} strings, more than the {MOST_TEXTS}"
         raise InvalidTensor(f"{msg} that [text] max_texts can allow")
     if type(value) is not list or not all(type(item) is str for item in value):

@@ -42,7 +42,7 @@ _TEI_TEXTS: Final = {
     "truncation_direction": {"type": "string", "enum": ["left", "right"]},
     "prompt_name": {"type": "string"},
 }
-#: Suffix, form, fields of the request, those that it must have, what it does.
+#: Suffix, form, fields of the request, required fields, description.
 _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]] = (
     (
         "embed",
@@ -85,7 +85,7 @@ _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]]
 )  # fmt: skip
 
 _RERANKS, _EMBEDS = "model query documents", "model input"
-#: Path, form, fields of the request, those that it must have, what it does.
+#: Path, form, fields of the request, required fields, description.
 _OPENAI: Final[list[tuple[str, type[openai.NamedForm], dict[str, Any], str, str]]] = [
     ("/openai/v1/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, _EMBEDS,
      "Embed texts, as OpenAI's clients ask"),
@@ -130,7 +130,7 @@ def routes(settings: Settings) -> PluginRoutes:
 
 
 def _examples(settings: Settings, spec: ModelSpec) -> dict[str, Any]:
-    """Return request bodies by path, which the model answers as they stand."""
+    """Return request bodies by path, which the model answers unchanged."""
     kind = kind_of(spec)
     if not kind:
         return {}
@@ -190,7 +190,7 @@ def _openai_routes(router: APIRouter, at_root: bool) -> list[NamingOperation]:
     async def get_text_model(
         gateway: GatewayOf, viewer: ViewerOf, name: ModelName
     ) -> JSONResponse:
-        """One text model, in OpenAI's form."""
+        """Return one text model, in OpenAI's form."""
         if not viewer.sees(name) or scheduler_of(gateway, name) is None:
             raise UnknownModel(name)
         return JSONResponse(_openai_model(gateway, name))

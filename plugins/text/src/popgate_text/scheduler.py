@@ -37,18 +37,18 @@ from popgate_text.tokenizer import Encoded, TextTokenizer
 
 #: The name of the format's entry point.
 FORMAT: Final = "text"
-#: Where a request has its `TextOptions`, if a form has made them.
+#: Key of a request's `TextOptions`, if a form has made them.
 OPTIONS: Final = "popgate.text"
 TEXT, PAIR, ALIAS = "text", "text_pair", "input_text"
-#: The code of an error about a model that cannot do what is asked.
+#: The error code for requests that a model does not support.
 WRONG_KIND: Final = "wrong_model_kind"
-#: Bytes of all vectors of tokens in an answer.
+#: Most bytes of all token vectors in an answer.
 MOST_VECTOR_BYTES: Final = 64 << 20
-#: Bytes of text that are tokenized at once: about as long as a thread takes to answer.
+#: Most bytes that are tokenized in the event loop: a thread's detour takes as long.
 AT_ONCE: Final = 1024
 #: Threads that tokenize, for all models of a process.
 TOKENIZING_THREADS: Final = 2
-#: Rows of one request that are with the engine at a time.
+#: Most rows of one request in the engine at a time.
 IN_FLIGHT: Final = 256
 _DIRECTIONS: Final = {"right": "right", "left": "left"}
 _pool_lock = threading.Lock()
@@ -196,7 +196,7 @@ class TextScheduler:
             self._vector_bytes = 4 * tokens.shape[-1]
         self._inputs = [(t.name, t.type.dtype, t.data_type) for t in spec.inputs]
         self.visible = _visible(spec, model, config)
-        #: What a worker makes its own scheduler of (`from_shared`).
+        #: The data from which a worker makes its own scheduler (`from_shared`).
         self.shared = SharedFormat(
             FORMAT,
             spec,
@@ -234,7 +234,7 @@ class TextScheduler:
         count = len(own or ())
         if given is not None:
             count = given.shape[0] if given.shape else 1
-        # Before they are copied, which takes long.
+        # Check before the texts are copied, because copying takes long.
         self._check_count(count)
         run.admit(count)
         try:
@@ -349,7 +349,7 @@ class TextScheduler:
         run.tokenizing = None
         if run.done:
             if not task.cancelled():
-                task.exception()  # looked at: nothing is to be logged
+                task.exception()  # retrieve the exception, so that asyncio logs nothing
             return
         try:
             self._begin(run, task.result())
@@ -384,7 +384,7 @@ class TextScheduler:
                 except QueueFull:
                     if not run.running:
                         raise
-                    return  # goes on when one of its own is done
+                    return  # it continues when one of its own rows is done
                 run.next += 1
                 if not submitted.done:
                     run.running[number] = submitted
@@ -519,6 +519,6 @@ def _visible(spec: ModelSpec, model: TextModel, config: TextConfig) -> ModelSpec
         max_batch_size=max(1, spec.max_batch_size),
         max_rows=config.most_texts,
         optional_inputs=model.kind == "classifier",
-        # As LiteLLM calls it for servers of Triton's.
+        # LiteLLM's name for it at Triton servers.
         aliases={ALIAS: TEXT},
     )

@@ -97,7 +97,7 @@ class TeiForm(ABC):
     def answer(
         self, request: InferRequest, document: object, characters: int
     ) -> Response:
-        """Return the response, with TEI's headers of what it took."""
+        """Return the response, with TEI's headers for tokens and durations."""
         options = given_options(request)
         text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
         took = {
@@ -279,7 +279,7 @@ class SimilarityForm(TeiForm):
 
 
 class NativeForm(TeiForm):
-    """POST / and /invocations: what suits the kind of the model."""
+    """POST / and /invocations: the operation depends on the kind of the model."""
 
     inner: TeiForm
 

@@ -30,7 +30,7 @@ _DECODE: Final = {
 
 
 def token_routes(router: APIRouter, named: str) -> None:
-    """Declare the routes; at the root as well for the model `named`, if any."""
+    """Declare the routes. The model `named`, if any, also has routes at the root."""
     ways: tuple[tuple[str, str, Callable[..., Any], dict[str, Any]], ...] = (
         ("info", "GET", _info, {}),
         ("tokenize", "POST", _tokenize, body_of(_TOKENIZE, "inputs")),

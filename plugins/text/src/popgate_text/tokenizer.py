@@ -1,4 +1,7 @@
-"""Strings to token ids, by the tokenizer that lies in a model's folder. For threads."""
+"""Conversion of strings to token ids, by the tokenizer in a model's folder.
+
+It may run in any thread.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from typing import Any, Final
 from app.errors import InvalidTensor
 from popgate_text.folder import TOKENIZER, TextModel
 
-#: Characters that one token is made of at most, as far as is worth reading: what is
-#: behind so many for each token would be cut off anyway.
+#: Characters per token that are read at most. Text beyond them would be cut off anyway.
 CHARACTERS_A_TOKEN: Final = 250
 _NEEDED: Final = (
     "text models need the packages of popgate[text] (pip install 'popgate[text]')"
@@ -47,7 +49,8 @@ class TextTokenizer:
         except ImportError:
             raise ValueError(_NEEDED) from None
         data = (folder / TOKENIZER).read_bytes()
-        #: Of the file, so that another process can tell whether it reads the same.
+        #: Digest of the file, so that another process can check that it reads the same
+        #: file.
         self.digest = hashlib.sha256(data).hexdigest()
         try:
             text = data.decode()
@@ -88,7 +91,7 @@ class TextTokenizer:
             one = self._cleaned(text, truncate, side)
             try:
                 encoding: Any = tokenizer.encode(one, pair)
-            except (UnicodeEncodeError, TypeError):  # by release of the library
+            except (UnicodeEncodeError, TypeError):  # depends on the library's version
                 raise InvalidTensor(
                     f"text {n} has a lone surrogate, which is no character"
                 ) from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from popgate_client import Client, Outputs, Tensor
 
-# Long enough for a large model's first answer.
+# Seconds: long enough for a large model's first answer.
 TIMEOUT = 300.0
 
 

@@ -168,7 +168,7 @@ def pack(
         made = make(file) if sample is None else sklearn(file, sample)
     except CommandError:
         raise
-    except Exception as error:  # of the library, or of what the file runs
+    except Exception as error:  # any error of the library, or of code in the file
         text = f"{type(error).__name__}: {error}"
         raise CommandError(f"{file} is no model of {kind}: {text}") from None
     version.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def pack(
         shutil.copytree(file, version / file.name)
     else:
         shutil.copy(file, version / file.name)
-    # As what is installed here is called: xgboost comes as xgboost-cpu too.
+    # Name the installed distribution: xgboost may be installed as xgboost-cpu.
     known = packages_distributions()
     names = [known.get(module, [module])[0] for module in made.requires]
     (folder / "config.toml").write_text(made.config(names), encoding="utf-8")

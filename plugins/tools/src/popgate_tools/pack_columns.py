@@ -12,10 +12,10 @@ import numpy as np
 from app.cli.errors import EXIT_USAGE, CommandError
 from popgate_tools.packed import library
 
-#: What an empty string in a column of strings becomes: the same, or a gap as pandas or
-#: Python has it.
+#: Replacement of an empty string in a column: an empty string, or a gap of pandas or
+#: Python.
 Gap = Literal["", "nan", "None"]
-#: Columns of strings whose steps say no more of them.
+#: Type of string columns about which the steps say nothing more.
 _ANY_TEXT: Final = "BYTES"
 _NUMBER: Final = "FP64"
 _SIZES: Final = {
@@ -39,7 +39,7 @@ class Column:
 
     @property
     def example(self) -> Any:
-        """A value of the column."""
+        """Return a value of the column."""
         empty = {_ANY_TEXT: "", "BOOL": False}.get(self.datatype, 0)
         return self.values[0] if self.values else empty
 

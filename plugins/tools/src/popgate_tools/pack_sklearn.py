@@ -24,7 +24,7 @@ from popgate_tools.pack_columns import (
 from popgate_tools.packed import NUMBERS, Packed, X, library
 
 _GAPS = {"nan": 'float("nan")', "None": "None", "": '""'}
-#: Categories that a comment names.
+#: Most categories that a comment names.
 _SHOWN = 6
 
 
@@ -103,7 +103,7 @@ def _of_frame(model: Any, columns: Sequence[Column], file: Path) -> Packed:
     rows = written.frame_of(_arrays(columns, example))
     try:
         outputs, call = _predicts(model, rows, "frame_of(columns)")
-    except Exception as error:  # of the library, or of what the file runs
+    except Exception as error:  # any error of the library, or of code in the file
         msg = f"{file} does not take {example}: {type(error).__name__}: {error}; "
         msg += "--sample FILE takes types from rows (.csv, .parquet or .jsonl)"
         raise CommandError(msg) from None
@@ -251,7 +251,7 @@ def _try(made: Packed, model: Any, file: Path, frame: Any) -> None:
     expected = None if frame is None else np.asarray(model.predict(frame))
     try:
         found = next(iter(packed(**_arrays(columns, rows)).values()))
-    except Exception as error:  # of the library, or of what the file runs
+    except Exception as error:  # any error of the library, or of code in the file
         msg = f"{file} does not take its own columns: {type(error).__name__}: {error}"
         raise CommandError(msg) from None
     if expected is not None and not np.array_equal(found, expected):

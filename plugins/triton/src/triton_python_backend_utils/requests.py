@@ -150,7 +150,7 @@ class InferenceRequest:
         return _responses(found)
 
     async def async_exec(self, decoupled: bool = False) -> Any:
-        """`exec` for coroutines."""
+        """Return the response of the other model, like `exec`, in a coroutine."""
         if decoupled:
             return self._exec_decoupled()
         try:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 #: Called with the level and the text of a log line.
 Tell: TypeAlias = Callable[[str, str], object]
-#: Bytes that a folder may hold, unless POPXL_CACHE_SIZE says it.
+#: Default for the most bytes of a folder (POPXL_CACHE_SIZE).
 DEFAULT_SIZE = 10 << 30
-#: Changes with what an executable of the same program is.
+#: Version of the format: it changes if equal programs compile to other executables.
 VERSION = 2
 BLOB = "popir.session"
 
@@ -44,9 +44,9 @@ class ProgramCache:
     folder: Path
     tell: Tell
     size: int = DEFAULT_SIZE
-    """Bytes of files; those least recently used go first."""
+    """Most bytes of files; the least recently used are removed first."""
     preload: bool = False
-    """Files are read whole before they are used."""
+    """Whether files are read whole before use."""
 
     def key(self, ir: Ir, **around: object) -> str | None:
         """Return the name of a program; None if it cannot be stored."""
@@ -64,7 +64,7 @@ class ProgramCache:
             program = self._read(path, key, ir)
             if program is not None:
                 with contextlib.suppress(OSError):
-                    os.utime(path)  # used now
+                    os.utime(path)  # mark the file as used
                 return program, path
         return None
 
@@ -87,7 +87,7 @@ class ProgramCache:
             yield own
         with contextlib.suppress(OSError):
             for path in sorted(self.folder.glob("*.popef")):
-                # Files of other programs are called by their keys.
+                # A decimal name is the key of another program.
                 if path != own and not path.stem.isdecimal():
                     yield path
 
@@ -253,7 +253,7 @@ def _decoded(about: Mapping[str, Any], executable: Executable, ir: Ir) -> Progra
 
 
 def _buffers(ir: Ir) -> Iterator[RemoteBuffer]:
-    """Give the remote buffers that operators and variables name."""
+    """Yield the remote buffers of operators and variables."""
     for tensor in ir.main.tensors.values():
         if tensor.placement.buffer is not None:
             yield tensor.placement.buffer

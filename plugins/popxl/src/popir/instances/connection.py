@@ -24,7 +24,7 @@ def connect() -> Instances:
     if _connected is None:
         _connected = pid, _connection(identity())
         if LAUNCHER not in os.environ:
-            # poprun says it for its instances, which may end in any way.
+            # poprun marks its instances as ended, however they end.
             atexit.register(_connected[1].leave)
     if _connected[0] != pid:
         raise RunError("a forked process is no instance: start instances with poprun")

@@ -134,7 +134,7 @@ class Instances:
         with _Breaking(self):
             opened, active = self._agreed(span, name, example, given, groups)
             if what in ("shard", "slice"):
-                # Nothing is exchanged, but the notes must have been read.
+                # Nothing is exchanged, but all instances must read the notes first.
                 opened.barrier()
                 found = given
             elif what in ("reduce", "scatter"):
@@ -220,7 +220,7 @@ class Instances:
 
 
 class _Breaking:
-    """Scope whose errors leave the lockstep and notify the others."""
+    """A block whose errors leave the lockstep and notify the other instances."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances

@@ -19,7 +19,7 @@ IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
 #: The memory that the instances of this machine share, and the process that made it.
 MEMORY = "POPDIST_SHARED_MEMORY"
 LAUNCHER = "POPDIST_LAUNCHER"
-#: Where other launchers say the index and the number of processes.
+#: Variables of other launchers: the index and the number of processes.
 OTHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -33,7 +33,7 @@ class Identity:
     index: int = 0
     count: int = 1
     replicas: int = 1
-    """Of all instances together."""
+    """The replicas of all instances together."""
     memory: str = ""
     """The path of the shared memory; empty: MPI connects the instances."""
     ipus_per_replica: int = 1

@@ -24,9 +24,9 @@ from popir.instances.identity import (
 )
 from popir.instances.shared_memory import SharedMemory, create
 
-#: Seconds that instances have to end after a signal, before the next one.
+#: Seconds between two signals, in which instances can end.
 GRACE = 0.7
-#: Bytes of an instance's unshown errors that are kept for the case that it fails.
+#: Bytes of an instance's hidden error output that are kept in case it fails.
 _KEPT = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -45,10 +45,10 @@ class Plan:
     only_output_from: int | None = None
     tagged: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, beside those of this process."""
+    """Variables of the environment, added to those of this process."""
 
     def output_of(self, index: int) -> Output:
-        """Return what becomes of the output of an instance."""
+        """Return where the output of an instance goes."""
         if self.only_output_from not in (None, index):
             return "kept"
         return "tagged" if self.tagged else "shown"
@@ -60,7 +60,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     pidfd: int
     kept: bytearray = field(default_factory=bytearray)
-    """The end of its unshown errors."""
+    """The end of its hidden error output."""
     code: int | None = None
 
 
@@ -111,7 +111,7 @@ class _Watch:
         self._signals = stack.enter_context(_signals_by_pipe())
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._code: int | None = None
-        """Of the whole, once all are to end."""
+        """The exit code of the whole, once all must end."""
         self._next: list[signal.Signals] = []
         self._deadline = 0.0
 
@@ -177,7 +177,8 @@ class _Watch:
 
     def _signal(self, number: signal.Signals) -> None:
         for each in self._running:
-            # Also to what it started: its process group outlives it.
+            # Signal the process group, which outlives the instance, to reach its
+            # children.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(each.process.pid, number)
 
@@ -201,7 +202,7 @@ class _Watch:
             sys.stderr.buffer.write(bytes(running.kept))
         sys.stderr.write(f"poprun: instance {running.index} ended with {how}{others}\n")
         sys.stderr.flush()
-        # At once, before others complain of what this one did.
+        # End all at once, before other instances report errors that this one caused.
         self._signal(signal.SIGTERM)
         self._end(code if code > 0 else 128 - code)
         self._deadline += GRACE

@@ -1,8 +1,8 @@
 """Instances on several machines: MPI between machines, shared memory within each.
 
 One instance of each machine speaks MPI. It copies the values that its machine needs
-from the others into the shared memory, where all sum their slices as within one
-machine. So sums have the same bits in any layout.
+from the others into the shared memory. There all instances sum their slices, as within
+one machine. So sums have the same bits in any layout.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from popir.instances.identity import Identity
 from popir.instances.shared_memory import NOTE, SharedMemory, create
 from popir.instances.span import Piece, SharedSpan, arena_size, slices
 
-#: Tries before a wait for another machine sleeps, and its longest sleep in seconds.
+#: Tries before a wait for another machine sleeps, and the longest sleep in seconds.
 _TRIES, _LONGEST = 2000, 0.0005
 _FAREWELL = 1
-#: Seconds after a farewell in which what was sent before it must have come.
+#: Seconds after a farewell in which all earlier messages must have arrived.
 _LAST = 1.0
-#: Bytes at the start of a region for what instances of other machines say.
+#: Bytes at the start of a region for messages of instances on other machines.
 FAR_NOTES = 1 << 18
 
 
@@ -75,7 +75,7 @@ def connection(this: Identity) -> Instances:
         memory.leave([node.rank])
         messages.say_farewell()
 
-    # Both before MPI is finalized, which waits for all instances as well.
+    # Do both before MPI is finalized, which waits for all instances as well.
     atexit.register(messages.await_farewells)
     atexit.register(leave)
     return Instances(this, opener.opened, leave)
@@ -179,11 +179,12 @@ class _Messages:
         while not MPI.Request.Testall(waiting):
             tries += 1
             if tries > _TRIES:
-                # Another machine may take long: MPI would keep a core busy.
+                # Another machine may take long, and a wait of MPI would keep a core
+                # busy.
                 time.sleep(min(1e-6 * (tries - _TRIES), _LONGEST))
                 for one, _ in received:
                     if self._world.Iprobe(one, _FAREWELL):
-                        # What it sent before may still be on its way.
+                        # Its earlier messages may still be in flight.
                         last = min(last, time.monotonic() + _LAST)
                         if time.monotonic() > last:
                             raise RunError(f"instance {one} has left the program")
@@ -370,7 +371,9 @@ class MachinesSpan(SharedSpan):
         sent: Callable[[int], list[Array]],
         received: Callable[[int], list[Array]],
     ) -> None:
-        """Swap bytes with each other machine; both by its number."""
+        """Send the bytes `sent` to each other machine, and fill the arrays `received`
+        from it.
+        """
         others = [n for n in range(len(self._by_machine)) if n != self._rank]
         first = {n: self._by_machine[n][0] for n in others}
         self._messages.swap(

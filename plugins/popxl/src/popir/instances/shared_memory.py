@@ -98,7 +98,7 @@ class SharedMemory:
         return np.frombuffer(mapped, np.uint8, size, page)
 
     def write_note(self, note: bytes) -> None:
-        """Say what this instance is about to exchange."""
+        """Write what this instance is about to exchange."""
         start = self._notes + NOTE * self.index
         self._bytes[start : start + len(note)] = note
 

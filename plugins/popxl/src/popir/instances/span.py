@@ -22,19 +22,19 @@ from popir.instances.shared_memory import SharedMemory
 
 #: Bytes of a piece.
 PIECE = 1 << 22
-#: Each instance sums values of fewer bytes whole.
+#: For values of fewer bytes, each instance computes the whole sum itself.
 SMALL = 1 << 13
-#: Bytes of large totals that a span keeps to use again: new memory costs as much as a
+#: Bytes of large totals that a span keeps to use again. New memory costs as much as a
 #: pass over it.
 KEPT = 1 << 28
 _LARGE = 1 << 20
-#: References to an array that only a list has, which looks at it.
+#: Reference count of an array that only a list holds, while the list is searched.
 _UNUSED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements of all values that go at once."""
+    """Elements of all values that are exchanged at once."""
 
     start: int
     stop: int
@@ -194,7 +194,7 @@ class SharedSpan:
     def _meet(self) -> None:
         self._memory.meet(self._others)
 
-    # What a span of several machines does in another way.
+    # Methods that a span of several machines overrides.
 
     def _cut(self, size: int) -> tuple[slice, list[tuple[int, slice]]]:
         """Return the slice that this instance sums, and the others', with the arenas
@@ -236,7 +236,7 @@ class SharedSpan:
 
 
 def arena_size(capacity: int) -> int:
-    """Bytes of an arena: two halves of pieces of values and of totals."""
+    """Return the bytes of an arena: two halves of pieces of values and of totals."""
     return 4 * capacity * PIECE
 
 

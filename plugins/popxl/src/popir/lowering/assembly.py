@@ -25,7 +25,7 @@ from popir.builder import Node as OnnxNode
 from popir.lowering.regions import Assignment, Branch, Loop, Region
 
 OPSET = 20
-#: What ONNX Runtime 1.22 reads.
+#: Versions that ONNX Runtime 1.22 reads.
 IR_VERSION = 9
 ONNX_TYPES = {
     "float32": 1,
@@ -117,7 +117,7 @@ class Assembly:
                     cases = {1: self.program(then), 0: self.program(otherwise)}
                     nodes.append(Switch(self._variable_of(condition), cases))
                 case Assignment():
-                    pass  # with the block before it
+                    pass  # it is lowered with the block before it
         return Steps(tuple(nodes))
 
     def _variable_of(self, value: Value) -> str:
@@ -273,7 +273,7 @@ def _users(region: Region) -> dict[Value, set[object]]:
                     producers.update((v, (step, node)) for v in node.outputs)
                 todo += [(value, step) for value, _ in step.stream_out]
             case Assignment(pairs):
-                # The block before it carries it out.
+                # The block before it performs the assignment.
                 todo += [(value, behind) for value, _ in pairs]
             case Branch(condition):
                 todo.append((condition, step))

@@ -32,9 +32,9 @@ class Program:
     executable: Executable
     metadata: Metadata
     variables: tuple[Tensor, ...]
-    """Those that something reads or writes."""
+    """Variables that something reads or writes."""
     written: frozenset[Tensor]
-    """Those of them that a run may change."""
+    """Variables that a run may change."""
     inputs: Mapping[str, Tensor]
     """Stream handle to the tensor of the stream."""
     outputs: Mapping[str, Tensor]
@@ -49,7 +49,7 @@ class Program:
     ends: Ends
     """Streams that the caller does not serve."""
     replicas: int
-    """Of this instance."""
+    """Replicas of this instance."""
 
 
 def compile_ir(

@@ -30,7 +30,7 @@ from popir.records import Spec
 from popir.remote import RemoteBuffer
 
 Scope = dict[Tensor, Storage]
-#: What runs when weights come from the host, and before they go back to it.
+#: Fragments that run after weights come from the host, and before they go back.
 FROM_HOST, TO_HOST = "WeightsFromHostFragment", "WeightsToHostFragment"
 
 
@@ -41,20 +41,20 @@ class Lowered:
     region: Region
     """The program."""
     from_host: Region
-    """Steps that follow when weights have come from the host."""
+    """Steps after weights have come from the host."""
     to_host: Region
-    """What precedes when weights go to the host."""
+    """Steps before weights go to the host."""
     variables: dict[str, Value]
-    """By the ids of the program's variables: all that something reads or writes."""
+    """Variables that something reads or writes, by their ids."""
     inputs: dict[str, Tensor] = field(default_factory=dict)
-    """Handle to the tensor of a stream that is loaded."""
+    """Stream handle to the tensor of a loaded stream."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
     prints: dict[str, Operator] = field(default_factory=dict)
-    """Handle to the operator that prints."""
+    """Stream handle to the operator that prints its values."""
     functions: dict[str, Operator] = field(default_factory=dict)
     """Name to the operator that is a function of NumPy arrays."""
     scales: dict[str, Tensor] = field(default_factory=dict)
-    """Handle to a scale of float8 whose range is checked."""
+    """Stream handle to a scale of float8 whose range is checked."""
     ends: Ends = field(default_factory=Ends)
     """The streams that the caller does not serve: remote rows, other replicas."""
 
@@ -173,7 +173,7 @@ class Lowering:
         changed = {name: (c, v) for name, (c, v) in cells.items() if c.get() is not v}
         old = {value for _, value in changed.values()}
         for each in scope.values():
-            # What is the old value of a variable stays that for the next part.
+            # The next part also sees the old values of variables.
             if isinstance(each, Cell) and each.get() in old:
                 each.set(self._b.identity(each.get()))
         self._assign([(cell.get(), name) for name, (cell, _) in changed.items()])
@@ -192,7 +192,7 @@ class Lowering:
         for operator in operators:
             try:
                 self._operator(operator, scope)
-            except AssertionError as wrong:  # ours: say where it was
+            except AssertionError as wrong:  # a bug of popir: name the operator
                 raise AssertionError(f"lowering {operator}: {wrong}") from wrong
 
     def _storage(self, tensor: Tensor, scope: Scope) -> Storage:
@@ -290,11 +290,11 @@ class Lowering:
             scope[tensor] = Cell(self._storage(made, inner).get())
 
     def _loop(self, operator: Operator, scope: Scope) -> None:
-        """Run the wrapper graph, with what it carries in variables.
+        """Run the wrapper graph, with carried values in variables.
 
-        Carried are the inputs that outputs feed, and all cells under inputs by
-        reference that it changes, so aliases among them are kept. The wrapper's first
-        two inputs and first output are counter and condition.
+        A loop carries the inputs that outputs feed. It also carries all cells under
+        inputs by reference that it changes, so aliases among them are kept. The
+        wrapper's first two inputs and first output are counter and condition.
         """
         (graph,) = operator.called_graphs
         carried = len(operator.outputs)
@@ -474,7 +474,7 @@ class Lowering:
         if offset is None:
             self._send(exchange, "at", name, place)
         self._send(exchange, "row", name, value)
-        # What is stored or loaded next comes after it.
+        # Later stores and loads come after it.
         self._new_block()
 
     def _print(self, operator: Operator, scope: Scope) -> None:
@@ -490,7 +490,7 @@ class Lowering:
             self._operator(part, scope)
 
     def _nothing(self, operator: Operator, scope: Scope) -> None:
-        """Do nothing: code is where it is needed already."""
+        """Do nothing, because code is always on the device."""
 
     _SPECIAL: Mapping[str, Callable[[Any, Operator, Scope], None]] = {
         "Call": _call,

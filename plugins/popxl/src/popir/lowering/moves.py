@@ -38,9 +38,9 @@ class Share:
     """The part of a host array that belongs to a replica."""
 
     group: int | None
-    """On the first axis; None: there is none."""
+    """The index on the first axis; None: there is no such axis."""
     count: int = 1
-    """Of shards; 1: all of it."""
+    """The number of shards; 1: the whole array."""
     rank: int = 0
 
 
@@ -270,7 +270,7 @@ class _Drawing:
     def exchanged(
         self, exchange: Collective, values: Sequence[str], info: TensorInfo
     ) -> list[str]:
-        """Return each member's result of a collective, as popir.collectives."""
+        """Return each member's result of a collective, like popir.collectives."""
         shape, count = info.shape or (), len(values)
         match exchange.what:
             case "reduce":

@@ -19,7 +19,7 @@ class Storage(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows with every change."""
+        """Return a number that grows with every change."""
         ...
 
     def get(self) -> Value:

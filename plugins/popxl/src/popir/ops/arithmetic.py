@@ -85,7 +85,7 @@ def _power_left(g: Grad) -> Value:
 
 
 def _power_right(g: Grad) -> Value:
-    # 0 to the power of anything positive does not change with it.
+    # The derivative of 0^e by a positive e is 0.
     x = g["i0"]
     is_zero = g.b.compare("Equal", x, 0)
     return g["g0"] * g["o0"] * g.b.map("Log", g.b.where(is_zero, 1, x))
@@ -275,7 +275,9 @@ def _matmul(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _matrices(g: Grad) -> tuple[Value, Value, Value]:
-    """Gradient and inputs with two dimensions at least, in the type of the inputs."""
+    """Return gradient and inputs with at least two dimensions, in the type of the
+    inputs.
+    """
     b, left, right = g.b, g["i0"], g["i1"]
     dy = b.cast(g["g0"], left.dtype)
     if len(right.shape) == 1:

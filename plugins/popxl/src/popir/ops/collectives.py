@@ -17,7 +17,7 @@ from popir.grouping import Collective, Kind, shard_size
 from popir.ops.common import axis_of, rule, rules, same
 from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
 
-#: How the tensors of a list become one; `mean` divides the sum of them.
+#: ONNX operators that reduce a list of tensors; `mean` divides the sum.
 _FOLDS = {
     "add": "Add",
     "mean": "Add",

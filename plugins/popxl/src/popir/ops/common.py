@@ -13,7 +13,7 @@ from popir.records import Call, Grad, GradRule, Spec
 
 
 def same(call: Call) -> list[Spec]:
-    """One result like the first input."""
+    """Return one result like the first input."""
     return [call.inputs[0]]
 
 
@@ -40,7 +40,7 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """`axis` counted from the front; IrError beyond the rank."""
+    """Return `axis` counted from the front; raise IrError beyond the rank."""
     if not -max(rank, 1) <= axis < max(rank, 1):
         raise IrError(f"axis {axis} is out of range for a tensor of rank {rank}")
     return axis % rank if rank else 0

@@ -123,7 +123,7 @@ def _scaled(
     infer: Callable[[Call], list[Spec]],
     lower: Callable[[Builder, Call, list[Value]], list[Value]],
 ) -> None:
-    """A product of two float8 tensors times 2^log2_scale, as float16."""
+    """Return a product of two float8 tensors times 2^log2_scale, as float16."""
 
     def infer_it(call: Call) -> list[Spec]:
         left, right, scale = call.inputs

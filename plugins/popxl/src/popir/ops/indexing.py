@@ -55,7 +55,7 @@ def _together(b: Builder, values: list[Value]) -> Value:
 
 
 def _legal(b: Builder, indices: Value, size: int) -> Value:
-    """Indices that are never an error: those out of range lead to the ends."""
+    """Return legal indices: those out of range become the first or last."""
     at = b.cast(indices, np.int64)
     return b.zip("Min", b.zip("Max", at, -size), size - 1)
 
@@ -226,7 +226,8 @@ def _windows(b: Builder, call: Call, index: Value) -> list[tuple[int, Value]]:
         start = b.slice(b.cast(index, np.int64), [n], [n + 1], [0], [1])
         at = start + b.constant(np.arange(size, dtype=np.int64))
         full = call.inputs[0].shape[axis_of(axis, rank)]
-        # Never past the end, which is undefined and must not fail.
+        # Clamp the window to the end: beyond it the result is undefined, but must not
+        # fail.
         result.append((axis_of(axis, rank), b.zip("Min", at, full - 1)))
     return result
 
@@ -279,7 +280,7 @@ def _infer_update(call: Call) -> list[Spec]:
 
 def _update(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     (window,) = _infer_window(call)
-    # The shape is looked at when it is compiled: the original builds such programs.
+    # Check the shape at compilation, because the original builds such programs.
     if call.inputs[2].shape != window.shape:
         raise IrError(
             f"a window of shape {list(window.shape)} cannot become "
@@ -340,11 +341,11 @@ _ONNX = {"sum": "add", "none": "none", "max": "max", "min": "min"}
 
 
 def _rows(b: Builder, call: Call, indices: Value) -> Value:
-    """One index for each element of the data."""
+    """Return one index for each element of the data."""
     data, axis = call.inputs[0], _axis(call)
     if indices.shape == data.shape:
         return indices
-    # Groups stand along the first axis of both: one more axis to be spread between.
+    # Groups are along the first axis of both, so one more axis is inserted after it.
     lead = indices.shape[:-1]
     between = [1] * (axis - len(lead))
     behind = [1] * (len(data.shape) - axis - 1)

@@ -14,7 +14,7 @@ from popir.records import Call, Grad, Record, Spec, register
 
 
 def _softmax(b: Builder, call: Call, values: list[Value]) -> list[Value]:
-    """Over all axes from `axis` on together, as operator set 11 had it."""
+    """Return softmax over all axes from `axis` on together, as in operator set 11."""
     x = values[0]
     axis = axis_of(call["axis"], len(x.shape))
     rows = math.prod(x.shape[:axis])
@@ -55,7 +55,7 @@ def _infer_loss(call: Call) -> list[Spec]:
 
 
 def _labels(b: Builder, call: Call, labels: Value) -> tuple[Value, Value | None]:
-    """Legal labels, and which of them count; None if all do."""
+    """Return legal labels, and a mask of those that count; None if all count."""
     ignored = call["ignore_index"]
     at = b.cast(labels, np.int64)
     if ignored is None:

@@ -135,7 +135,9 @@ register(
 
 
 def _window(call: Call, kernel: Sequence[int], spatial: Sequence[int]) -> list[Any]:
-    """strides, dilations, pads before and after, results of each spatial axis."""
+    """Return strides, dilations, pads before and after, and results of each spatial
+    axis.
+    """
     rank = len(kernel)
     strides = list(call["stride"]) or [1] * rank
     dilations = list(call["dilation"]) or [1] * rank
@@ -287,7 +289,9 @@ register(
 
 
 def _transposed_window(call: Call) -> list[Any]:
-    """stride, pads before and after, output padding, result of each spatial axis."""
+    """Return stride, pads before and after, output padding, and result of each spatial
+    axis.
+    """
     x, weight = call.inputs[:2]
     spatial, kernel = x.shape[2:], weight.shape[2:]
     rank = len(spatial)
@@ -318,7 +322,8 @@ def _transposed_window(call: Call) -> list[Any]:
             upper = call["auto_pad"] == "same_upper"
             before, after = (small, large) if upper else (large, small)
         size = full - before - after
-        # Paddings that follow from a larger result are negative: it ends in zeros.
+        # A larger requested result gives negative paddings, so the result ends in
+        # zeros.
         is_wrong = wanted is None and min(before, after) < 0
         if size < 1 or is_wrong or strides[axis] < 1:
             raise IrError(
@@ -435,7 +440,7 @@ def _pool_grad(g: Grad, largest: bool) -> Value:
     results, width = at.shape
     flat_dy = b.reshape(dy, (lead[0], results, 1))
     if largest:
-        # The first of equal ones, as the window is read.
+        # Among equal elements the first in the window counts.
         data = b.reshape(g["i0"], (lead[0], math.prod(g.shape(0)[2:])))
         seen = b.gather(data, b.constant(at), 1)
         best = b.reshape(g["o0"], (lead[0], results, 1))

@@ -55,7 +55,7 @@ def _bits(b: Builder, seed: Value, shape: Shape, stream: int) -> Value:
 
 
 def _uniform(b: Builder, seed: Value, shape: Shape, stream: int = 0) -> Value:
-    """float32 in [0, 1)."""
+    """Return float32 in [0, 1)."""
     words = _bits(b, seed, shape, stream)
     return b.cast(_shifted(b, words, 8), np.float32) * 2.0**-24
 

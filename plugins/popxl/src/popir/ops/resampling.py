@@ -50,8 +50,8 @@ def _one_resize(
 def _resize(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     (x,) = values
     scales, shape = list(call["scales"]), call.outputs[0].shape
-    # What ONNX Runtime's kernels take at once; the rest goes axis by axis, which is
-    # the same, for no axis knows of another.
+    # Sizes and modes that ONNX Runtime's kernels accept at once. Others are resized
+    # axis by axis, with the same result, because the axes are independent.
     if len(shape) == 4 and scales[:2] == [1.0, 1.0]:
         return [_one_resize(b, call, x, scales, shape)]
     for axis, scale in enumerate(scales):

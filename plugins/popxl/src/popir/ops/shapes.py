@@ -141,7 +141,7 @@ def _cut(b: Builder, value: Value, kept: Sequence[range]) -> Value:
 
 
 def put_slice(b: Builder, base: Value, new: Value, kept: Sequence[range]) -> Value:
-    """`base` with `new` at the elements that a slice keeps."""
+    """Return `base` with `new` at the elements that a slice keeps."""
     if not new.size:
         return base
     forward, flipped = [], []

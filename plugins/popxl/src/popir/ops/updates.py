@@ -49,7 +49,7 @@ register(Record("Accumulate", _infer_accumulate, _accumulate, writes=True))
 
 
 def _check_sparse(call: Call) -> None:
-    """Raise IrError if shapes do not fit: when it is compiled, not when it is built."""
+    """Raise IrError if shapes do not fit: at compilation, not at construction."""
     base, x, indices = call.inputs[:3]
     axis = axis_of(call["axis"], len(base.shape))
     shape = (*base.shape[:axis], *indices.shape, *base.shape[axis + 1 :])

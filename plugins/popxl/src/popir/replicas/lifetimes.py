@@ -1,4 +1,4 @@
-"""Lifetimes of temporaries: which variables of a program end where.
+"""Lifetimes of temporaries: the node after which each is not needed any more.
 
 Temporaries have names that begin with `%`. They hold nothing from run to run. To drop a
 temporary after its last reader keeps few arrays in memory, and lets a sum be made in
@@ -24,7 +24,9 @@ class Lifetimes:
     fed: frozenset[str]
     """Temporaries that only graphs read."""
     summed: frozenset[str]
-    """Temporaries that only graphs make, and that one stream sends at their end."""
+    """Temporaries that only graphs make, and whose last use is one stream that sends
+    them.
+    """
 
 
 def lifetimes(programs: Iterable[Node]) -> Lifetimes:
@@ -66,7 +68,7 @@ def lifetimes(programs: Iterable[Node]) -> Lifetimes:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Give a node and all that are in it."""
+    """Yield a node and all nodes in it."""
     yield node
     match node:
         case Steps():

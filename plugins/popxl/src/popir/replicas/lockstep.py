@@ -199,8 +199,8 @@ class _Call:
 
 
 class _Streams:
-    """The data of one run: for each stream those of each replica, and how many it has
-    had.
+    """The data of one run: for each stream each replica's arrays, and the
+    number used.
     """
 
     def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
@@ -210,13 +210,13 @@ class _Streams:
         self._written: dict[tuple[str, int], int] = {}
 
     def read(self, handle: str, replica: int, keeps: bool) -> Array:
-        """Return the next of a stream; keeps: it must last longer than the run."""
+        """Return the next data of a stream; keeps: the data must outlive the run."""
         array = self._inputs[handle][replica]
         at = self._read.get((handle, replica), 0)
         self._read[handle, replica] = at + 1
         found: Array = array[at % len(array), ...]
         if keeps or not (found.flags.c_contiguous and found.flags.aligned):
-            # The caller may change what it gave.
+            # The caller may change its array.
             return np.array(found, order="C")
         return found
 

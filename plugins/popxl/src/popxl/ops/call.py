@@ -16,7 +16,7 @@ from popxl.utils import table_to_string
 
 
 def flattened(inputs: Iterable[Any]) -> list[Any]:
-    """Positional inputs: iterables are spread, but for text and tensors."""
+    """Return positional inputs, with iterables spread, except strings and tensors."""
     found: list[Any] = []
     for each in inputs:
         if (
@@ -97,7 +97,8 @@ class CallSiteInfo:
     def __init__(self, op: popir.Operator, skipped: int = 0) -> None:
         self._operator = op
         self._skipped = skipped
-        # Handles live with their Ir: as long as the operator's is needed, so is it.
+        # Keep the Ir as long as the operator is needed, because handles end with their
+        # Ir.
         self._graph = Graph._of(op.graph)
 
     @property
@@ -191,7 +192,7 @@ class CallSiteInfo:
 def call(
     graph: Graph, *inputs: Any, inputs_dict: Mapping[Tensor, Any] | None = None
 ) -> tuple[Tensor, ...]:
-    """Call `graph`; its outputs."""
+    """Call `graph`; return its outputs."""
     return call_with_info(graph, *inputs, inputs_dict=inputs_dict).outputs
 
 
@@ -201,7 +202,7 @@ def call_with_info(
     inputs_dict: Mapping[Tensor, Any] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """Call `graph`; what connects it to the parent."""
+    """Call `graph`; return the connections to the parent."""
     outer = connected(graph, inputs, inputs_dict, check_inputs)
     return CallSiteInfo(add_call(graph, outer))
 
@@ -226,7 +227,7 @@ def repeat(
     *inputs: Any,
     inputs_dict: Mapping[Tensor, Any] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Call `graph` again and again: output i is input i of the next time."""
+    """Call `graph` repeatedly: output i is input i of the next call."""
     info = repeat_with_info(graph, repeat_count, *inputs, inputs_dict=inputs_dict)
     return info.outputs
 
@@ -238,7 +239,7 @@ def repeat_with_info(
     inputs_dict: Mapping[Tensor, Any] | None = None,
     check_inputs: bool = True,
 ) -> CallSiteInfo:
-    """Call `graph` again and again; what connects it to the parent."""
+    """Call `graph` repeatedly; return the connections to the parent."""
     if repeat_count < 0:
         raise ValueError(f"Repeat count must be >= 0: {repeat_count}")
     below = graph._below
@@ -269,7 +270,9 @@ def repeat_with_info(
 
 
 def _wrapper(below: popir.Graph) -> popir.Graph:
-    """Counter, condition and the user's inputs in, condition and outputs out."""
+    """Return a graph with counter, condition and the user's inputs as inputs, and with
+    condition and outputs as outputs.
+    """
     from popxl import dtypes
 
     wrapper = below.ir.new_graph(f"{below.id}__loop_wrapper")

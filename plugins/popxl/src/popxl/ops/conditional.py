@@ -89,7 +89,7 @@ class ConditionalSiteInfo:
     def graph_to_parent(self, graph_tensor: Tensor, then_branch: bool = True) -> Tensor:
         """Return the parent's tensor for an input or output of either branch.
 
-        then_branch: which branch is looked at first, if both are one graph.
+        then_branch: which branch is searched first, if both are one graph.
         """
         for is_then in (then_branch, not then_branch):
             graph = self.called_graph[0 if is_then else 1]
@@ -110,7 +110,7 @@ class ConditionalSiteInfo:
         return inner[self.parent_to_graph_input_index(index)]
 
     def set_parent_input_modified(self, *_: Any, **__: Any) -> NoReturn:
-        """A conditional does not change its inputs."""
+        """Raise an error: a conditional does not change its inputs."""
         raise NotImplementedError("A conditional cannot modify its inputs")
 
 
@@ -123,7 +123,7 @@ def conditional(
     then_inputs_dict: Mapping[Tensor, Any] | None = None,
     else_inputs_dict: Mapping[Tensor, Any] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Call one of two graphs; its outputs."""
+    """Call one of two graphs; return its outputs."""
     return conditional_with_info(
         cond,
         then_branch,

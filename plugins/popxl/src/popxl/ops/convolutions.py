@@ -99,7 +99,10 @@ def conv(
     partials_types: Sequence[dtype] | None = None,
     enable_conv_dithering: Iterable[bool] | None = None,
 ) -> Tensor:
-    """Convolution; padding as ONNX orders it: all begins, then all ends."""
+    """Return a convolution.
+
+    The order of paddings is ONNX's: all begins, then all ends.
+    """
     return _convolution(
         "Conv",
         {"t": t, "weight": weight},

@@ -79,7 +79,7 @@ def add_(lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def log2(t: Tensor) -> Tensor:
-    """Logarithms to base 2."""
+    """Return logarithms to base 2."""
     return div(log(t), log(constant(2, t.dtype)))
 
 
@@ -94,7 +94,7 @@ def clip(
     min: float = float("-inf"),
     max: float = float("inf"),
 ) -> Tensor:
-    """Kept between `min` and `max`."""
+    """Return the values, limited to `min` and `max`."""
     attributes = {"min": float(min), "max": float(max)}
     return emit("Clip", {"t": t}, ["clip_out"], attributes)[0]
 
@@ -258,7 +258,7 @@ def ipu_copy(t: Tensor, destination: int, source: int | None = None) -> Tensor:
 def io_tile_copy(t: Tensor) -> Tensor:
     """Copy the tensor to the other kind of tiles."""
     if not isinstance(t, Tensor):
-        return emit("IoTileCopy", {"t": t})[0]  # says what it is not
+        return emit("IoTileCopy", {"t": t})[0]  # raises an error for other objects
     try:
         source = t.tile_set
     except UndefinedValue:

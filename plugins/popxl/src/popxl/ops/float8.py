@@ -34,7 +34,7 @@ def pow2scale_cast_to_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Te
 
 
 def pow2scale_cast_from_fp8(t: Tensor, log2_scale: Tensor, data_type: dtype) -> Tensor:
-    """float8 as `data_type`, times 2^log2_scale after the cast."""
+    """Return float8 as `data_type`, times 2^log2_scale after the cast."""
     if data_type not in (dtypes.float16, dtypes.float32):
         raise TypeError(f"data_type must be float16 or float32, found {data_type}")
     _check_scale(log2_scale)

@@ -68,13 +68,13 @@ def scatter(
     axis: int = 0,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """`t` with `values` at `indices` along `axis`."""
+    """Return `t` with `values` at `indices` along `axis`."""
     inputs = {"t": t, "indices": indices, "values": values}
     return emit("Scatter", inputs, ["scatter_out"], {"axis": axis})[0]
 
 
 def onehot(t: Tensor, num_classes: Tensor, values: Tensor, axis: int) -> Tensor:
-    """values[1] at each index along a new axis, values[0] elsewhere."""
+    """Return values[1] at each index along a new axis, values[0] elsewhere."""
     classes = num_classes._below.data
     if classes is None or np.size(classes) != 1:
         raise ValueError("num_classes must be a constant scalar tensor")
@@ -104,7 +104,7 @@ def dynamic_update(
     sizes: list[int],
     no_overlap: bool,
 ) -> Tensor:
-    """`t` with the window replaced by `t_update`."""
+    """Return `t` with the window replaced by `t_update`."""
     inputs = {"t": t, "index": index, "t_update": t_update}
     name = "dynamic_update_out"
     return emit("DynamicUpdate", inputs, [name], _window(axes, sizes))[0]
@@ -118,7 +118,7 @@ def dynamic_update_(
     sizes: list[int],
     no_overlap: bool,
 ) -> Tensor:
-    """Return the window of `t` becomes `t_update`, in place."""
+    """Replace the window of `t` by `t_update`, in place."""
     inputs = {"t": t, "index": index, "t_update": t_update}
     name = "dynamicupdateinplace_out"
     return emit("DynamicUpdateInplace", inputs, [name], _window(axes, sizes))[0]

@@ -46,7 +46,7 @@ def _partials(lhs: Tensor, partials_type: dtype | None) -> str:
 
 
 def softmax(t: Tensor, axis: int) -> Tensor:
-    """Softmax over all axes from `axis` on together."""
+    """Return softmax over all axes from `axis` on together."""
     return emit("Softmax", {"t": t}, ["softmax_out"], {"axis": axis})[0]
 
 
@@ -115,7 +115,7 @@ def average_pool(
     auto_pad: PadType = "not_set",
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Means of windows, padding not counted; the stride is 1 unless given."""
+    """Return the means of windows without padding; the stride is 1 unless given."""
     rest = (out_pads, in_dilations)
     windows = (stride, padding, dilation)
     return _pool("AveragePool", t, kernel_size, windows, auto_pad, ceil_mode, rest)

@@ -17,7 +17,7 @@ def create_random_seed(seed: Tensor, modifier: Tensor) -> Tensor:
 
 
 def split_random_seed(seed: Tensor, n: int = 2) -> tuple[Tensor, ...]:
-    """`n` seeds that follow from `seed`."""
+    """Return `n` seeds that follow from `seed`."""
     if seed.shape != (2,) or seed.dtype is not dtypes.uint32:
         raise ValueError(
             f"a seed must be uint32 of shape (2,), found {seed.dtype}{seed.shape}"
@@ -49,7 +49,7 @@ def random_uniform(
     high: float = 1.0,
     dtype: dtype = dtypes.float32,
 ) -> Tensor:
-    """Uniform in [low, high)."""
+    """Return uniform random numbers in [low, high)."""
     attributes = {
         "shape": tuple(shape),
         "dtype": dtype._below,
@@ -67,7 +67,7 @@ def random_normal(
     std: float = 1.0,
     dtype: dtype = dtypes.float32,
 ) -> Tensor:
-    """Normally distributed."""
+    """Return normally distributed random numbers."""
     attributes = {
         "shape": tuple(shape),
         "dtype": dtype._below,

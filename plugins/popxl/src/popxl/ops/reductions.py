@@ -70,7 +70,7 @@ def topk(
 
 
 def cumsum(t: Tensor, dim: int = 0) -> Tensor:
-    """Sums of all elements up to each along `dim`."""
+    """Return the sums of all elements up to each one along `dim`."""
     axis = constant(np.array(dim, np.int64), name="dim", downcast=False)
     return emit("CumSum", {"t": t, "dim": axis}, ["cumsum_out"], {"dim": dim})[0]
 

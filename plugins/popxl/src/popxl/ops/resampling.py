@@ -29,7 +29,7 @@ def interpolate(
     nearest_mode: NearestType = "round_prefer_floor",
     coordinate_transformation_mode: CoordinateTransformationType = "half_pixel",
 ) -> Tensor:
-    """Resized along each axis by its scale factor."""
+    """Resize along each axis by its scale factor."""
     for value, known in (
         (mode, _MODES),
         (nearest_mode, _NEAREST),
@@ -54,7 +54,9 @@ def roi_align(
     spatial_scale: float,
     sampling_ratio: int,
 ) -> Tensor:
-    """Regions (x1, y1, x2, y2) of images, each averaged into `output_size` parts."""
+    """Return regions (x1, y1, x2, y2) of images, each averaged into `output_size`
+    parts.
+    """
     height, width = (int(each) for each in output_size)
     attributes = {
         "size": (height, width),

@@ -20,7 +20,7 @@ def scatter_reduce(
     enable_index_broadcast: bool = True,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """Rows of `data` reduced into the row that `indices` says."""
+    """Reduce each row of `data` into the row that `indices` names."""
     return grouped_scatter_reduce(
         data,
         indices,

@@ -39,22 +39,22 @@ def _reshape(type_: str, t: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def flatten(t: Tensor) -> Tensor:
-    """One axis."""
+    """Return the elements along one axis."""
     return reshape(t, (-1,))
 
 
 def flatten_(t: Tensor) -> Tensor:
-    """One axis, as a view."""
+    """Return a view of the elements along one axis."""
     return reshape_(t, (-1,))
 
 
 def transpose(t: Tensor, permutation: Iterable[int] | None = None) -> Tensor:
-    """Axes in another order; None: reversed."""
+    """Return the tensor with its axes in another order; None: reversed."""
     return _transpose("Transpose", t, permutation)
 
 
 def transpose_(t: Tensor, permutation: Iterable[int] | None = None) -> Tensor:
-    """Axes in another order, as a view."""
+    """Return a view with the axes in another order."""
     return _transpose("TransposeInplace", t, permutation)
 
 
@@ -159,7 +159,7 @@ def subsample(t: Tensor, strides: int | list[int]) -> Tensor:
         )
     missing = t.rank - len(given)
     if isinstance(given, list):
-        given.extend([1] * missing)  # the caller's list too, as the original does
+        given.extend([1] * missing)  # change the caller's list, as the original does
     else:
         given = [*(int(each) for each in given), *[1] * missing]
     cuts = [(axis, None, None, int(step)) for axis, step in enumerate(given)]
@@ -182,12 +182,12 @@ def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
 
 
 def concat(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """Joined along `axis`."""
+    """Return the tensors joined along `axis`."""
     return _concat("Concat", ts, axis, "concat_out")
 
 
 def concat_(ts: Iterable[Tensor], axis: int = 0) -> Tensor:
-    """Joined along `axis`, as a view of all of them."""
+    """Return the tensors joined along `axis`, as a view of all of them."""
     return _concat("ConcatInplace", ts, axis, "concat_out")
 
 

@@ -44,7 +44,7 @@ def code_copy(graph: Graph, source: str, destination: str) -> NoReturn:
 
 
 def remote_code_load(graph: Graph, destination: str) -> None:
-    """Accepted, without effect: code is where it is needed already."""
+    """Accept the call without effect, because code is always on the device."""
     if graph == context.get_current_graph():
         raise ValueError(
             "The remote_code_load op cannot load the code of the graph it is in: "

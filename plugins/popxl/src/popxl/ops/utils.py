@@ -32,7 +32,7 @@ def check_in_graph(graph: Graph, **tensors: Tensor) -> None:
 
 
 def check_tensor_ipu_and_tile_set(**tensors: Tensor) -> None:
-    """ValueError if devices or tile sets are known and differ."""
+    """Raise ValueError if devices or tile sets are known and differ."""
     known: list[tuple[str, int, str]] = []
     for name, tensor in tensors.items():
         try:
@@ -49,7 +49,7 @@ def check_tensor_ipu_and_tile_set(**tensors: Tensor) -> None:
 
 
 def cast(t: Tensor, data_type: dtype) -> Tensor:
-    """`t` as another type."""
+    """Return `t` as another type."""
     to = dtype.as_dtype(data_type)
     if to in (dtypes.float8_143, dtypes.float8_152):
         raise TypeError(
@@ -66,7 +66,7 @@ def cast_if_needed(t: Tensor, data_type: dtype) -> Tensor:
 
 
 def handle_negative_axis(t: Tensor, axis: int) -> int:
-    """`axis` counted from the front."""
+    """Return `axis` counted from the front."""
     return axis if axis >= 0 else t.rank + axis
 
 
@@ -108,7 +108,7 @@ def emit(
     *,
     together: bool = True,
 ) -> tuple[Tensor, ...]:
-    """Make an operator in the current graph; its results.
+    """Make an operator in the current graph; return its results.
 
     together: check that the inputs are in one place, as far as the place is known.
     """

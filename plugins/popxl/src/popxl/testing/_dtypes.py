@@ -6,7 +6,7 @@ from popxl import dtypes
 
 
 def get_all_dtypes() -> list[dtypes.dtype]:
-    """Integers, floating point and complex types; not bool."""
+    """Return integers, floating point and complex types; not bool."""
     return [each for each in dtypes._BELOW.values() if each is not dtypes.bool]
 
 

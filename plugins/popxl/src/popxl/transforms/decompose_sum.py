@@ -7,6 +7,6 @@ from popxl.graph import Graph
 
 
 def decompose_sum(graph: Graph) -> Graph:
-    """Each Sum of more than two inputs becomes an Init and an Add for each of them."""
+    """Replace each Sum of more than two inputs by an Init and an Add for each input."""
     popir.decompose_sums(graph._below)
     return graph

@@ -24,7 +24,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class CallbackCase:
-    """`threads` sessions that run `rows` rows each (0: the model knows no rows)."""
+    """`threads` sessions that run `rows` rows each (0: the model has no rows)."""
 
     rows: int
     threads: int
@@ -67,7 +67,7 @@ def synthetic_rows(model: Model, rows: int, seed: int) -> dict[str, Array]:
 def measure_callbacks(
     model: Model, case: CallbackCase, seconds: float, seed: int, interrupt: Interrupt
 ) -> Measured:
-    """Run the main programs over callbacks for `seconds`."""
+    """Run the main programs with callbacks for `seconds`."""
     own = rows_of(model)
     data = synthetic_rows(model, own or case.rows, seed)
     manager = DeviceManager(overcommit=True)
@@ -120,7 +120,9 @@ def connect(
             note(handle)
             if in_place:
                 np.copyto(memory, array)
-            return array  # of a size that only the host knows, where not in place
+            # The result counts only if the data are not copied in place, because only
+            # the host knows their size.
+            return array
 
         return read
 
@@ -159,7 +161,7 @@ def _run_until(
 
 
 class Worker:
-    """A thread that keeps what it raised."""
+    """A thread that keeps its exception."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.error: Exception | None = None
@@ -178,7 +180,7 @@ class Worker:
 
 
 def join(workers: list[Worker]) -> None:
-    """Wait for all, then raise what the first of them raised."""
+    """Wait for all, then raise the exception of the first failed one."""
     for worker in workers:
         worker.join()
     for worker in workers:

@@ -30,9 +30,9 @@ from popgate_sessions import (
 from popgate_tools.latency import Measured
 from popgate_tools.local import Interrupt
 
-#: After so long without data a run flushes: nothing hangs because of a half batch.
+#: Time without data after which a run flushes, so that a partial batch does not block.
 _FLUSH_NS = 200_000_000
-#: Seconds that the last requests may take, once no more are sent.
+#: Timeout in seconds for the last requests, once no more are sent.
 _LAST = 60.0
 _POLL = 0.05
 
@@ -42,8 +42,7 @@ class QueueCase:
     """Requests of `rows` rows from `threads` threads; queues take `multiplier`
     compiled batches.
 
-    Where inputs and outputs differ in how many rows a run takes, `rows` is a number of
-    runs.
+    If inputs and outputs differ in the rows of a run, `rows` is a number of runs.
     """
 
     rows: int
@@ -84,8 +83,9 @@ def measure_queues(
 
 
 def _used(session: Session, data: Mapping[str, Array]) -> Collection[str]:
-    """Return the handles that the main programs read and write on this data: of models
-    that are fused into one, those of the model that it chooses.
+    """Return the handles that the main programs read and write on this data.
+
+    If several models are fused into one, the data choose the model.
     """
     used: set[str] = set()
     connect(session, data, used.add)
@@ -107,7 +107,9 @@ def _checked(anchor: Anchor) -> TensorInfo:
 
 
 class Traffic:
-    """Threads that enqueue, one that runs, and the latencies of the requests."""
+    """Threads that enqueue, one that runs programs, and the latencies of the
+    requests.
+    """
 
     def __init__(
         self, data: Mapping[str, Array], case: QueueCase, whole_runs: bool
@@ -121,10 +123,13 @@ class Traffic:
         self._manager: QueueManager | None = None
 
     def timed_out(self, ring: object) -> None:
-        """Complete the batch of a run that waits for data, unless that is under way."""
+        """Complete the batch of a run that waits for data, unless another thread does
+        so.
+        """
         if self._manager is not None and self._mutex.acquire(blocking=False):
             try:
-                # A full queue has what the run waits for, or is not being emptied.
+                # A full queue has the data that the run waits for, or no run empties
+                # it.
                 with contextlib.suppress(QueueFull):
                     self._manager.flush_all()
             finally:

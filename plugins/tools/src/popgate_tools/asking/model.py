@@ -83,7 +83,7 @@ def _config(client: Client, name: str, version: str) -> dict[str, Any]:
         return dict(client.config(name, version=version))
     except ConnectionFailed:
         raise
-    except (ClientError, TypeError, ValueError):  # a server that has none
+    except (ClientError, TypeError, ValueError):  # a server without configurations
         return {}
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from popgate_client import AsyncClient, Client, ClientError
 
 LOCAL = "http://127.0.0.1:8000"
-ANSWER = 5.0  # seconds for an answer to a question
+ANSWER = 5.0  # seconds for the answer to a short request
 _PANEL = "Server"
 _URL_HELP = "URL of the server: http://, https:// or unix:PATH."
 
@@ -100,7 +100,7 @@ class Server(OptionGroup):
 
     @contextmanager
     def asking(self) -> Iterator[Client]:
-        """Open a client for a few questions that are answered at once.
+        """Open a client for a few short requests.
 
         Errors within end the command.
         """
@@ -168,7 +168,8 @@ class Server(OptionGroup):
             context = default_context(self.cacert or None)
             if self.cert:
                 option, file = "--cert", self.cert
-                # A key that is encrypted is refused: no person may be there to type.
+                # Encrypted keys are refused, because perhaps no person can type the
+                # password.
                 context.load_cert_chain(
                     self.cert, self.cert_key or None, password=lambda: ""
                 )

@@ -80,7 +80,7 @@ def batch(
     from popgate_tools.batch.rows import open_rows
 
     if request.sequence_id:
-        in_flight = 1  # the rows follow each other
+        in_flight = 1  # the rows are one sequence, sent one by one
     place = target or source.with_name(f"{source.name}.results.jsonl")
     options: dict[str, Any] = {"timeout": timeout, "retries": retries}
     client = server.async_client(max_connections=in_flight, **options)
@@ -178,7 +178,7 @@ class _Run:
             config = await client.config(name, version=version)
         except ConnectionFailed:
             raise
-        except ClientError:  # a server that has none
+        except ClientError:  # a server without configurations
             config = {}
         return asked_model(name, metadata, config)
 
@@ -228,12 +228,12 @@ class _Run:
             else:
                 await self._send(row)
         except (ConnectionFailed, NotFound, AuthenticationError) as e:
-            self._fatal = e  # it would be the same for every row
+            self._fatal = e  # every row would fail in the same way
         except ClientError as e:
             self._results.fail(row, e.message, e.code)
         except OSError as e:  # a full disk
             self._fatal = CommandError(str(e))
-        except Exception as e:  # raised where all rows are waited for
+        except Exception as e:  # the wait for all rows raises it
             self._fatal = e
         finally:
             self._finished += 1

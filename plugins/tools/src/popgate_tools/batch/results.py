@@ -1,4 +1,4 @@
-"""The file of results, which knows what is done."""
+"""The file of results, which records the finished rows."""
 
 from __future__ import annotations
 

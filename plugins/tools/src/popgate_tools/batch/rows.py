@@ -237,7 +237,7 @@ def _images(folder: Path) -> Rows:
             msg = f"images are for a model with one input; it takes {', '.join(takes)}"
             raise CommandError(msg, EXIT_USAGE)
         ((name, (datatype, shape)),) = takes.items()
-        if datatype == "BYTES":  # the model decodes, or the server for it
+        if datatype == "BYTES":  # the model or the server decodes the file
             yield from _as_they_are(folder, files, name)
             return
         try:
@@ -261,14 +261,14 @@ def _images(folder: Path) -> Rows:
             pixels = pixels.transpose(2, 0, 1) if first else pixels
             if datatype.startswith(("FP", "BF")):
                 pixels = pixels.astype(np.float32) / 255
-            # The batch's dimension, and no more than the model's.
+            # Add the dimension of the batch, up to the model's number of dimensions.
             yield Row(number, {name: pixels.reshape(_padded(pixels, shape))}, kept)
 
     return Rows(len(files), read, are_files=True)
 
 
 def _as_they_are(folder: Path, files: Sequence[Path], name: str) -> Iterator[Row]:
-    """The bytes of each file, for an input that takes files."""
+    """Return the bytes of each file, for an input that takes files."""
     for number, file in enumerate(files):
         kept = {"file": file.relative_to(folder).as_posix()}
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-#: Sizes of a body that the head does not say.
+#: Sizes of a body without a Content-Length.
 UNKNOWN, CHUNKED = -1, -2
 #: The start of an event that says how a stream failed (docs/reference/http-api.md).
 _ERROR = b'data: {"error"'

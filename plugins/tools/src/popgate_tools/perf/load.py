@@ -1,9 +1,9 @@
 """A load generator: prepared requests over kept connections, in one thread.
 
-Closed loop: each connection sends its next request when the answer is there; one that
-is alone blocks in the system calls, which an event loop would only add to. Open loop:
-requests are due at times that do not depend on the server; latencies count from when a
-request was due, so that those that had to wait for a connection are not left out.
+Closed loop: each connection sends its next request when the answer has arrived. A
+single connection uses blocking system calls, because an event loop would only add time.
+Open loop: requests are due at times that do not depend on the server. Latencies count
+from the time at which a request was due, so they include waits for a connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NONBLOCKING = os.O_NONBLOCK | os.O_CLOEXEC
 _ABSOLUTE = 1
 _ROOM = 1 << 18
 _BROKEN = "the connection ended before the answer was complete"
-#: How long a blocking call waits at most until the time is looked at: a ``timeval``.
+#: Longest wait of a blocking call before the time is checked: a ``timeval``.
 _LOOK = struct.pack("ll", 0, 50_000)
 
 
@@ -99,7 +99,7 @@ class _Connection(asyncio.Protocol):
         self.generator = generator
         self.transport: asyncio.Transport | None = None
         self.head = b""
-        self.missing = -1  # bytes of the body still to come; -1: reading the head
+        self.missing = -1  # missing bytes of the body; -1: reading the head
         self.ok = True
         self.is_last = False  # of its connection
         self.said = b""  # the start of an answer that is an error
@@ -132,7 +132,7 @@ class _Connection(asyncio.Protocol):
                 self.chunks = ChunkedBody()
                 self._chunks_received(self.chunks, head[end + 4 :])
                 return
-            if size < 0 and self.transport is not None:  # its end cannot be seen
+            if size < 0 and self.transport is not None:  # the body has no visible end
                 self.transport.abort()
                 return
             self.missing = size - (len(head) - end - 4)
@@ -147,7 +147,7 @@ class _Connection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
-        """Its answer is complete."""
+        """Handle a complete answer."""
         if self.is_last:
             self.generator.replace(self)
         else:
@@ -267,8 +267,10 @@ class _OpenGenerator(_Generator):
 
 
 class _Timer:
-    """Calls back at absolute times, to some tens of microseconds: an event loop's own
-    timers know milliseconds only."""
+    """Calls back at absolute times, within some tens of microseconds.
+
+    An event loop's own timers have only milliseconds.
+    """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -296,17 +298,17 @@ class _Timer:
 
 
 class _AloneConnection:
-    """A connection that is alone in its thread: a system call to send, one to receive.
+    """A single connection in its thread: one system call to send, one to receive.
 
-    A context manager; leaving it closes the connection.
+    A context manager that closes the connection.
     """
 
     def __init__(self, address: tuple[str, int] | str) -> None:
         self._address = address
         self._socket = _connected(address)
         self._buffer = bytearray(_ROOM)
-        # Of the last answer: its bytes, and what lies where in its head. One that has
-        # the same there is complete too; a request's id may differ.
+        # Bytes of the last answer, and the compared places of its head. An answer with
+        # equal bytes there is complete too, while its request id may differ.
         self._size, self._length, self._length_at, self._end_at = -1, b"", 0, 0
         self._reason = ""  # why the last answer failed
         self._is_last = False  # of its connection
@@ -320,7 +322,9 @@ class _AloneConnection:
     def keep_busy(
         self, requests: Sequence[bytes], seconds: float, stopped: Callable[[], int]
     ) -> Run:
-        """Return a closed loop, until the connection is lost, if it is."""
+        """Run a closed loop until its end, or until the connection is lost; return the
+        results.
+        """
         run = Run()
         buffer, is_there = self._buffer, self._buffer.startswith
         send, receive = self._socket.sendall, self._socket.recv_into
@@ -382,7 +386,7 @@ class _AloneConnection:
         self._is_last = is_last(head[: at + 2])
         if length == CHUNKED:
             return self._read_chunks(ok, head, at + 4, end, stopped)
-        if length < 0:  # its end cannot be seen
+        if length < 0:  # the body has no visible end
             raise ConnectionResetError
         missing = at + 4 + length - len(head)
         self._size = -1
@@ -418,14 +422,14 @@ class _AloneConnection:
 
 
 def _connected(address: tuple[str, int] | str) -> socket.socket:
-    """Return a connection that looks at the time now and then."""
+    """Return a connection whose calls wait a limited time."""
     if isinstance(address, str):
         made = socket.socket(socket.AF_UNIX)
         made.connect(address)
     else:
         made = socket.create_connection(address)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # By the kernel: Python's own time limits poll before each call.
+    # Let the kernel limit the time: Python's own timeouts poll before each call.
     for which in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         made.setsockopt(socket.SOL_SOCKET, which, _LOOK)
     return made

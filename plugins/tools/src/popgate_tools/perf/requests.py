@@ -90,7 +90,7 @@ class _Values:
         self._fixed = {
             key: read_value(text, key, *takes[key]).array for key, text in given.items()
         }
-        # If some are given, those that may be left out are.
+        # If some inputs are given, optional ones are left out.
         optional = model.optional if given else frozenset[str]()
         self._made = {
             key: spec

@@ -94,7 +94,7 @@ def tune(
     place = _place(model, repository, url)
     target = _target(output, place, force=force)
     text = target.read_text(encoding="utf-8") if target and target.exists() else ""
-    # What is no part of the file is not mixed with it.
+    # With the file on standard output, messages go to standard error.
     tell = partial(typer.echo, err=target is None)
     with (
         _interrupted(),

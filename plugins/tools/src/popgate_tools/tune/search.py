@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-#: By how much another setting has to be better: less is noise.
+#: Factor by which another setting must be better: less is noise.
 BETTER = 1.03
-#: Steps that may bring nothing before the next would not either.
+#: Fruitless steps after which a group of trials ends.
 FRUITLESS = 2
 MOST_IN_FLIGHT = 512
 
@@ -68,8 +68,8 @@ class OutOfTime(Exception):
     """Raised by a trial when the time is over."""
 
 
-#: What a setting reaches, starting with so many requests in flight; None if the
-#: model cannot be served so.
+#: Measures a setting, starting with so many requests in flight; returns None if the
+#: model cannot be served with it.
 Trial: TypeAlias = Callable[[Setting, int], Reached | None]
 
 
@@ -81,7 +81,7 @@ def climb(
     """
 
     def seen(in_flight: int) -> Step:
-        # What else runs on the machine can spoil one measurement.
+        # Other work on the machine can spoil one measurement.
         step = measure(in_flight)
         if step.latency > bound:
             step = min(step, measure(in_flight), key=lambda one: one.latency)
@@ -133,7 +133,7 @@ def _batch(size: int) -> Callable[[Setting], Setting]:
 
 
 def _delay(seconds: float) -> Callable[[Setting], Setting]:
-    # To two digits, so that it looks like what a person would write.
+    # Round to two digits, as a person would.
     return lambda old: replace(old, max_queue_delay=float(f"{seconds:.1g}"))
 
 

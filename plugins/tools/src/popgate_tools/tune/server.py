@@ -20,12 +20,13 @@ from popgate_client import Client, ClientError
 START = 300.0
 STOP = 20.0
 LOG_LINES = 12
-#: Bytes; a socket's path has at most 107, and the folder's own name is in it.
+#: Most bytes of the place: a socket's path has at most 107, including the folder's
+#: name.
 LONGEST_PLACE = 70
-#: With which models are loaded there; no other client has it.
+#: Key with which models are loaded there; no other client has it.
 _KEY = secrets.token_hex()
 _STARTED = "  docs     "
-#: The server's process ends when this one does, however that is.
+#: The server's process ends when this one ends, in any way.
 _SERVE = """
 import sys
 from engine import die_with
@@ -44,7 +45,7 @@ class Tuned(Protocol):
         """Return the client once the server has this many devices."""
 
     def close(self) -> None:
-        """Leave it as it was."""
+        """Restore the server's earlier state."""
 
 
 class RunningServer:
@@ -114,7 +115,8 @@ class OwnServer:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Control-C is for us, who then end it
+                    # only this process receives Control-C, and ends the server
+                    start_new_session=True,
                     pass_fds=(ours,),
                 )  # fmt: skip
         finally:
@@ -135,7 +137,7 @@ class OwnServer:
             with suppress(ClientError):
                 client.wait_ready(self._name, timeout=1.0)
                 return
-            # It tells of all models once it has tried them.
+            # The server reports all models once it has tried to load them.
             if ended or _STARTED in said:
                 lines = "\n  ".join(said.splitlines()[:LOG_LINES])
                 raise CommandError(f"{self._name} is not served:\n  {lines}")

@@ -1,4 +1,4 @@
-"""Trying settings on a server, and telling of each."""
+"""Trials of settings on a server, and their report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from popgate_tools.tune.server import Tuned
 
 #: Warm-up of each load, as a share of what is measured of it.
 WARM_UP = 0.2
-#: Times that the best and the start are compared in the end.
+#: Number of comparisons between the best setting and the first at the end.
 ROUNDS = 2
 #: Cores that a gateway keeps.
 _RESERVED = 1
@@ -138,7 +138,7 @@ class Trials:
             # Back and forth: another number of devices is another server.
             for each in pair[:: -1 if number % 2 else 1]:
                 client = self._loaded(each.setting)
-                assert client is not None  # it was before
+                assert client is not None  # the server ran with it before
                 step = self._step(client, each.best.in_flight)
                 rates[each.setting] = max(step.rate, rates.get(each.setting, 0.0))
         self._status.clear()
@@ -159,7 +159,7 @@ class Trials:
         return client
 
     def _left(self) -> float:
-        """Return seconds. The start is tried however long that takes."""
+        """Return the seconds left. The first setting is tried without a limit."""
         left = self._deadline - time.monotonic()
         if left <= 0 and self.count > 1:
             raise OutOfTime
@@ -169,13 +169,13 @@ class Trials:
         left = self._left()
         much = f"{left:.0f} s left" if left < 1e9 else "once more"
         self._status.show(f"{self._name}: {in_flight} in flight, {much}")
-        # One window: that the next load is better has to show itself anyway.
+        # One window is enough: the next load must show an improvement anyway.
         step = run_step(
             Target(client, self._server.tls), self._name, self._requests,
             Load(in_flight), self._seconds,
             self._seconds * WARM_UP, 0.0, most_windows=1,
         )  # fmt: skip
-        if step.failed or not step.requests:  # 429, say: that is too much for it
+        if step.failed or not step.requests:  # for example 429: the load is too high
             return Step(in_flight, 0.0, float("inf"))
         return Step(in_flight, step.rate, step.quantiles["p99"] / 1e3)
 

@@ -14,7 +14,7 @@ from popxl.ops.utils import emit
 from popxl.replica_grouping import ReplicaGrouping
 from popxl.tensor import Tensor
 
-#: What messages call operators whose results are called after their input.
+#: Names in messages, for operators whose results are named after their input.
 _OPERATORS = {
     "ReplicatedAllGather": "replicated_all_gather",
     "ReplicatedSlice": "replicated_slice",
@@ -52,7 +52,7 @@ def _emit(type_: str, t: Tensor, name: str, **attributes: Any) -> Tensor:
 def replicated_all_reduce(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """`t` of all members of the group, reduced."""
+    """Return `t` of all members of the group, reduced."""
     given = {"op": _reduction(op), **_members(group)}
     return _emit("ReplicatedAllReduce", t, "replicated_all_reduce_out", **given)
 
@@ -60,7 +60,7 @@ def replicated_all_reduce(
 def replicated_all_reduce_(
     t: Tensor, op: CollectiveOps = "add", group: ReplicaGrouping | None = None
 ) -> Tensor:
-    """`t` of all members of the group, reduced, into `t`."""
+    """Reduce `t` of all members of the group, into `t`."""
     given = {"op": _reduction(op), **_members(group)}
     name = "replicated_all_reduce_inplace_out"
     return _emit("ReplicatedAllReduceInplace", t, name, **given)
@@ -137,7 +137,7 @@ def all_reduce_identical_inputs(
     ipus: Iterable[int] | None = None,
     op: CollectiveOps = "add",
 ) -> list[Tensor]:
-    """Return the tensors as they are, which are alike; gradients are reduced."""
+    """Return the equal tensors unchanged; gradients are reduced."""
     return _all_reduce(ts, ipus, op, forward_is_identity=True)
 
 
@@ -146,7 +146,7 @@ def all_reduce_identical_grad_inputs(
     ipus: Iterable[int] | None = None,
     op: CollectiveOps = "add",
 ) -> list[Tensor]:
-    """Return the tensors reduced; gradients, which are alike, pass as they are."""
+    """Return the tensors reduced; the equal gradients pass unchanged."""
     return _all_reduce(ts, ipus, op, backward_is_identity=True)
 
 

@@ -11,7 +11,7 @@ from popxl.context import get_ir
 from popxl.replica_grouping import ReplicaGrouping
 
 CollectiveOps = Literal["add", "mean", "mul", "min", "max", "and", "or", "square_add"]
-#: As the original has it: there `mul` stands for the mean too.
+#: In the original `mul` also stands for the mean.
 OP_MAP = {
     "add": CollectiveOperator.Add,
     "mean": CollectiveOperator.Mean,

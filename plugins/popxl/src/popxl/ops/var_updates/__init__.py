@@ -176,7 +176,7 @@ def adam_updater(
     beta2: _Scalar | None = None,
     epsilon: float = 1e-07,
 ) -> Tensor:
-    """Adam's direction; `time_step` is incremented in place first."""
+    """Return Adam's direction; `time_step` is incremented in place first."""
     given = (acc_first_order, acc_second_order, weight, time_step, weight_decay)
     return _adam("adam", *given, beta1, beta2, epsilon)
 
@@ -191,7 +191,7 @@ def lamb_updater(
     beta2: _Scalar | None = None,
     epsilon: float = 1e-07,
 ) -> Tensor:
-    """Lamb's direction: Adam's."""
+    """Return Lamb's direction, which is Adam's."""
     given = (acc_first_order, acc_second_order, weight, time_step, weight_decay)
     return _adam("lamb", *given, beta1, beta2, epsilon)
 
@@ -205,7 +205,7 @@ def adamax_updater(
     beta1: _Scalar = 0.9,
     epsilon: float = 1e-07,
 ) -> Tensor:
-    """AdaMax's direction; `time_step` is incremented in place first."""
+    """Return AdaMax's direction; `time_step` is incremented in place first."""
     if time_step is None:
         raise ValueError("AdaMax requires time_step to not be None.")
     decay = _decay(weight, weight_decay)
