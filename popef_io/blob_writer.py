@@ -1,4 +1,4 @@
-"""Writing the payload of one blob."""
+"""Write the payload of one blob."""
 
 from __future__ import annotations
 

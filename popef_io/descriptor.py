@@ -58,9 +58,9 @@ Info = ExecutableInfo | Metadata | TensorDataInfo | FeedDataInfo | OpaqueInfo
 
 MAX_NAME_SIZE = 1 << 14  # bytes; names in generated graphs nest some hundred levels
 MAX_VALUE_SIZE = 1 << 20  # bytes of an option's value; a list of class names fits
-MAX_ANCHORS = 1 << 16  # as for blobs: one for each tensor, and some more
+MAX_ANCHORS = 1 << 16  # like blobs: one for each tensor, and some more
 MAX_OPTIONS = 1 << 12
-MAX_PROGRAMS = 1 << 10  # of one anchor, or to load, run or save
+MAX_PROGRAMS = 1 << 10  # for one anchor, or for load, run or save
 MAX_PROGRAM_NAMES = 1 << 16
 MAX_COUNT = 1 << 16  # replicas, devices, processes
 

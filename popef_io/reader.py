@@ -1,4 +1,4 @@
-"""Reading containers: walk the blobs, check them, hand out views.
+"""Read containers: walk the blobs, check them, return views.
 
 Parsing a file reads the headers, descriptors and padding of all its blobs. It checks
 every rule that needs no payload before it returns anything. A file that breaks a rule

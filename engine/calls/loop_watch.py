@@ -49,7 +49,7 @@ class LoopWatch:
         count, lost = self._devices.get(device, (0, -1))
         if not count:
             self._loop.add_reader(device.fileno(), device.poll)
-            with contextlib.suppress(OSError):  # it is lost
+            with contextlib.suppress(OSError):  # the device is lost
                 lost = os.dup(device.lost_fileno())
                 self._loop.add_reader(lost, device.check)
             device.poll()  # take the results that are already there

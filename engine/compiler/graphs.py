@@ -1,4 +1,4 @@
-"""Walking ONNX graphs: nodes, nested graphs, and the names that are used.
+"""Walk ONNX graphs: nodes, nested graphs, and the used names.
 
 Protocol buffer messages have no Python types here, so they are `Any` throughout.
 """

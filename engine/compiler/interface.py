@@ -114,7 +114,7 @@ def change(model: Any, options: CompileOptions) -> None:
 
 
 def free_rows(model: Any, outputs: Iterable[str]) -> None:
-    """Leave open how many rows some outputs have."""
+    """Free the number of rows of some outputs."""
     for value in model.graph.output:
         if value.name in outputs:
             value.type.tensor_type.shape.dim[0].Clear()

@@ -233,7 +233,7 @@ class Device(LinkedDevice):
             # tries again must not find the process alive through another socket.
             death = self._death_of(process)
             self._refuse_if_closed()
-            if self._is_present(process):  # this is the first to notice
+            if self._is_present(process):  # this caller notices the death first
                 raise self._loss(death) from error
             raise self.loss() from error
 
@@ -589,7 +589,7 @@ class Device(LinkedDevice):
         """Start the process and link up. Raises DeviceClosed if the device was closed
         meanwhile.
         """
-        self._cancelled_runs.clear()  # a new process counts anew
+        self._cancelled_runs.clear()  # a new process has had no runs
         self._is_shared = False
         process = self._launcher.start()
         self._killed_for = ""

@@ -1,4 +1,4 @@
-"""Starting and ending the process behind a `Device`."""
+"""Start and end the process behind a `Device`."""
 
 from __future__ import annotations
 

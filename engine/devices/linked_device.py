@@ -51,8 +51,8 @@ class LinkedDevice(ABC):
         self._taken: deque[Completion] = deque()
         self._blocking = BlockingDriver(self)
         self._busy = False
-        self._busy_ns = 0  # as it was told last,
-        self._busy_before = 0  # and of processes that are gone
+        self._busy_ns = 0  # as last reported,
+        self._busy_before = 0  # and of ended processes
         #: Work to do for the channels of a lost process.
         self._left_behind: deque[Callable[[], None]] = deque()
         #: Due calls of users' callbacks. The driving side makes them without the lock.
@@ -376,7 +376,7 @@ class LinkedDevice(ABC):
         with self.lock:
             self._busy_before = self.busy_ns
             connection, self._connection = self._connection, None
-            self._taken.clear()  # of a process that is gone
+            self._taken.clear()  # they belong to an ended process
             self._copied.clear()
             if connection is not None:
                 connection.close()

@@ -1,4 +1,4 @@
-"""Anchors whose data requests carry, and anchors whose data is in the device.
+"""Anchors with data from requests, and anchors with data in the device.
 
 Client and device derive both from the same file with the same functions. So they agree
 on the order of a channel's rings without negotiating it.

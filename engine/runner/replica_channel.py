@@ -565,7 +565,8 @@ class ReplicaChannel(RequestChannel):
                 if outcome == DONE and compute_ns != service.seen:
                     waiting = self._rows_of_lines() if self.lines else self._rows
                     # If nothing waits, no estimate is needed, and only one batch in
-                    # `SELDOM` is measured. The running time serves as a random number.
+                    # `SELDOM` is measured. The batch's running time in nanoseconds
+                    # serves as a random number.
                     if waiting > rows or service.is_new or compute_ns % SELDOM == 0:
                         service.observe(rows, queue_ns, compute_ns, waiting)
                     else:

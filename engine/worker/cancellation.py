@@ -41,8 +41,8 @@ def terminate_if_cancelled(running: RunningBatch) -> bool:
 
 
 def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
-    """Return the outcome of a request that is cancelled, past its deadline, or from a
-    client process that has ended. Return None if its client still waits.
+    """Return the outcome of a request that no client waits for: it is cancelled, past
+    its deadline, or its client process has ended. Return None for other requests.
     """
     client = entry.client
     _, _, flags, deadline, _ = REQUEST.unpack_from(client.channel.view, entry.at)

@@ -350,7 +350,7 @@ class Scheduler:
                     )
                 # Submissions write to the same eventfd. Reading it here loses none,
                 # because the loop drains all submissions after this batch. `finally`
-                # writes to it once more, so that the loop does not sleep before that.
+                # writes to it once more, so that the loop drains them before it sleeps.
                 if self._poller.poll(min(left, 0.1) * 1000):
                     os.eventfd_read(self.wake_fd)
         finally:

@@ -75,7 +75,7 @@ def _limits(given: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
     """Yield each column with the values that the trees compare it with."""
     features = given["nodes_featureids"].ints
     if "nodes_values" not in given:
-        return  # of the newest kind: its limits are a tensor
+        return  # the newest kind has its limits in a tensor
     limits = given["nodes_values"].floats
     modes = given["nodes_modes"].strings if "nodes_modes" in given else ()
     for column, limit, mode in zip_longest(features, limits, modes):

@@ -67,8 +67,8 @@ _SHAPE_ONLY = frozenset({"Shape", "Size"})
 
 
 def row_mixer(model: Any) -> str | None:
-    """Return the node in `model` that mixes rows, or may do so without the runs showing
-    it. Return None if there is no such node.
+    """Return the node in `model` that mixes rows, or that may mix them unnoticed by the
+    runs. Return None if there is no such node.
 
     The result is a clause such as `NonZero node 'n' looks at all rows at once`.
     """
