@@ -66,7 +66,7 @@ class RequestPath:
 
 
 def count(scenario: Scenario, folder: Path, most: int = VARIED) -> RequestPath:
-    """Serve a scenario's model from below `folder` and count what its requests call.
+    """Serve a scenario's model from `folder` and count the calls of its requests.
 
     `most`: send only the first so many requests.
     """

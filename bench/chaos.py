@@ -132,8 +132,8 @@ def terminated(
 ) -> str:
     """Check SIGTERM under load: accepted requests are answered, exit 0, nothing left.
 
-    `everyone`: the device process gets the signal too, as from a service manager
-    that signals a whole group (systemd's default).
+    `everyone`: the device process receives the signal too, because service managers
+    signal a whole group (systemd's default).
     """
     with gateway(folder, devices="cpu:1") as server:
         server.wait_ready()
@@ -201,9 +201,7 @@ def two_gateways(folder: Path, jobs: Sequence[Job], count: int = 1) -> str:
 
 
 def _takes_over(folder: Path, first: Server, *, kill: bool) -> str:
-    """Return a gateway that waits for ever attaches when the first is
-    stopped or killed.
-    """
+    """Check that a waiting gateway attaches when the first is stopped or killed."""
     options = ("--device-wait", "forever", "--device-wait-sleep", "0.1")
     with gateway(folder, *options, devices="cpu:1", name="waiting") as second:
         try:
@@ -227,7 +225,7 @@ def _takes_over(folder: Path, first: Server, *, kill: bool) -> str:
 def rows_apart(
     folder: Path, jobs: Sequence[Job], count: int = 64, each: int = 40
 ) -> str:
-    """Return a model whose rows depend on each other: 64 clients get their own
+    """Check a model whose rows depend on each other: 64 clients get their own
     answers.
     """
     own = [job for job in jobs if job.model == "mixing"]

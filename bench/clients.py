@@ -1,4 +1,4 @@
-"""`popgate.Client` beside `tritonclient[http]`, in turns on one server.
+"""Compare `popgate.Client` with `tritonclient[http]`, in turns on one server.
 
     python -m bench.clients                 # S, M and L, 15 rounds
     python -m bench.clients --rounds 5

@@ -70,8 +70,9 @@ class Cell:
 
     @property
     def ratio(self) -> float:
-        """Requests per second of the gateway over those of the reference beside it:
-        the median of all rounds. The speed of a machine changes between rounds."""
+        """Ratio of the requests per second of gateway and reference in the same round:
+        the median of all rounds, because the speed of a machine changes between rounds.
+        """
         return statistics.median(
             mine.load.rate / base.load.rate if base.load.rate else 0.0
             for mine, base in zip(self.gateway, self.reference, strict=True)
@@ -217,7 +218,7 @@ def _time(us: float) -> str:
 
 
 def start(stack: ExitStack, names: list[str], folder: Path) -> tuple[Server, Server]:
-    """Compile what the scenarios need and start both servers on it."""
+    """Compile the models of the scenarios and start both servers on them."""
     sources, repository = folder / "onnx", folder / "models"
     paths = write_models(sources, *names)
     compiled = compile_models(list(paths.values()), repository)

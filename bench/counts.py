@@ -1,4 +1,4 @@
-"""Counts of one request in each encoding, small and large: a table that may not change.
+"""Check the counts of one request in each encoding, small and large, against a table.
 
     python -m bench.counts            # compare with bench/counts.toml
     python -m bench.counts --write    # after a change that is meant

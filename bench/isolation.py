@@ -168,7 +168,7 @@ async def leave(asked: Asked, port: int, chance: random.Random) -> None:
 
 
 def complaint(asked: Asked, answer: Answer, took: float, lag: float) -> str:
-    """Return what is wrong with an answer; empty if nothing is."""
+    """Return the fault of an answer; empty if it is right."""
     allowed = ALLOWED.get(asked.kind, {200, 429, 504})
     if answer.status not in allowed:
         return f"{asked.kind}: {answer.status} {answer.body[:200]!r}"
@@ -270,7 +270,7 @@ def show(seen: Seen) -> None:
 
 
 def run_all(seconds: float, count: int) -> list[str]:
-    """Return what was wrong; empty if nothing was."""
+    """Return the faults; empty if there were none."""
     with tempfile.TemporaryDirectory() as name:
         models, asked = prepare(Path(name))
         with gateway(models, devices="cpu:1") as server:

@@ -159,7 +159,7 @@ async def kill_at_random(
 
 
 def check(server: Server, traffic: Traffic) -> list[str]:
-    """Return what is wrong with the traffic."""
+    """Return the faults of the traffic."""
     # A killed worker closes its connections, perhaps in the middle of an answer.
     found = [c for c in traffic.complaints() if not c.startswith("cut")]
     strange = set(traffic.statuses()) - {200, 503, 0}

@@ -36,7 +36,7 @@ from bench.servers.machine import describe
 from bench.servers.processes import Usage, cpu_seconds
 from bench.servers.server import Server, compile_models, gateway
 
-#: How far the throughput on one model may fall when others are loaded beside it.
+#: Largest allowed loss of throughput on one model when others are loaded too.
 MAY_FALL = 0.10
 CONNECTIONS = 16
 

@@ -264,7 +264,7 @@ async def run_model(server: Server, name: str, seconds: float, tries: int) -> li
 def prepare(
     folder: Path, rounds: int = ROUNDS, names: Sequence[str] = tuple(CONFIGS)
 ) -> Path:
-    """Return a repository of the models, of so many matrix products each."""
+    """Return a repository of the models; each computes `rounds` matrix products."""
     models = folder / "models"
     source = looping(WIDTH, rounds).SerializeToString()
     for name in names:

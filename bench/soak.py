@@ -54,14 +54,16 @@ class Soak:
 
 
 def growth(usages: Sequence[Usage]) -> list[str]:
-    """Return what grew between the first and the second half, beyond noise."""
+    """Return the resources that grew between the first and the second half, beyond
+    noise.
+    """
     half = len(usages) // 2
     if not half:
         return []
     before, after = usages[:half], usages[half:]
     found = []
-    # What is opened for a moment is no growth: at no time in the second half are there
-    # as few as there have been.
+    # Short use of descriptors is no growth. They grew if the fewest of the second half
+    # are more than the most of the first.
     if (old := max(u.descriptors for u in before)) < min(u.descriptors for u in after):
         found.append(f"open descriptors grew from {old}: {usages[-1].descriptors}")
     if (old := max(u.threads for u in before)) < min(u.threads for u in after):

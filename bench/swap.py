@@ -203,7 +203,7 @@ def report(traffic: Traffic, swaps: Swaps) -> list[str]:
 
 
 def run(seconds: float, count: int, jobs_each: int) -> list[str]:
-    """Return what is wrong; empty if nothing is."""
+    """Return the faults; empty if there are none."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jobs = prepare(folder, MODELS, jobs_each)

@@ -1,4 +1,4 @@
-"""Comparison of this version with an earlier one, in one run and interleaved.
+"""Compare this version with an earlier one, in one run and interleaved.
 
     python -m bench.versions COMMIT
     python -m bench.versions COMMIT --pure --scenarios S-json,M-json

@@ -57,7 +57,7 @@ class Job:
         return f"/v1/models/{self.model}/infer"
 
     def complaint(self, answer: Answer) -> str:
-        """Return what is wrong with the answer; empty if nothing is."""
+        """Return the fault of the answer; empty if it is right."""
         if answer.status != 200:
             return f"{answer.status} {answer.body[:200]!r}"
         outputs = read_answer(answer.headers, answer.body)
@@ -108,7 +108,7 @@ def make_jobs(
 ) -> list[Job]:
     """Make `count` jobs for each model, of 1 to `rows` rows, answers from ONNX Runtime.
 
-    `sources` is where the ONNX files are written (`NAME.onnx`).
+    `sources` is the folder for the ONNX files (`NAME.onnx`).
     """
     paths = write_models(sources, *models)
     source = np.random.default_rng(seed)

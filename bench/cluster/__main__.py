@@ -1,4 +1,4 @@
-"""Losses of a service on Ray with a node, and the cost of its proxy.
+"""Measure the effect of a lost node on a service on Ray, and the cost of its proxy.
 
     python -m bench.cluster                # a node killed, and one that hangs
     python -m bench.cluster --defaults     # with Ray's own settings for lost nodes

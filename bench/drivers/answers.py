@@ -181,8 +181,9 @@ class Client:
 def drive(
     port: int, load: Sequence[Kind], requests: int, clients: int = 8, seed: int = 1
 ) -> tuple[Counter[Answer], Counter[bytes]]:
-    """Send each kind once, then a mixed load of so many `requests`; return what the
-    clients saw, and what got no answer."""
+    """Send each kind once, then a mixed load of `requests`; return the counted answers,
+    and the requests without an answer.
+    """
     weights = [kind.weight for kind in load]
     made = [Client(port) for _ in range(clients)]
     failed: list[BaseException] = []
@@ -220,7 +221,7 @@ def drive(
 
 
 def counted(url: str) -> Counter[Answer]:
-    """Return what the server has counted so far."""
+    """Return the server's counts so far."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE) as answer:
         return parse(answer.read().decode())
 

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client over asyncio streams that reports exactly what happened.
 
-Ordinary clients retry, pool and translate errors; under test we want to know
-whether an answer began, was cut, or never came.
+Ordinary clients retry, pool and translate errors. A test must know whether an answer
+began, was cut, or never arrived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.cases.payloads import Payload
 
 
 class NoAnswer(ConnectionError):
-    """The connection ended before one byte of the answer: safe to send again."""
+    """The connection ended before the first byte of the answer: safe to send again."""
 
 
 class CutAnswer(ConnectionError):

@@ -1,4 +1,5 @@
-"""Drive an infer URL with many connections: wrk where it is, else our own client.
+"""Drive an infer URL with many connections: by wrk if installed, else by our own
+client.
 
 Both keep each connection busy with one request after the other, and count answers,
 latencies and everything that was not a 200. The requests are made beforehand, as bytes.
@@ -24,7 +25,7 @@ import numpy as np
 from bench.cases.payloads import Payload
 from popgate_tools.perf.load import closed_loop
 
-#: Sends the requests in turn; at the end prints what `Load` needs as one line of JSON.
+#: Sends the requests in turn; at the end prints the fields of `Load` as a line of JSON.
 WRK_SCRIPT = """
 local file = assert(io.open("{file}", "rb"))
 local requests, last = {{}}, 0

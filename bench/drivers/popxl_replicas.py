@@ -61,7 +61,7 @@ def in_turns(
 
 
 def show(what: str, found: dict[str, float]) -> None:
-    """Print times, and each beside the last."""
+    """Print times, each with its ratio to the last."""
     *_, last = found.values()
     words = [f"{name} {ms:.2f} ms (x{ms / last:.2f})" for name, ms in found.items()]
     print(f"{what}: {', '.join(words)}", flush=True)
@@ -322,7 +322,7 @@ WAYS: dict[str, Callable[[int], None]] = {
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Run the selected measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", choices=list(WAYS), default=list(WAYS))

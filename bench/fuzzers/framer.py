@@ -194,7 +194,7 @@ def _path(target: bytes) -> bytes:
 
 
 def by_h11(stream: bytes) -> Found:
-    """Return what h11 finds."""
+    """Return the messages that h11 finds."""
     found = Found()
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     connection.receive_data(stream)
@@ -275,7 +275,7 @@ _PIECES = (
 
 
 def make(seed: int) -> tuple[bytes, list[int]]:
-    """Return a stream, and where it is cut."""
+    """Return a stream, and the places of its cuts."""
     choose = random.Random(seed)
     stream = b"".join(
         _request(choose) for _ in range(choose.choice((1, 1, 2, 2, 3, 5)))

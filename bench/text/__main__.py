@@ -130,7 +130,7 @@ async def served(
     connections: int,
     document: Callable[[str], dict[str, Any]] = of_popgate,
 ) -> Rates:
-    """Send all texts over so many connections."""
+    """Send all texts over `connections` connections."""
     waiting, took = deque(given), []
 
     async def one() -> None:

@@ -129,7 +129,8 @@ def write_encoder(folder: Path, config: str = "") -> None:
         for n, kind in enumerate(kinds)
     ]
     for name, document in {
-        # More than PopGate reads: Infinity loads the folder by transformers.
+        # PopGate does not read all of this, but Infinity loads the folder by
+        # transformers.
         "config.json": {
             "model_type": "bert",
             "architectures": ["BertModel"],

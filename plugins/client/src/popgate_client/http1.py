@@ -1,7 +1,7 @@
 """HTTP/1.1 as a client reads it, without input or output.
 
-A connection asks where to put the next bytes, receives them there, and reports their
-number. Large bodies arrive where their arrays will be, so nothing is copied.
+A connection asks for memory, receives the next bytes into it, and reports their number.
+Large bodies arrive where their arrays will be, so nothing is copied.
 """
 
 from __future__ import annotations

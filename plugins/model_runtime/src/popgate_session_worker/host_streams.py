@@ -68,7 +68,7 @@ _PREFETCH_BYTES = 64 * 1024 * 1024
 class HostStreams:
     """The streams of a session, served over `sock`, by the file or by neither.
 
-    `look_ahead`: how many reads may be prefetched. One thread.
+    `look_ahead`: how many reads may be prefetched. For one thread.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ _SMALL = 64 * 1024
 _MOST_TOGETHER = 8
 _ALIGNMENT = 64
 
-#: Makes a segment of so many bytes known to the host: its number and its memory.
+#: Makes a segment of so many bytes, known to the host; returns number and memory.
 MakeSegment = Callable[[int], tuple[int, SharedMemory]]
 
 
@@ -42,7 +42,7 @@ class Place:
         self.number = number
         self.offset = offset
         self.room = room
-        #: Expected to be filled by the host, or not yet acknowledged by it.
+        #: True while the host has yet to fill the place, or to acknowledge it.
         self.busy = False
         self._view = memory.view[offset : offset + room]
         self._held: weakref.ref[Array] | None = None

@@ -103,8 +103,10 @@ class LoadedSession:
         return self.device
 
     def unload(self, *, save: bool) -> None:
-        """Unload; needs the lease. With `save` the save programs are run first, if load
-        programs were run and all that they write is connected.
+        """Unload; needs the lease.
+
+        With `save` the save programs run first, if load programs have run and all
+        outputs of the save programs are connected.
         """
         if save:
             self._save()

@@ -83,8 +83,8 @@ class SessionLink:
     ) -> None:
         """Run `programs` in order, and return when they have ended.
 
-        `deadline` is a `time.monotonic()` time. Raises how they failed, what a callback
-        raised, DeadlineExceeded, and SessionEnded if the connection ended.
+        `deadline` is a `time.monotonic()` time. Raises the error of the programs or of
+        a callback, DeadlineExceeded, and SessionEnded if the connection ended.
         """
         bind = None
         if self._bound_version != connections.version:
@@ -118,7 +118,7 @@ class SessionLink:
             conversation.rewind()
 
     def end(self) -> None:
-        """End the session in the device, and what is running; from any thread."""
+        """End the session in the device, and the running programs; from any thread."""
         # `ended` first: `run`, in its own thread, wakes from the shutdown and asks why.
         self.ended = True
         with contextlib.suppress(OSError):
@@ -382,8 +382,8 @@ class _Conversation:
         self._sources[index].consumed()
 
     def _give_prefetched(self) -> None:
-        """Answer prefetch requests whose data are there, until the device needs
-        something.
+        """Answer prefetch requests whose data are available, until the device needs an
+        answer.
         """
         for answer in self._available():
             answer.send()

@@ -178,7 +178,7 @@ class OpView(View, shows=popir.Operator):
         """Return the index at which a tensor is an output."""
         return self._below.outputs.index(tensor._below)
 
-    # What graphs it runs.
+    # The graphs that it runs.
 
     def getCalledGraphs(self) -> list[Any]:
         """Return the graphs that it runs."""
@@ -336,7 +336,7 @@ class OpView(View, shows=popir.Operator):
     def setup(self) -> None:
         """Do nothing: shapes are known when an operator is made."""
 
-    # What single operators have.
+    # Attributes of single operators.
 
     def hasIgnoreIndex(self) -> bool:
         """Return whether some labels do not count."""

@@ -225,8 +225,9 @@ class GraphView(View, shows=popir.Graph):
         raise popir.IrError(f"graph {self._below.id!r} has no operator {id_}")
 
     def getOpSchedule(self, *_: Any) -> list[OpView]:
-        """Return an order that keeps all constraints; where it is free, operators with
-        small results come first.
+        """Return an order that keeps all constraints.
+
+        If several operators could be next, those with small results come first.
         """
         return [OpView(op) for op in popir.schedule(self._below)]
 
@@ -423,7 +424,10 @@ class IrView(View, shows=popir.Ir):
         return self._below.data_flow
 
     def setDataFlow(self, flow: Any) -> None:
-        """Set how many slices a run takes; streams decide what is anchored."""
+        """Set how many slices a run takes.
+
+        Streams decide which tensors are anchored.
+        """
         self._below.data_flow = flow
 
     def getId(self) -> int:

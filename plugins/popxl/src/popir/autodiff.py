@@ -35,7 +35,7 @@ class Connection:
 
 @dataclass(eq=False, slots=True)
 class Gradients:
-    """A gradient graph and what its inputs and outputs are, in order."""
+    """A gradient graph, and the meanings of its inputs and outputs, in order."""
 
     graph: Graph
     forward: Graph

@@ -61,7 +61,9 @@ def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
 
 
 def branches(operator: Operator) -> list[tuple[Graph, int]]:
-    """Return the graphs of a call or conditional, and where their inputs begin."""
+    """Return the graphs of a call or conditional, and the number of its first input for
+    them.
+    """
     graphs = operator.called_graphs
     if operator.type == "Call":
         return [(graphs[0], 0)]

@@ -8,7 +8,10 @@ class IrError(Exception):
 
 
 class NotYet(NotImplementedError):
-    """A name that exists but does not work yet; its text says what is missing."""
+    """A name that exists but does not work yet.
+
+    The message names the missing feature.
+    """
 
 
 class DeviceError(Exception):

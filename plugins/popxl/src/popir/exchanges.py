@@ -86,7 +86,7 @@ class Exchanges:
         return {handle: giving(handle) for handle in self._ends.received}
 
     def begin(self) -> None:
-        """Forget what an earlier run left half done."""
+        """Forget the unfinished exchanges of an earlier run."""
         self._waiting.clear()
 
     def knows(self, handle: str) -> bool:
@@ -101,7 +101,7 @@ class Exchanges:
         workers: Workers = ALONE,
         is_free: bool = False,
     ) -> None:
-        """Take what `replicas` send.
+        """Take the value that each of `replicas` sends.
 
         workers: share large sums. is_free: a sum may overwrite one of `values`.
         """

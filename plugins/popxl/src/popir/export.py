@@ -1,7 +1,8 @@
 """A program as a PopEF file that devices run and the gateway serves.
 
-Names, numbers and anchors are those of the original's files: programs 0 (weights from
-host), 5 (the program) and 7 (weights to host), anchors by the ids of tensors.
+Names, numbers and anchors are those of the original's files. The programs are 0
+(weights from host), 5 (the program) and 7 (weights to host). Anchors have the ids of
+tensors.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def export_popef(
 
 
 def compile_whole(ir: Ir, check_order: bool = True) -> tuple[Program, bool]:
-    """Return a program that a device runs by itself, and if all replicas are in it.
+    """Return a program that a device runs by itself, and whether all replicas are in
+    it.
 
     Replicas that neither differ nor exchange anything are merged into one, whose
     requests bring rows. Others are all in the program: host arrays have an axis of
@@ -142,9 +144,9 @@ def write_program(
 ) -> None:
     """Write a program that was compiled, with opaque `blobs` beside it.
 
-    What a device does not run by itself goes into an opaque blob, `EXECUTABLE`. The
-    file then serves the whole program with all replicas and rows. If no device can run
-    that, it serves nothing.
+    A program that a device cannot run by itself goes into an opaque blob, `EXECUTABLE`.
+    The file then serves the whole program with all replicas and rows. If no device can
+    run that, it serves nothing.
     name: of the executable. Raises IrError if it has variables that no file holds.
     """
     from engine.compiler import BatchDecision

@@ -46,8 +46,8 @@ _CREDENTIALS = {
 class BucketSource:
     """The objects below a prefix, or one object with its external data.
 
-    `filesystem` is a file system of fsspec, `path` its path of the place; `scheme` is
-    for messages.
+    `filesystem` is a file system of fsspec, and `path` a path in it; `scheme` is for
+    messages.
     """
 
     def __init__(self, filesystem: Any, path: str, scheme: str = "") -> None:

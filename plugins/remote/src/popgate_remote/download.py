@@ -218,7 +218,7 @@ def _digests_of(
 
 
 def _mismatch(sums: Mapping[str, Digest], stated: Mapping[str, str]) -> str:
-    """Return what is wrong with the content, or nothing."""
+    """Return the fault of the content; empty if there is none."""
     for name, wanted in stated.items():
         came = sums[name].hexdigest()
         if came != wanted.lower():

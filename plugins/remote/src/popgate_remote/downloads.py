@@ -36,7 +36,7 @@ class Downloads:
         return not cached.path.exists()
 
     def sweep(self) -> None:
-        """Remove what ended servers have left behind."""
+        """Remove the remains of ended servers."""
         ModelCache(self._folder).sweep()
 
     def _models(self) -> Iterator[Cached]:

@@ -84,7 +84,7 @@ class TeiForm(ABC):
         """Return the response. Raises `RequestError`."""
 
     def options(self, **more: Any) -> TextOptions:
-        """Return the options that all requests with texts have."""
+        """Return the options that are common to all requests with texts."""
         document = self.document
         side = field(document, "truncation_direction", str, "right")
         return TextOptions(

@@ -243,8 +243,8 @@ class _Opener:
 class MachinesSpan(SharedSpan):
     """Instances of several machines; `machines`: those of each.
 
-    The first instance of each machine speaks to the first ones of the others. Its arena
-    has the slots of the replicas on other machines.
+    The first instance of each machine speaks to the first instances of the others. Its
+    arena has the slots of the replicas on other machines.
     """
 
     def __init__(

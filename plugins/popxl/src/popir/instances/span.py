@@ -219,8 +219,9 @@ class SharedSpan:
         values: Piece | None,
         totals: Piece | None,
     ) -> None:
-        """Bring `values`, slots of `replicas`, to all who sum them, each its slice; and
-        the totals of an earlier piece to all."""
+        """Bring `values`, slots of `replicas`, to the instances that sum them, each its
+        slice. Bring the totals of an earlier piece to all instances.
+        """
         self._meet()
 
     def _slot(self, replica: int, dtype: AnyDtype, piece: Piece) -> Array:

@@ -69,8 +69,10 @@ def _resize(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _resize_grad(g: Grad) -> Value:
-    """Compute the gradient of a resize, which is linear axis by axis: its matrix is the
-    result for the unit vectors.
+    """Compute the gradient of a resize.
+
+    A resize is linear along each axis, so its results for the unit vectors are its
+    matrix.
     """
     b, dy = g.b, g["g0"]
     for axis, scale in enumerate(g.call["scales"]):

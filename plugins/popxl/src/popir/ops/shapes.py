@@ -1,6 +1,6 @@
 """Shape, slicing, joining; each also as a writable view.
 
-A view's `put` answers: what are my inputs if my result becomes this?
+A view's `put` returns the inputs that give a new result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Takes all replicas through a program together, node by node.
 
 Each replica has its own variables. A graph runs once for each replica, in threads if
-there is enough work. If replicas take different branches, those of one branch run it
-before those of the next, each group in the order of its numbers. So results do not
-depend on the number of threads, each of which has one thread of ONNX Runtime.
+there is enough work. If replicas take different branches, the branches run one after
+the other, each for its own replicas in the order of their numbers. So results do not
+depend on the number of threads. Each thread has one thread of ONNX Runtime.
 """
 
 from __future__ import annotations

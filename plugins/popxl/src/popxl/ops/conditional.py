@@ -33,7 +33,7 @@ class ConditionalSiteInfo:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The condition, then those of both branches."""
+        """Return the condition, then the inputs of both branches."""
         return tuple(Tensor._of(t) for t in self._operator.connected)
 
     @property

@@ -70,7 +70,7 @@ class RunningServer:
 class OwnServer:
     """`popgate serve` on a socket in its own folder; closing removes everything.
 
-    It has its own pool of devices, and restarts for another number.
+    It has its own pool of devices, and restarts to change their number.
     """
 
     tls: ssl.SSLContext | None = None

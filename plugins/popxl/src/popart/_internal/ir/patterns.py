@@ -1,4 +1,4 @@
-"""Patterns: accepted, without effect, for graphs are run as they are."""
+"""Patterns: accepted without effect, because graphs run unchanged."""
 
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
