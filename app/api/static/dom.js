@@ -65,9 +65,9 @@ export function scroll(table) {
   return box;
 }
 
-/** Replace a table, unless it is in use by a pointer or by keys; it stays scrolled. */
+/** Replace a table, unless a pointer, a finger or keys use it; it stays scrolled. */
 export function renew(element, table) {
-  if (element.matches(":hover, :focus-within")) return;
+  if (element.matches(":hover, :active, :focus-within")) return;
   const left = element.querySelector(".scroll")?.scrollLeft ?? 0;
   fill(element, table);
   if (left) element.querySelector(".scroll")?.scrollTo({ left });
