@@ -213,7 +213,11 @@ def test_the_map_tells_how_many_calls_a_request_takes(tmp_path: Path) -> None:
         *(found.total, found.files),
     )
     # On a busy machine a device finds the next request before it sleeps, or after.
-    assert list(map(int, stated)) == [pytest.approx(n, abs=2) for n in counted]
+    # The sum of both may be off by what either may.
+    bounds = (2, 2, 2, 2, 4, 2)
+    assert list(map(int, stated)) == [
+        pytest.approx(n, abs=bound) for n, bound in zip(counted, bounds, strict=True)
+    ]
     assert int(stated[4]) <= 100
     assert int(stated[5]) <= 30
     # Every file of the path is in the list of its steps.
