@@ -10,14 +10,21 @@ from fastapi.responses import JSONResponse
 
 from app.api.dependencies import GatewayOf, ModelName, ViewerOf, find_model
 from app.api.plugin_routes import PluginRoutes
-from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
+from app.api.routes.infer import declare, to_front
 from app.errors import UnknownModel
 from app.gateway import Gateway
 from app.http.front import NamingOperation, Operation
 from app.settings import Settings
 from app.spec import ModelSpec
 from popgate_text import openai, tei
-from popgate_text.bodies import OPENAI_TAG, STRINGS, TEI_TAG, TEXTS, body_of
+from popgate_text.bodies import (
+    OPENAI_TAG,
+    STRINGS,
+    TEI_TAG,
+    TEXTS,
+    body_of,
+    error_responses,
+)
 from popgate_text.requests import kind_of
 from popgate_text.token_routes import scheduler_of, token_routes
 
@@ -234,12 +241,10 @@ def _responses(form: type[Any]) -> dict[int | str, dict[str, Any]]:
     found: dict[int | str, dict[str, Any]] = {
         200: {"content": {"application/json": {"schema": {}}}}
     }
-    for status, text in {
-        **{status: known["description"] for status, known in ERROR_RESPONSES.items()},
+    texts: dict[int | str, str] = {
         401: "An API key is needed, or it is the wrong one.",
         403: "The API key does not allow it.",
         424: "The model is of another kind.",
-    }.items():
-        content = {"application/json": {"schema": form.error_schema}}
-        found[status] = {"description": text, "content": content}
+    }
+    found.update(error_responses(form.error_schema, texts))
     return found

@@ -11,11 +11,17 @@ from fastapi.responses import JSONResponse
 
 from app.about import VERSION
 from app.api.dependencies import GatewayOf, ModelName, find_model, read_object
-from app.api.routes.infer import ERROR_RESPONSES
 from app.errors import ErrorResponse, InvalidRequest, RequestError
 from app.gateway import Gateway
 from popgate_text import tei
-from popgate_text.bodies import IDS, MANY_IDS, STRINGS, TEI_TAG, body_of
+from popgate_text.bodies import (
+    IDS,
+    MANY_IDS,
+    STRINGS,
+    TEI_TAG,
+    body_of,
+    error_responses,
+)
 from popgate_text.requests import check_kind_of, field
 from popgate_text.scheduler import TOKENIZING_THREADS, TextScheduler
 
@@ -55,18 +61,13 @@ def token_routes(router: APIRouter, named: str) -> None:
 
 
 def _responses() -> dict[int | str, dict[str, Any]]:
-    content = {"application/json": {"schema": tei.TeiForm.error_schema}}
-    texts = {
-        **{status: known["description"] for status, known in ERROR_RESPONSES.items()},
+    texts: dict[int | str, str] = {
         400: "The input is empty.",
         413: "The body is too large.",
         422: "The request is malformed, or above a limit of the model.",
         424: "The model is no text model.",
     }
-    return {
-        status: {"description": text, "content": content}
-        for status, text in texts.items()
-    }
+    return error_responses(tei.TeiForm.error_schema, texts)
 
 
 def _refusing(run: Callable[..., Any]) -> Callable[..., Any]:
