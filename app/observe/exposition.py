@@ -58,6 +58,15 @@ def format_labels(labels: Mapping[str, str]) -> str:
     return "{" + inside + "}"
 
 
+def format_value(value: float) -> str:
+    """Return a value without a fraction of zero.
+
+    Compiled code turns each `int` of a sample into a `float`.
+    """
+    number = float(value)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
 def render_families(
     families: Iterable[Family], *, openmetrics: bool = False
 ) -> Iterator[str]:
@@ -65,7 +74,7 @@ def render_families(
     for family in families:
         lines = family_head(family.name, family.kind, family.text, openmetrics)
         lines += [
-            f"{family.name}{format_labels(labels)} {value + 0!r}"
+            f"{family.name}{format_labels(labels)} {format_value(value)}"
             for labels, value in family.samples
         ]
         yield "\n".join(lines) + "\n"
