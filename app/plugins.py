@@ -10,9 +10,9 @@ docs/how-to/write-a-plugin.md has the groups and what their objects must be able
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 #: Commands of `popgate` (a tuple of `app.cli.plugin_commands.PluginCommand`).
 COMMANDS: Final = "popgate.commands"
+#: Configuration files of other servers, each under the file's name
+#: (`app.config.config_formats.ConfigFormat`).
+CONFIG_FORMATS: Final = "popgate.config_formats"
 #: Kinds of files besides ONNX that `popgate compile` accepts: modules with `split_name`
 #: and `compile_program` (docs/how-to/write-a-plugin.md).
 EXECUTABLES: Final = "popgate.executables"
@@ -35,26 +38,48 @@ ROUTES: Final = "popgate.routes"
 
 
 @cache
+def _points(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group by name, in the order of the names.
+
+    The result is kept, so plugins installed later are not found.
+    """
+    points = sorted(entry_points(group=group), key=lambda point: point.name)
+    return MappingProxyType({point.name: point for point in points})
+
+
+def plugin_names(group: str) -> Collection[str]:
+    """Return the names of a group's plugins in order; import none of them."""
+    return _points(group).keys()
+
+
+@cache
+def plugin(group: str, name: str) -> Any:
+    """Return the object of a plugin, or None if it cannot be imported.
+
+    The server logs that and goes on without the plugin's capability. For all threads.
+    """
+    point = _points(group)[name]
+    try:
+        return point.load()
+    except Exception as error:
+        logger.warning(
+            "plugin %s (%s) cannot be imported and is ignored: %s: %s",
+            point.name,
+            point.value,
+            type(error).__name__,
+            error,
+        )
+        return None
+
+
+@cache
 def plugins(group: str) -> Mapping[str, Any]:
     """Return the objects of an entry point group by name, in the order of the names.
 
-    A plugin that cannot be imported is logged and left out, and the server goes on
-    without its capability. The result is kept, so plugins installed later are not
-    found. For all threads.
+    A plugin that cannot be imported is left out. For all threads.
     """
-    found: dict[str, Any] = {}
-    for point in sorted(entry_points(group=group), key=lambda point: point.name):
-        try:
-            found[point.name] = point.load()
-        except Exception as error:
-            logger.warning(
-                "plugin %s (%s) cannot be imported and is ignored: %s: %s",
-                point.name,
-                point.value,
-                type(error).__name__,
-                error,
-            )
-    return MappingProxyType(found)
+    found = {name: plugin(group, name) for name in plugin_names(group)}
+    return MappingProxyType({k: one for k, one in found.items() if one is not None})
 
 
 def with_sections() -> Mapping[str, Any]:

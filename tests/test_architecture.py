@@ -58,6 +58,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_session_worker": frozenset({"popef_io", "engine"}),
     "popgate_sessions": frozenset({"popef_io", "engine"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
+    "popgate_triton": frozenset({"engine", "app"}),
     "triton_python_backend_utils": frozenset({"popef_io", "engine"}),
 }
 WEB_AND_EVENT_LOOPS = frozenset(

@@ -16,8 +16,8 @@ from app.api.schemas import (
     ModelSummary,
     VersionStatus,
 )
+from app.config.declared import DeclaredTensor
 from app.config.sequence_config import SequenceConfig
-from app.config.triton import DeclaredTensor
 from app.repository.loader import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord

@@ -1,7 +1,7 @@
 """Read a model's options from all of their sources.
 
-The sources are Triton's ``config.pbtxt``, PopGate's ``config.toml`` and the
-configuration of a load request. Each overrides the one before, and all are optional.
+The sources are the configuration file of another server, PopGate's ``config.toml`` and
+the configuration of a load request. Each overrides the one before; all are optional.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from app.config.config_formats import Translation, read_translated, translate_request
+from app.config.declared import DeclaredTensors
 from app.config.model_config import (
     ModelConfig,
     ModelConfigError,
     parse_model_config,
     read_document,
     with_files,
-)
-from app.config.triton import (
-    DeclaredTensors,
-    Translation,
-    TritonConfigError,
-    read_json_config,
-    read_pbtxt,
-    translate,
 )
 from app.plugins import with_sections
 
@@ -79,32 +73,32 @@ class ModelOptions:
 def read_options(
     name: str,
     folder: Path | None,
-    pbtxt: Path | None,
+    foreign: Path | None,
     toml: Path | None,
     override: str | None = None,
     *,
     origin: Origin = REPOSITORY,
 ) -> ModelOptions:
-    """Return the options of model `name`, whose files are in `folder`; `override` is
-    JSON.
+    """Return the options of model `name`, whose files are in `folder`.
+
+    `foreign` is the configuration file of another server, `override` is JSON.
 
     Raises `ModelConfigError`, also if options from `origin` set keys that are reserved
     for the operator.
     """
-    try:
-        triton = Translation()
-        if pbtxt is not None:
-            triton = translate(read_pbtxt(pbtxt), name)
-        layers: list[tuple[str, Mapping[str, Any]]] = [("config.pbtxt", triton.options)]
-        if toml is not None:
-            label = f"{toml.name} of {origin.name}" if origin.name else toml.name
-            layers.append((label, read_document(toml)))
-        theirs = len(layers) if origin.name else 0
-        if origin.config is not None:
-            layers.append((origin.config.name, read_document(origin.config)))
-        changes = _override(name, override)
-    except TritonConfigError as e:
-        raise ModelConfigError(str(e)) from None
+    translated, file = Translation(), ""
+    if foreign is not None:
+        translated, file = read_translated(foreign, name), foreign.name
+    layers: list[tuple[str, Mapping[str, Any]]] = [(file, translated.options)]
+    if toml is not None:
+        label = f"{toml.name} of {origin.name}" if origin.name else toml.name
+        layers.append((label, read_document(toml)))
+    theirs = len(layers) if origin.name else 0
+    if origin.config is not None:
+        layers.append((origin.config.name, read_document(origin.config)))
+    changes = Translation()
+    if override is not None:
+        changes = translate_request(override, name, OVERRIDE)
     layers.append((OVERRIDE, changes.options))
     merged: dict[str, Any] = {}
     for number, (label, layer) in enumerate(layers):
@@ -116,7 +110,7 @@ def read_options(
             )
         parse_model_config(layer, label)
         merged |= layer
-    declared = triton.declared.changed_by(changes.declared)
+    declared = translated.declared.changed_by(changes.declared)
     if "ensemble" in merged:
         if "max_batch_size" in changes.options:
             # It is declared for the ensemble. The models of its steps have their own
@@ -134,8 +128,8 @@ def read_options(
     return ModelOptions(
         config,
         declared,
-        changes.filename or triton.filename,
-        triton.notes + changes.notes,
+        changes.filename or translated.filename,
+        translated.notes + changes.notes,
     )
 
 
@@ -145,14 +139,3 @@ def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
         if is_known and key not in REQUESTABLE:
             msg = f"{label}: {key} can only be set in the model repository"
             raise ModelConfigError(msg)
-
-
-def _override(name: str, override: str | None) -> Translation:
-    """Apply keys of Triton's configuration or of ours."""
-    if override is None:
-        return Translation()
-    message, ours = read_json_config(override)
-    found = translate(message, name, OVERRIDE, partial=True)
-    return Translation(
-        {**found.options, **ours}, found.declared, found.filename, found.notes
-    )

@@ -358,7 +358,7 @@ def compiled_files(
     if source.is_onnx:
         return [cache.popef_for(source.files[0], changes)]
     if changes.reshapes:
-        raise LoadError("config.pbtxt: reshape needs an .onnx file")
+        raise LoadError(f"{source.declared.label}: reshape needs an .onnx file")
     return list(source.files)
 
 

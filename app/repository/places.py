@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from app.config.config_formats import config_files
 from app.config.model_options import Origin
-from app.config.triton import PBTXT_NAME
 from app.repository.formats import recognise
 from app.repository.model_sources import RemoteCaches, RemoteUrl, is_url, parse_url
 from app.repository.scan import (
@@ -163,7 +163,9 @@ class ModelPlaces:
 def is_one_model(folder: Path) -> bool:
     """Return whether a folder holds one model: it has versions or a configuration."""
     return any(
-        (is_version(e.name) and is_folder(e)) or e.name in (CONFIG_NAME, PBTXT_NAME)
+        (is_version(e.name) and is_folder(e))
+        or e.name == CONFIG_NAME
+        or e.name in config_files()
         for e in folder.iterdir()
     )
 

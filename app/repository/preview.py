@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from app.config.config_formats import config_files
 from app.config.model_config import ModelConfig
-from app.config.triton import PBTXT_NAME
 from app.repository.assembly import (
     Assembled,
     assemble,
@@ -161,7 +161,7 @@ class _Previewer:
 
     def repository(self) -> RepositoryPreview:
         good, bad = names_in(self._root)
-        options = [n for n in (CONFIG_NAME, PBTXT_NAME) if (self._root / n).is_file()]
+        options = [n for n in _config_files() if (self._root / n).is_file()]
         if options or (good and all(map(is_version, good))):
             problem = (
                 f"{self._root.name} is the folder of one model; name its parent folder"
@@ -413,10 +413,15 @@ def _verify(files: Sequence[Path]) -> None:
 
 def _placed(name: str, text: str, place: str = "") -> str:
     """Return a problem, preceded by the name of the file to change."""
-    for file in (CONFIG_NAME, PBTXT_NAME):
+    for file in _config_files():
         if text.startswith(file):
             return f"{name}/{text}"
     return text if text.startswith(f"{name}/") else f"{place or name}: {text}"
+
+
+def _config_files() -> list[str]:
+    """Return the names of the files with options in a model's folder."""
+    return [CONFIG_NAME, *config_files()]
 
 
 def _odd_entries(folder: Path) -> Iterator[str]:
@@ -444,9 +449,9 @@ def _odd_entries(folder: Path) -> Iterator[str]:
                     f"{folder.name}/{name}: not read; the folder is called "
                     f"{WARMUP_FOLDER}"
                 )
-        elif name not in (CONFIG_NAME, PBTXT_NAME):
+        elif name not in _config_files():
             if name.lower().startswith("config") or difflib.get_close_matches(
-                name, [CONFIG_NAME, PBTXT_NAME], cutoff=0.8
+                name, _config_files(), cutoff=0.8
             ):
                 yield (
                     f"{folder.name}/{name}: not read; the file is called {CONFIG_NAME}"

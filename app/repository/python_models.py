@@ -28,7 +28,9 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
     if not source.is_python:
         wrong = python_keys_set(config)
         if source.declared.document.get("backend") == "python":
-            raise ValueError(f"config.pbtxt: backend python requires a {PYTHON_MODEL}")
+            raise ValueError(
+                f"{source.declared.label}: backend python requires a {PYTHON_MODEL}"
+            )
         if wrong:
             msg = f"{wrong[0]} is for Python models, and there is no {PYTHON_MODEL}"
             raise ValueError(msg)
@@ -36,7 +38,7 @@ def check_kind(source: VersionSource, config: ModelConfig, *, allowed: bool) -> 
     if not allowed:
         raise ValueError(NOT_ALLOWED)
     if source.declared.reshapes:
-        raise ValueError("config.pbtxt: reshape requires an .onnx file")
+        raise ValueError(f"{source.declared.label}: reshape requires an .onnx file")
     if config.devices:
         raise ValueError(
             "devices: a Python model runs in processes of its own; remove the key"

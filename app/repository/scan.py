@@ -6,7 +6,7 @@
     models/<name>.popef, <name>.onnx    one file, served as version 1
     models/<name>/*.popef, *.onnx       the same, without a version folder
     models/<name>/config.toml           optional, for each of these
-    models/<name>/config.pbtxt          optional, Triton's
+    models/<name>/config.pbtxt          optional, of another server (a plugin reads it)
     models/<name>/config.toml           alone, that of an ensemble of other models, or
                                         of one whose files come from a URL (`source`)
 
@@ -25,11 +25,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
+from app.config.config_formats import config_files
+from app.config.declared import DeclaredTensors
 from app.config.file_stamps import Stamp, stamp_of
 from app.config.model_config import ModelConfig, ModelConfigError
 from app.config.model_files import INITIAL_STATE_FOLDER
 from app.config.model_options import REPOSITORY, ModelOptions, Origin, read_options
-from app.config.triton import PBTXT_NAME, DeclaredTensors
 from app.repository.formats import recognise
 from app.repository.model_sources import RemoteUrl, parse_url
 from engine import InvalidConfig
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.toml"
 WARMUP_FOLDER = "warmup"
-TRITON_MODEL = "model.onnx"  # Triton's choice among several
+USUAL_MODEL = "model.onnx"  # the choice among several
 PYTHON_MODEL = "model.py"
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
@@ -285,8 +286,9 @@ def _read_model(
     folders = [e for e in entries if _inside(root, e).is_dir()]
     files = [_inside(root, e) for e in entries if e not in folders]
     folder = folders[0] if folders else None
-    pbtxt, toml = (_option_file(root, folder, n) for n in (PBTXT_NAME, CONFIG_NAME))
-    options = read(name, folder, pbtxt, toml)
+    foreign = filter(None, (_option_file(root, folder, n) for n in config_files()))
+    toml = _option_file(root, folder, CONFIG_NAME)
+    options = read(name, folder, next(foreign, None), toml)
     if options.config.source and not origin.name:
         return _read_source(name, entries, options)
     versions: list[VersionSource] = []
@@ -335,7 +337,7 @@ def _read_source(name: str, entries: list[Path], options: ModelOptions) -> Model
             for e in _listed(folder)
             if is_version(e.name)
             or e.suffix in SUFFIXES
-            or e.name in (PBTXT_NAME, PYTHON_MODEL, WARMUP_FOLDER)
+            or e.name in (*config_files(), PYTHON_MODEL, WARMUP_FOLDER)
         ]
     if beside:
         msg = (
@@ -448,7 +450,7 @@ def _read_version(
     for suffix in SUFFIXES:
         found = tuple(_inside(root, p) for p in files if p.suffix == suffix)
         if suffix == ".onnx" and len(found) > 1:
-            found = tuple(p for p in found if p.name == TRITON_MODEL) or found
+            found = tuple(p for p in found if p.name == USUAL_MODEL) or found
         if suffix == ".onnx" and len(found) > 1:
             names = ", ".join(p.name for p in found)
             msg = f"{label} contains several .onnx files: {names}; keep one"

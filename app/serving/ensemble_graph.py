@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from app.config.declared import DeclaredTensor, DeclaredTensors
 from app.config.ensemble_config import EnsembleConfig, StepConfig
 from app.config.model_config import ModelConfig
-from app.config.triton import DeclaredTensor, DeclaredTensors
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 

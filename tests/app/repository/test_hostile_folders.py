@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from app.config.config_formats import config_files
 from app.config.model_config import ModelConfig
 from app.config.model_options import REQUESTABLE
 from tests.app.served import ServedGateway, add, run_popgate
@@ -95,12 +96,12 @@ def fill(root: Path) -> set[str]:
         (root / name / "huge.npy").write_bytes(HUGE_NPY)
         pipe(root / name / "pipe.npy")
         bad.add(name)
-    for name, text in PBTXT.items():
+    for name, text in PBTXT.items() if "config.pbtxt" in config_files() else ():
         add(root, f"triton-{name}")
         (root / f"triton-{name}" / "config.pbtxt").write_text(text)
         bad.add(f"triton-{name}")
     for kind in KINDS:
-        for file in ("config.toml", "config.pbtxt", "1/m.popef"):
+        for file in ("config.toml", *config_files(), "1/m.popef"):
             # A circle of links is no file: such options are not there.
             if kind is circle and file != "1/m.popef":
                 continue

@@ -93,7 +93,7 @@ def test_what_is_no_model_is_told(
 
 
 def test_a_folder_of_one_model_shows_itself(tmp_path: Path) -> None:
-    make(tmp_path, "a/1/m.onnx", "b/config.pbtxt", "many/m.onnx", "deep/a/1/m.onnx")
+    make(tmp_path, "a/1/m.onnx", "b/config.toml", "many/m.onnx", "deep/a/1/m.onnx")
     assert is_one_model(tmp_path / "a")
     assert is_one_model(tmp_path / "b")
     assert not is_one_model(tmp_path / "many")

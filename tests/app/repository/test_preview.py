@@ -14,7 +14,6 @@ import pytest
 from app.api.examples import shown_shape
 from app.repository.compile_cache import CompileCache
 from app.repository.preview import ModelPreview, RepositoryPreview, preview_repository
-from tests.app.config.triton.test_serving import write_ensemble, write_simple
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 
@@ -68,18 +67,6 @@ def test_it_says_what_the_server_says(repository: Path, gateway: ServedGateway) 
                 ]
 
 
-def test_onnx_and_ensembles(root: Path) -> None:
-    write_ensemble(root, "both", "part1", "part2")
-    write_simple(root, "policy", 1, 2, config="version_policy { all { } }")
-    found = preview(root)
-    assert found.is_good
-    both = model(found, "both").versions[0].spec
-    assert both is not None
-    assert [t.name for t in both.inputs] == ["A", "B"]
-    assert [v.version for v in model(found, "policy").versions] == [1, 2]
-    assert model(found, "part1").memory > 0
-
-
 def test_memory_and_devices(root: Path) -> None:
     size = models.affine(root / "m.popef").stat().st_size
     (root / "m").mkdir()
@@ -115,12 +102,6 @@ def test_memory_and_devices(root: Path) -> None:
         ),
         ("config.toml", "sequence = {start = 'z'}", "m/1: "),
         ("config.toml", "labels = {z = ['a']}", "m/1: labels name"),
-        ("config.pbtxt", "max_batchsize: 3", "m/config.pbtxt: unknown field"),
-        (
-            "config.pbtxt",
-            'input { name: "input" data_type: TYPE_INT8 dims: [ -1, 4 ] }',
-            "m/config.pbtxt: input 'input' is declared as INT8, but",
-        ),
         ("1/m.popef", "x", "m/1/m.popef, blob 0, offset 0: not a PopGate container"),
         ("1/other.onnx", "x", ""),
     ],
@@ -173,10 +154,12 @@ def test_what_looks_meant_and_is_not_read_is_noted(root: Path) -> None:
 
 
 def test_the_folder_of_one_model(root: Path) -> None:
-    write_simple(root, "simple", 1, config="")
+    (root / "simple" / "1").mkdir(parents=True)
+    models.affine(root / "simple" / "1" / "m.popef")
+    (root / "simple" / "config.toml").write_text("")
     (problem,) = preview(root / "simple").all_problems
     assert problem.startswith("simple is the folder of one model")
-    (root / "simple" / "config.pbtxt").unlink()
+    (root / "simple" / "config.toml").unlink()
     assert preview(root / "simple").problems == (problem,)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.config.config_formats import MAX_CONFIG_BYTES
+from app.config.model_config import ModelConfigError
 from app.config.model_files import read_text, shown
 
-PBTXT_NAME = "config.pbtxt"
-MAX_CONFIG_BYTES = 1 << 20  # a page of options; limits the cost of a stray file
 MAX_JSON_DEPTH = 32
 MAX_MESSAGE = 1000  # characters of protobuf's message, which quotes lines
 # Python's exceptions for strings and numbers that protobuf's grammar allows.
@@ -20,49 +19,34 @@ _NOT_PARSED = (ValueError, ArithmeticError, RecursionError, MemoryError)
 _UNKNOWN = re.compile(r'Message type "triton\.(\w+)" has no field named "([^"]*)"')
 
 
-class TritonConfigError(Exception):
-    """An invalid configuration; the message names file and field."""
-
-
 def read_pbtxt(path: Path) -> Any:
-    """Return the message of a ``config.pbtxt``. Raises `TritonConfigError`."""
+    """Return the message of a ``config.pbtxt``. Raises `ModelConfigError`."""
     from google.protobuf import text_format
 
-    from app.config.triton.schema import config_class
+    from popgate_triton.schema import config_class
 
     try:
         text = read_text(path, MAX_CONFIG_BYTES)
     except ValueError as e:
-        raise TritonConfigError(f"{path.name} {e}") from None
+        raise ModelConfigError(f"{path.name} {e}") from None
     try:
         message = text_format.Parse(text, config_class()())
         _check_enumerators(message)
     except (text_format.ParseError, *_NOT_PARSED) as e:
-        raise TritonConfigError(f"{path.name}: {_explain(str(e))}") from None
+        raise ModelConfigError(f"{path.name}: {_explain(str(e))}") from None
     return message
 
 
-def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
+def parse_document(document: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
     """Return the message of a configuration in JSON, and the keys that Triton does not
     know.
 
-    Raises `TritonConfigError`.
+    Raises `ModelConfigError`.
     """
     from google.protobuf import json_format
 
-    from app.config.triton.schema import config_class
+    from popgate_triton.schema import config_class
 
-    if len(text) > MAX_CONFIG_BYTES:
-        msg = f"the config is larger than {MAX_CONFIG_BYTES} characters"
-        raise TritonConfigError(msg)
-    try:
-        document = json.loads(text)
-        json.dumps(document, ensure_ascii=False).encode()  # refuses lone surrogates
-    except (ValueError, RecursionError) as e:
-        raise TritonConfigError(f"the config is not JSON: {e}") from None
-    if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise TritonConfigError(f"the config must be a JSON object, got {kind}")
     message = config_class()()
     theirs = {field.name for field in message.DESCRIPTOR.fields}
     theirs |= {field.json_name for field in message.DESCRIPTOR.fields}
@@ -72,7 +56,7 @@ def read_json_config(text: str) -> tuple[Any, Mapping[str, Any]]:
         json_format.ParseDict(mine, message, max_recursion_depth=MAX_JSON_DEPTH)
         _check_enumerators(message)
     except (json_format.ParseError, *_NOT_PARSED) as e:
-        raise TritonConfigError(f"the config: {_explain(str(e))}") from None
+        raise ModelConfigError(f"the config: {_explain(str(e))}") from None
     return message, ours
 
 

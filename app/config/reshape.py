@@ -1,4 +1,4 @@
-"""Triton's ``reshape``: clients see another shape of a tensor than the model.
+"""Reshapes: clients see another shape of a tensor than the model.
 
 The compiler turns it into a Reshape node of the model, so it costs no extra step at run
 time.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _GIVEN = "__given"
@@ -53,10 +53,14 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class Reshapes:
-    """The reshapes of a model. `repr` is complete and stable: part of a cache key."""
+    """The reshapes of a model. `repr` is stable: part of a cache key.
+
+    `label` names the configuration in errors.
+    """
 
     inputs: tuple[Reshape, ...] = ()
     outputs: tuple[Reshape, ...] = ()
+    label: str = field(default="", repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs)
@@ -67,7 +71,12 @@ class Reshapes:
         The inputs and outputs are renamed in the graph. Returns their outside names by
         their names in the graph. Raises ValueError for a tensor that does not exist.
         """
-        graph = model.graph
+        try:
+            return self._applied(model.graph)
+        except ValueError as e:
+            raise ValueError(f"{self.label}: {e}") from None
+
+    def _applied(self, graph: Any) -> tuple[dict[str, str], dict[str, str]]:
         for reshape in self.inputs:
             info = _find(graph.input, reshape.name, "input")
             _add_node(graph, f"{info.name}{_GIVEN}", info.name, reshape.shape, reshape)
@@ -89,7 +98,7 @@ def _find(infos: Iterable[Any], name: str, kind: str) -> Any:
     for info in infos:
         if info.name == name:
             return info
-    raise ValueError(f"config.pbtxt: the model has no {kind} '{name}'")
+    raise ValueError(f"the model has no {kind} '{name}'")
 
 
 def _add_node(
@@ -116,7 +125,7 @@ def _set_shape(info: Any, reshape: Reshape) -> None:
     shape = info.type.tensor_type.shape
     batch = list(shape.dim[:1]) if reshape.batched else []
     if reshape.batched and not batch:
-        msg = f"config.pbtxt: '{reshape.name}' has no batch dimension in the model"
+        msg = f"'{reshape.name}' has no batch dimension in the model"
         raise ValueError(msg)
     kept = [type(dim)() for dim in batch]
     for new, old in zip(kept, batch, strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from tests.app.config.triton.folders import (
+from plugins.triton.tests.folders import (
     add_sub,
     identity,
     tensors,

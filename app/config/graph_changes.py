@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 import orjson
 
-from app.config.triton.reshape import Reshape, Reshapes
+from app.config.reshape import Reshape, Reshapes
 from app.plugins import MODEL_FORMATS, plugins
 
 #: The name of the first dimension of all inputs if they share no name.
@@ -49,6 +49,7 @@ class GraphChanges:
             Reshapes(
                 tuple(Reshape.from_message(one) for one in reshapes["inputs"]),
                 tuple(Reshape.from_message(one) for one in reshapes["outputs"]),
+                str(reshapes["label"]),
             ),
             bool(message["counts_rows"]),
             tuple(message["optional"]),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config.triton import TritonConfigError, read_json_config, read_pbtxt
+from app.config.model_config import ModelConfigError
+from popgate_triton.reading import parse_document, read_pbtxt
 
 
 def pbtxt(tmp_path: Path, text: str) -> Path:
@@ -134,7 +135,7 @@ def test_sequences_and_ensembles_are_known(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(TritonConfigError) as caught:
+    with pytest.raises(ModelConfigError) as caught:
         read_pbtxt(pbtxt(tmp_path, text))
     assert str(caught.value).startswith("config.pbtxt")
     assert message in str(caught.value)
@@ -144,23 +145,21 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
 def test_what_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "config.pbtxt"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(TritonConfigError, match="cannot be read"):
+    with pytest.raises(ModelConfigError, match="cannot be read"):
         read_pbtxt(path)
-    with pytest.raises(TritonConfigError, match="cannot be read"):
+    with pytest.raises(ModelConfigError, match="cannot be read"):
         read_pbtxt(tmp_path / "none")
 
 
 def test_json_has_numbers_as_numbers_or_text() -> None:
-    message, ours = read_json_config(
-        json.dumps(
-            {
-                "max_batch_size": "16",
-                "input": [{"name": "a", "data_type": "TYPE_FP32", "dims": ["-1", 3]}],
-                "dynamic_batching": {"max_queue_delay_microseconds": "100"},
-                "parameters": {"k": {"string_value": "v"}},
-                "instances": 2,
-            }
-        )
+    message, ours = parse_document(
+        {
+            "max_batch_size": "16",
+            "input": [{"name": "a", "data_type": "TYPE_FP32", "dims": ["-1", 3]}],
+            "dynamic_batching": {"max_queue_delay_microseconds": "100"},
+            "parameters": {"k": {"string_value": "v"}},
+            "instances": 2,
+        }
     )
     assert message.max_batch_size == 16
     assert list(message.input[0].dims) == [-1, 3]
@@ -170,16 +169,12 @@ def test_json_has_numbers_as_numbers_or_text() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
-        ("[]", "must be a JSON object, got list"),
         ('{"max_batch_size": "many"}', "max_batch_size"),
         ('{"input": [{"size": 3}]}', "size"),
-        ("[" * 100_000, "is not JSON"),
         ('{"input": ' + "[" * 500 + "]" * 500 + "}", "the config"),
-        (" " * (1 << 21), "larger than"),
     ],
 )
 def test_json_that_is_none(text: str, message: str) -> None:
-    with pytest.raises(TritonConfigError) as caught:
-        read_json_config(text)
+    with pytest.raises(ModelConfigError) as caught:
+        parse_document(json.loads(text))
     assert message in str(caught.value)

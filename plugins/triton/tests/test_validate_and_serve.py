@@ -16,8 +16,12 @@ from onnx import helper, numpy_helper
 
 from app.api.examples import shown_shape
 from app.repository.compile_cache import CompileCache
-from app.repository.preview import RepositoryPreview, preview_repository
-from tests.app.config.triton.folders import (
+from app.repository.preview import (
+    ModelPreview,
+    RepositoryPreview,
+    preview_repository,
+)
+from plugins.triton.tests.folders import (
     Dims,
     ensemble,
     identity,
@@ -25,7 +29,9 @@ from tests.app.config.triton.folders import (
     write_config,
     write_onnx,
 )
+from plugins.triton.tests.test_serving import write_ensemble, write_simple
 from tests.app.served import NOTHING_TAKEN, ServedGateway
+from tests.engine import models
 
 SEED = 20261122
 PLAIN, SEQUENCES, ENSEMBLES = 40, 20, 60
@@ -301,3 +307,43 @@ def test_what_they_say_of_tensors_is_the_same(
             assert [(t.name, t.datatype, shown_shape(spec, t)) for t in mine] == [
                 (t["name"], t["datatype"], t["shape"]) for t in theirs
             ]
+
+
+def shown(root: Path) -> RepositoryPreview:
+    return preview_repository(root, CompileCache(root.parent / "cache"), NOTHING_TAKEN)
+
+
+def model(found: RepositoryPreview, name: str) -> ModelPreview:
+    return next(m for m in found.models if m.name == name)
+
+
+def test_onnx_and_ensembles(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_ensemble(root, "both", "part1", "part2")
+    write_simple(root, "policy", 1, 2, config="version_policy { all { } }")
+    found = shown(root)
+    assert found.is_good
+    both = model(found, "both").versions[0].spec
+    assert both is not None
+    assert [t.name for t in both.inputs] == ["A", "B"]
+    assert [v.version for v in model(found, "policy").versions] == [1, 2]
+    assert model(found, "part1").memory > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("max_batchsize: 3", "m/config.pbtxt: unknown field"),
+        (
+            'input { name: "input" data_type: TYPE_INT8 dims: [ -1, 4 ] }',
+            "m/config.pbtxt: input 'input' is declared as INT8, but",
+        ),
+    ],
+)
+def test_mistakes_begin_with_the_file(tmp_path: Path, text: str, problem: str) -> None:
+    root = tmp_path / "models"
+    (root / "m" / "1").mkdir(parents=True)
+    models.affine(root / "m" / "1" / "m.popef")
+    (root / "m" / "config.pbtxt").write_text(text)
+    (said,) = shown(root).all_problems
+    assert said.startswith(problem)

@@ -1,4 +1,4 @@
-"""The tensors that Triton's configuration declares, compared with the model's."""
+"""The tensors that a configuration declares, compared with the model's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.config.triton.reading import TritonConfigError
-from app.config.triton.reshape import Reshape, Reshapes
+from app.config.reshape import Reshape, Reshapes
 from app.spec import ModelSpec, TensorSpec
 from engine import PYTHON_MORE, PYTHON_STEP
 
@@ -67,76 +66,6 @@ class DeclaredTensor:
         return tensor if known == tensor.shape else replace(tensor, shape=known)
 
 
-def declared_tensors(messages: Iterable[Any], label: str) -> tuple[DeclaredTensor, ...]:
-    """Return the ``input`` or ``output`` entries. Raises `TritonConfigError`."""
-    found = tuple(_declared(message, label) for message in messages)
-    names = [tensor.name for tensor in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise TritonConfigError(f"{label}: '{name}' is declared twice")
-    return found
-
-
-def _declared(message: Any, label: str) -> DeclaredTensor:
-    name, dims = message.name, tuple(message.dims)
-    if not name:
-        raise TritonConfigError(f"{label}: an input or output lacks a name")
-    check_dims(name, dims, label)
-    reshape = None
-    if message.HasField("reshape"):
-        reshape = tuple(message.reshape.shape)
-        check_dims(name, reshape, label)
-        problem = Reshape(name, dims, reshape, batched=False).check()
-        if problem:
-            msg = f"{label}: reshape of '{name}' is impossible: {problem}"
-            raise TritonConfigError(msg)
-    return DeclaredTensor(
-        name,
-        datatype_word(message),
-        dims,
-        label,
-        reshape,
-        format=_word(message, "format"),
-        label_filename=getattr(message, "label_filename", ""),
-    )
-
-
-def declared_states(
-    messages: Iterable[Any], field: str, label: str
-) -> tuple[DeclaredTensor, ...]:
-    """Return the tensors that the ``state`` entries name in `field`."""
-    found = []
-    for message in messages:
-        name, dims = getattr(message, field), tuple(message.dims)
-        check_dims(name, dims, label)
-        found.append(DeclaredTensor(name, datatype_word(message), dims, label))
-    return tuple(found)
-
-
-def check_dims(name: str, dims: tuple[int, ...], label: str) -> None:
-    """Raise `TritonConfigError` for invalid dimensions."""
-    if any(dim < -1 or dim == 0 for dim in dims):
-        msg = f"{label}: dims of '{name}' must be 1 or more, or -1, got {list(dims)}"
-        raise TritonConfigError(msg)
-
-
-def datatype_word(message: Any) -> str:
-    """Return the protocol's name of a message's ``data_type``; empty if there
-    is none.
-    """
-    kind = _word(message, "data_type").removeprefix("TYPE_")
-    return {"INVALID": "", "STRING": "BYTES"}.get(kind, kind)
-
-
-def _word(message: Any, field: str) -> str:
-    """Return the name of a field's enumerator; empty if the message lacks the field."""
-    found = message.DESCRIPTOR.fields_by_name.get(field)
-    if found is None:
-        return ""
-    word: str = found.enum_type.values_by_number[getattr(message, field)].name
-    return word
-
-
 @dataclass(frozen=True, slots=True)
 class DeclaredTensors:
     """All declarations of a configuration; empty if there are none.
@@ -153,7 +82,7 @@ class DeclaredTensors:
     state_outputs: tuple[DeclaredTensor, ...] = ()
     label: str = ""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The whole configuration in Triton's JSON form, for models in Python."""
+    """The whole configuration in its format's JSON form, for models in Python."""
 
     @property
     def is_batched(self) -> bool:
@@ -162,7 +91,9 @@ class DeclaredTensors:
     @property
     def reshapes(self) -> Reshapes:
         """Return the Reshape nodes to insert when the model is compiled."""
-        return Reshapes(self._reshapes(self.inputs), self._reshapes(self.outputs))
+        return Reshapes(
+            self._reshapes(self.inputs), self._reshapes(self.outputs), self.label
+        )
 
     def _reshapes(self, tensors: Iterable[DeclaredTensor]) -> tuple[Reshape, ...]:
         return tuple(

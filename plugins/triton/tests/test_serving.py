@@ -1,6 +1,6 @@
 """A model folder of Triton's, served unmodified; its stock client asks.
 
-Covers: app/config/triton/declared.py, app/config/triton/schema.py.
+Covers: app/config/declared.py, plugins/triton/src/popgate_triton/schema.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 from app.config.model_options import read_options
-from tests.app.config.triton.folders import tensors, write_config, write_onnx
+from plugins.triton.tests.folders import tensors, write_config, write_onnx
 from tests.app.served import Serve, ServedGateway
 
 START = "control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }"

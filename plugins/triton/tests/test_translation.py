@@ -1,6 +1,7 @@
 """What Triton's configuration means in our words.
 
-Covers: app/config/model_options.py.
+Covers: app/config/model_options.py, plugins/triton/src/popgate_triton/configuration.py,
+plugins/triton/src/popgate_triton/tensors.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 As Triton's generators write them: `nop` steps of any size, steps with and without a
 batch, fans.
 
-Covers: app/config/triton/graph_changes.py, app/config/triton/reshape.py.
+Covers: app/config/graph_changes.py, app/config/reshape.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httpx
 import pytest
 from onnx import helper
 
-from tests.app.config.triton.folders import (
+from plugins.triton.tests.folders import (
     ensemble,
     identity,
     tensors,

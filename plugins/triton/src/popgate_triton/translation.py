@@ -7,17 +7,15 @@ Otherwise it causes a note for the operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any, NoReturn
 
-from app.config.model_config import ModelConfig
-from app.config.triton.declared import (
-    DeclaredTensors,
-    declared_states,
-    declared_tensors,
-)
-from app.config.triton.reading import TritonConfigError, document_of
-from app.config.triton.sequences import sequence_options
+from app.config.config_formats import Translation
+from app.config.declared import DeclaredTensors
+from app.config.model_config import ModelConfig, ModelConfigError
+from popgate_triton.reading import document_of
+from popgate_triton.sequences import sequence_options
+from popgate_triton.tensors import declared_states, declared_tensors
 
 #: The backend that runs a ``model.py``.
 PYTHON = "python"
@@ -28,27 +26,13 @@ MAX_QUEUE = 65536  # more would be no limit
 KEYS = frozenset(item.name for item in fields(ModelConfig))
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """A translated configuration: `options` are keys of a ``config.toml``.
-
-    `declared` must be compared with the model. `filename` is the file to use if a
-    version has several.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    declared: DeclaredTensors = field(default_factory=DeclaredTensors)
-    filename: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def translate(
     message: Any, name: str, label: str = "config.pbtxt", *, partial: bool = False
 ) -> Translation:
     """Translate the configuration of model `name` into our keys.
 
     `label` is its name in errors and notes. A `partial` one changes another: fields
-    that it omits stay unchanged. Raises `TritonConfigError`.
+    that it omits stay unchanged. Raises `ModelConfigError`.
     """
     work = _Work(message, label)
     if message.name and message.name != name:
@@ -99,7 +83,7 @@ class _Work:
         self.notes: list[str] = []
 
     def refuse(self, why: str) -> NoReturn:
-        raise TritonConfigError(f"{self.label}: {why}")
+        raise ModelConfigError(f"{self.label}: {why}")
 
     def note(self, what: str) -> None:
         self.notes.append(f"{self.label}: {what}")
