@@ -18,16 +18,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reason goes to stderr.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m popef_io", description="Print what is in PopEF containers."
+        prog="python -m popef_io", description="Print the contents of PopEF files."
     )
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument(
-        "-m", "--metadata", action="store_true", help="metadata only, no blobs"
+        "-m", "--metadata", action="store_true", help="print the metadata only"
     )
-    parser.add_argument("--all", action="store_true", help="leave nothing out")
-    parser.add_argument("--json", action="store_true", help="for a program")
     parser.add_argument(
-        "--verify", action="store_true", help="check the payload checksums as well"
+        "--all", action="store_true", help="print every blob, anchor and value in full"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--verify", action="store_true", help="also check the checksums of payloads"
     )
     options = parser.parse_args(arguments)
     reader = Reader()

@@ -57,7 +57,7 @@ class ExecutableReader(BlobContent):
             return self.blob.payload()
         if self.size > self._max_size:
             raise LimitError(
-                "size of the executable, decompressed,",
+                "decompressed size of the executable",
                 self.size,
                 self._max_size,
                 where=self.blob.where,
@@ -81,11 +81,12 @@ class ExecutableReader(BlobContent):
                     break
         except zlib.error as error:
             raise CorruptError(
-                f"the payload does not decompress: {error}", where=self.blob.where
+                f"cannot decompress the payload: {error}", where=self.blob.where
             ) from error
         if size != self.size or not inflater.eof or inflater.unused_data:
             raise CorruptError(
-                f"the payload does not decompress to the {self.size} bytes announced",
+                "the decompressed payload does not have the "
+                f"{self.size} bytes that the header states",
                 where=self.blob.where,
             )
         return b"".join(parts)
@@ -190,7 +191,7 @@ def _array(
         except InvalidValueError as error:
             raise CorruptError(error.reason, where=blob.where) from error
     if data_type is DataType.BOOL and not has_only_booleans(view):
-        raise CorruptError("a boolean other than 0 and 1", where=blob.where)
+        raise CorruptError("a BOOL element must be 0 or 1", where=blob.where)
     # Do not use np.ndarray(buffer=view). Its arrays refer to the object behind the
     # view. That object may claim to be writable, and then callers could make the arrays
     # writable too.

@@ -87,8 +87,8 @@ class BlobWriter(Draft):
         size = len(view)
         if self._expected is not None and self._content_size + size > self._expected:
             raise InvalidValueError(
-                f"{self}: {self._content_size + size} bytes written, "
-                f"{self._expected} described"
+                f"{self}: got {self._content_size + size} bytes, expected "
+                f"{self._expected} by its shape and type"
             )
         if self._compressor and self._content_size + size > MAX_EXECUTABLE_SIZE:
             total = self._content_size + size
@@ -96,7 +96,7 @@ class BlobWriter(Draft):
                 f"{self}: size before compression", total, MAX_EXECUTABLE_SIZE
             )
         if _is(self.info, DataType.BOOL) and not has_only_booleans(view):
-            raise InvalidValueError(f"{self}: a boolean other than 0 and 1")
+            raise InvalidValueError(f"{self}: a BOOL element must be 0 or 1")
         if self._strings is not None:
             self._strings.append(bytes(view))
         else:
@@ -127,7 +127,8 @@ class BlobWriter(Draft):
         """Raise WriterStateError if there are fewer bytes than described."""
         if self._expected is not None and self._content_size < self._expected:
             raise WriterStateError(
-                f"{self}: {self._content_size} of {self._expected} bytes written"
+                f"{self} is incomplete: got {self._content_size} bytes, expected "
+                f"{self._expected}"
             )
 
     def discard(self) -> None:
@@ -215,10 +216,13 @@ def _bytes_of(data: Buffer) -> memoryview:
     try:
         view = data.data if isinstance(data, np.ndarray) else memoryview(data)
         if not view.c_contiguous:
-            raise InvalidValueError("memory that is not contiguous; copy it first")
+            raise InvalidValueError("expected contiguous memory; copy the array first")
         if view.format == "O":
-            raise InvalidValueError("an array of objects; see encode_strings")
+            raise InvalidValueError(
+                "expected bytes, got an array of objects; convert strings with "
+                "encode_strings"
+            )
         return view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         kind = type(data).__name__
-        raise InvalidValueError(f"bytes expected, not {kind}: {error}") from None
+        raise InvalidValueError(f"expected bytes, got {kind}: {error}") from None

@@ -80,7 +80,7 @@ class _ViewStream(io.RawIOBase):
         begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}
         position = begins.get(whence, len(self._view)) + offset
         if position < 0:
-            raise ValueError(f"a position in a stream is not negative, got {position}")
+            raise ValueError(f"a stream position must be at least 0, got {position}")
         self._position = position
         return position
 

@@ -88,11 +88,15 @@ class DataType(_Numbered):
             return cls.BF16
         found = _BY_KIND_AND_SIZE.get((wanted.kind, wanted.itemsize))
         if found is None:
-            raise InvalidValueError(f"numpy type {wanted} has no PopEF data type")
+            known = ", ".join(member.name for member in cls)
+            raise InvalidValueError(
+                f"no PopEF data type corresponds to numpy type {wanted}; the data "
+                f"types are {known}"
+            )
         if wanted.byteorder == _FOREIGN_ORDER:
             raise InvalidValueError(
-                f"numpy type {wanted} is not in this machine's byte order; "
-                "convert with .astype() first"
+                f"numpy type {wanted} is not in native byte order; convert the array "
+                f"with .astype({wanted.newbyteorder('=').name!r})"
             )
         return found
 

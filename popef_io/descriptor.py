@@ -144,7 +144,8 @@ def type_of(info: Info) -> BlobType:
     """Return the type of blob that `info` describes."""
     found = _TYPES.get(type(info))
     if found is None:
-        raise InvalidValueError(f"{type(info).__name__} describes no blob")
+        known = ", ".join(cls.__name__ for cls in _TYPES)
+        raise InvalidValueError(f"expected one of {known}; got {type(info).__name__}")
     return found
 
 
@@ -175,7 +176,8 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
     try:
         info: Info = _decode_record(_RECORDS[kind], unpacker)
         if unpacker.tell() != len(data):
-            raise Refused(f"{len(data) - unpacker.tell()} bytes after the descriptor")
+            rest = len(data) - unpacker.tell()
+            raise Refused(f"{rest} unexpected bytes follow its map")
     except Refused as refusal:
         place = _inside(where, unpacker.tell())
         field = f"descriptor field {refusal.field}" if refusal.path else "descriptor"
@@ -189,7 +191,7 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
         place = _inside(where, unpacker.tell())
         reason = str(error) or type(error).__name__
         raise CorruptError(
-            f"the descriptor is no valid msgpack: {reason}", where=place
+            f"the descriptor is not valid msgpack: {reason}", where=place
         ) from error
     return info
 
@@ -223,12 +225,12 @@ def _unpacker(data: bytes) -> msgpack.Unpacker:
 def _decode_record(record: Record, unpacker: msgpack.Unpacker) -> Any:
     count = unpacker.read_map_header()
     if count != len(record.fields):
-        raise Refused(f"{count} fields instead of {len(record.fields)}")
+        raise Refused(f"expected {len(record.fields)} fields, got {count}")
     values = []
     for name, kind in record.fields.items():
         key = unpacker.unpack()
         if key != name:
-            raise Refused(f"field {str(key)[:64]!r} instead of {name!r}")
+            raise Refused(f"expected field {name!r}, got {str(key)[:64]!r}")
         try:
             if isinstance(kind, ListOf):
                 values.append(_decode_list(kind, unpacker))

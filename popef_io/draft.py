@@ -41,7 +41,7 @@ class Draft(ABC):
     def check_open(self) -> None:
         """Raise WriterStateError if nothing can be written any more."""
         if self.state is not WriterState.OPEN:
-            raise WriterStateError(f"{self} is {self.state.value}")
+            raise WriterStateError(f"cannot write: {self} is {self.state.value}")
 
     def __enter__(self) -> Self:
         return self

@@ -284,4 +284,4 @@ def _value_text(value: object) -> str:
 
 
 def _rest_line(count: int, what: str, indent: str = "") -> list[str]:
-    return [f"{indent}and {count} more {what}; all of them with --all"] * (count > 0)
+    return [f"{indent}and {count} more {what}; --all prints them"] * (count > 0)

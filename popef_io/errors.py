@@ -75,8 +75,7 @@ class TruncatedError(PopefError):
         self, what: str, *, needed: int, available: int, where: Location | None = None
     ) -> None:
         super().__init__(
-            f"{what}: {needed} bytes needed, {available} are there; "
-            "the file is cut short",
+            f"the file is truncated: {what} needs {needed} bytes, got {available}",
             where=where,
         )
         self.needed = needed
@@ -94,7 +93,7 @@ class LimitError(PopefError):
         self, name: str, value: int, limit: int, *, where: Location | None = None
     ) -> None:
         super().__init__(
-            f"{name} is {value}, more than the limit of {limit}", where=where
+            f"{name} is {value}, which exceeds the limit of {limit}", where=where
         )
         self.field = name
         self.value = value

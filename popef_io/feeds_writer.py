@@ -28,11 +28,13 @@ class FeedsWriter(Draft):
             name = getattr(blob.info, "name", "")
             if expected_size(blob.info) is None:
                 raise InvalidValueError(
-                    f"feed {name!r} has elements of varying size and cannot be written "
-                    "in turns"
+                    f"create_feeds cannot write feed {name!r}, because its elements "
+                    "are strings of varying size; use create_feed_data"
                 )
             if name in self._blob_by_name:
-                raise DuplicateBlobError("DATA_FEED", name, f"two feeds {name!r}")
+                raise DuplicateBlobError(
+                    "DATA_FEED", name, f"feed {name!r} is given twice"
+                )
             self._blob_by_name[name] = blob
 
     def write(self, name: str, data: Buffer) -> int:
@@ -40,7 +42,7 @@ class FeedsWriter(Draft):
         blob = self._blob_by_name.get(name)
         if blob is None:
             known = ", ".join(map(repr, self._blob_by_name))
-            raise InvalidValueError(f"no feed {name!r} here, only {known}")
+            raise InvalidValueError(f"unknown feed {name!r}; the feeds are {known}")
         return blob.write(data)
 
     def close(self) -> None:

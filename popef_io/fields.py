@@ -50,7 +50,7 @@ class Text:
 
     def unpack(self, plain: Any) -> str:
         if not isinstance(plain, str):
-            raise Refused(f"string expected, not {_kind_of(plain)}")
+            raise Refused(f"expected a string, got {_kind_of(plain)}")
         if not plain and not self._may_be_empty:
             raise Refused("must not be empty")
         size = len(plain) if plain.isascii() else len(plain.encode())
@@ -72,14 +72,14 @@ class Integer:
             try:
                 value = operator.index(value)
             except TypeError:
-                raise Refused(f"integer expected, not {_kind_of(value)}") from None
+                raise Refused(f"expected an integer, got {_kind_of(value)}") from None
         return self.unpack(value)
 
     def unpack(self, plain: Any) -> int:
         if type(plain) is not int:
-            raise Refused(f"integer expected, not {_kind_of(plain)}")
+            raise Refused(f"expected an integer, got {_kind_of(plain)}")
         if plain < self._lowest:
-            raise Refused(f"{plain} is less than {self._lowest}")
+            raise Refused(f"expected at least {self._lowest}, got {plain}")
         if plain > self._highest:
             raise Refused("value", limit=(plain, self._highest))
         return plain
@@ -93,7 +93,7 @@ class Flag:
 
     def unpack(self, plain: Any) -> bool:
         if not isinstance(plain, bool):
-            raise Refused(f"true or false expected, not {_kind_of(plain)}")
+            raise Refused(f"expected true or false, got {_kind_of(plain)}")
         return plain
 
 
@@ -107,16 +107,19 @@ class Choice:
     def pack(self, value: Any) -> int:
         if not isinstance(value, self._enumeration):
             name = self._enumeration.__name__
-            raise Refused(f"{name} expected, not {_kind_of(value)}")
+            raise Refused(f"expected {name}, got {_kind_of(value)}")
         number: int = value.value
         return number
 
     def unpack(self, plain: Any) -> Enum:
         if type(plain) is not int:
-            raise Refused(f"integer expected, not {_kind_of(plain)}")
+            raise Refused(f"expected an integer, got {_kind_of(plain)}")
         member = self._member_by_number.get(plain)
         if member is None:
-            raise Refused(f"{plain} is no {self._enumeration.__name__}")
+            known = ", ".join(f"{m.value} ({m.name})" for m in self._enumeration)
+            raise Refused(
+                f"{plain} is not a {self._enumeration.__name__}; expected {known}"
+            )
         return member
 
 
@@ -137,7 +140,7 @@ class Shape:
         if plain is None:
             return None
         if type(plain) is not list:
-            raise Refused(f"list or nil expected, not {_kind_of(plain)}")
+            raise Refused(f"expected a list or nil, got {_kind_of(plain)}")
         if len(plain) > self._max_rank:
             raise Refused("rank", limit=(len(plain), self._max_rank))
         for size in plain:
@@ -160,7 +163,7 @@ class ListOf:
 
     def unpack(self, plain: Any) -> tuple[Any, ...]:
         if type(plain) is not list:
-            raise Refused(f"list expected, not {_kind_of(plain)}")
+            raise Refused(f"expected a list, got {_kind_of(plain)}")
         if len(plain) > self.limit:
             raise Refused("length", limit=(len(plain), self.limit))
         return tuple(
@@ -187,14 +190,16 @@ class MapOf(ListOf):
 
     def pack(self, value: Any) -> list[Any]:
         if not isinstance(value, Mapping):
-            raise Refused(f"mapping expected, not {_kind_of(value)}")
+            raise Refused(f"expected a mapping, got {_kind_of(value)}")
         return sorted(super().pack(list(value.items())))
 
     def finish(self, items: Iterable[Any]) -> dict[Any, Any]:
         pairs = list(items)
         for (key, _), (following, _) in pairwise(pairs):
             if not key < following:
-                raise Refused(f"key {following} is twice there or out of order")
+                raise Refused(
+                    f"key {following} follows key {key}; expected ascending keys"
+                )
         return dict(pairs)
 
 
@@ -210,7 +215,7 @@ class Pair:
 
     def unpack(self, plain: Any) -> tuple[Any, Any]:
         if type(plain) is not list or len(plain) != 2:
-            raise Refused(f"a list of two expected, not {_kind_of(plain)}")
+            raise Refused(f"expected a list of two, got {_kind_of(plain)}")
         return self._first.unpack(plain[0]), self._second.unpack(plain[1])
 
 
@@ -233,7 +238,7 @@ class Record:
     def pack(self, value: Any) -> dict[str, Any]:
         """Return `value` as a map. Also check its rule."""
         if not isinstance(value, self.cls):
-            raise Refused(f"{self.cls.__name__} expected, not {_kind_of(value)}")
+            raise Refused(f"expected {self.cls.__name__}, got {_kind_of(value)}")
         plain = {}
         for name, kind in self._kinds:
             try:
@@ -249,13 +254,13 @@ class Record:
         of (key, value).
         """
         if type(plain) is not PairList:
-            raise Refused(f"map expected, not {_kind_of(plain)}")
+            raise Refused(f"expected a map, got {_kind_of(plain)}")
         if len(plain) != len(self._kinds):
-            raise Refused(f"{len(plain)} fields instead of {len(self._kinds)}")
+            raise Refused(f"expected {len(self._kinds)} fields, got {len(plain)}")
         values = []
         for (key, item), (name, kind) in zip(plain, self._kinds, strict=True):
             if key != name:
-                raise Refused(f"field {key!r} instead of {name!r}")
+                raise Refused(f"expected field {name!r}, got {key!r}")
             try:
                 values.append(kind.unpack(item))
             except Refused as refusal:
@@ -279,11 +284,11 @@ _DIMENSION = Integer(-1, S64_MAX)
 
 def _items(value: Any) -> list[Any]:
     if isinstance(value, (str, bytes, Mapping)):
-        raise Refused(f"sequence expected, not {_kind_of(value)}")
+        raise Refused(f"expected a sequence, got {_kind_of(value)}")
     try:
         return list(value)
     except TypeError:
-        raise Refused(f"sequence expected, not {_kind_of(value)}") from None
+        raise Refused(f"expected a sequence, got {_kind_of(value)}") from None
 
 
 def _kind_of(value: Any) -> str:

@@ -186,14 +186,14 @@ def read_header(
     ) = fields
     if version != VERSION:
         raise NotPopefError(
-            f"format version {version}; this reader knows version {VERSION}. "
-            "Read it with a newer release, or compile the model again",
+            f"the file has format version {version}, expected {VERSION}; read it with "
+            "a newer release, or compile the model again",
             where=where,
         )
     header = BlobHeader(type_number, flags, payload, content, size, crc, data_crc)
     where = Location(source, offset, index, header.type_name)
     if rest != _RESERVED:
-        raise CorruptError("reserved bytes of the header are not zero", where=where)
+        raise CorruptError("the reserved bytes of the header must be zero", where=where)
     _check_flags(header, where)
     _check_sizes(header, total, len(view) - offset, where)
     return header
@@ -205,7 +205,8 @@ def _check_magic(raw: memoryview, where: Location) -> None:
         return
     if where.offset:
         raise CorruptError(
-            f"no blob begins here: {begin.hex(' ')} instead of {MAGIC.hex(' ')}",
+            f"expected a blob, which begins with {MAGIC.hex(' ')}; "
+            f"got {begin.hex(' ')}",
             where=where,
         )
     raise NotPopefError(_explain_foreign(begin), where=where)
@@ -219,8 +220,8 @@ def _explain_foreign(begin: bytes) -> str:
         if begin.startswith(signature):
             return f"{reason}, which looks like {kind}"
     return (
-        f"{reason}. If it is a PopEF file of the Poplar SDK: the layout of those was "
-        "never published and cannot be read here; compile the model from ONNX instead"
+        f"{reason}. PopGate cannot read PopEF files of the Poplar SDK, because their "
+        "layout was never published; compile the model from ONNX instead"
     )
 
 
@@ -231,9 +232,9 @@ _SIGNATURES = (
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first"),
     (b"\x89HDF", "an HDF5 file"),
     (b"\x93NUMPY", "a numpy file"),
-    (b"\x7fELF", "a program"),
+    (b"\x7fELF", "an ELF program"),
     (b"version ", "a Git LFS pointer: fetch the file itself"),
-    (b"\x89PGEF\n", "a container that was transferred as text"),
+    (b"\x89PGEF\n", "a container that was transferred as text: copy it as binary"),
 )
 
 
@@ -246,7 +247,9 @@ def _check_flags(header: BlobHeader, where: Location) -> None:
         allowed |= FLAG_COMPRESSED
     if header.flags & ~allowed:
         raise CorruptError(
-            f"flags {header.flags:#x} are not allowed for this type", where=where
+            f"flags {header.flags:#x} are not allowed for this type of blob; allowed "
+            f"are {allowed:#x}",
+            where=where,
         )
 
 
@@ -259,8 +262,8 @@ def _check_sizes(
         )
     if total_size != header.total_size:
         raise CorruptError(
-            f"the blob's total size is given as {total_size}, "
-            f"its parts make {header.total_size}",
+            f"the header states a total size of {total_size} bytes, its parts have "
+            f"{header.total_size}",
             where=where,
         )
     if total_size > available:
@@ -270,13 +273,14 @@ def _check_sizes(
     if not header.is_compressed:
         if header.content_size != header.payload_size:
             raise CorruptError(
-                f"content of {header.content_size} bytes in an uncompressed payload "
-                f"of {header.payload_size}",
+                f"the header states {header.content_size} bytes of content in an "
+                f"uncompressed payload of {header.payload_size} bytes",
                 where=where,
             )
     elif header.content_size > header.payload_size * MAX_DEFLATE_RATIO:
         raise CorruptError(
-            f"{header.payload_size} bytes cannot decompress to {header.content_size}",
+            f"a payload of {header.payload_size} bytes cannot decompress to the "
+            f"{header.content_size} bytes that the header states",
             where=where,
         )
 

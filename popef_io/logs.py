@@ -63,7 +63,10 @@ def configure_logging(prefix: str, loggers: Iterable[str], label: str = "") -> b
     complaints = []
     if wanted.upper() not in LEVELS:
         known = ", ".join(LEVELS)
-        complaints.append(f"{prefix}_LOG_LEVEL is {wanted!r}; it can be {known}")
+        complaints.append(
+            f"{prefix}_LOG_LEVEL must be one of {known}; got {wanted!r}, so the level "
+            "is WARN"
+        )
     names = list(loggers)
     if level == OFF:
         for name in names:
@@ -94,5 +97,8 @@ def _handler(destination: str) -> tuple[logging.Handler, str]:
         # Append, because the device processes write to the same file.
         return logging.FileHandler(destination, encoding="utf-8"), ""
     except OSError as error:
-        reason = f"cannot write to {destination!r}: {error.strerror or error}"
+        reason = (
+            f"cannot write to {destination!r}: {error.strerror or error}; the log goes "
+            "to stderr"
+        )
         return logging.StreamHandler(sys.stderr), reason

@@ -65,7 +65,9 @@ class FileView:
             if error.errno != errno.EFAULT:
                 raise
             where = Location(self.name, begin)
-            raise CorruptError("the file became shorter", where=where) from None
+            raise CorruptError(
+                "the file was truncated while it was in use", where=where
+            ) from None
         finally:
             os.close(copy)
 
@@ -117,8 +119,10 @@ def map_file(path: str | os.PathLike[str], *, detached: bool = False) -> FileVie
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            raise NotPopefError(f"is {kind}", where=Location(name, 0))
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a special file"
+            raise NotPopefError(
+                f"expected a regular file, got {kind}", where=Location(name, 0)
+            )
         if status.st_size == 0:  # not mappable
             return FileView(name, memoryview(b""))
         view = map_descriptor(descriptor, status.st_size)

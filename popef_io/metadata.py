@@ -45,7 +45,9 @@ class TensorInfo:
         is not static.
         """
         if self.shape is None or -1 in self.shape:
-            raise InvalidValueError(f"{self} is known only at run time", field="shape")
+            raise InvalidValueError(
+                f"{self} has a dimension that is known only at run time", field="shape"
+            )
         return prod(self.shape)
 
     @property
@@ -54,7 +56,7 @@ class TensorInfo:
         static, or for STRING.
         """
         if self.data_type is DataType.STRING:
-            raise InvalidValueError(f"the size of {self} depends on its elements")
+            raise InvalidValueError(f"the size of {self} depends on its strings")
         return self.element_count * self.data_type.item_size
 
     def __str__(self) -> str:

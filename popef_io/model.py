@@ -125,11 +125,14 @@ class ModelBuilder:
         names = ", ".join(repr(executable.name) for executable in executables)
         kind = BlobType.POPLAR_EXECUTABLE.name
         if not executables:
-            raise MissingBlobError(kind, name or "", f"{self._files()}: no executable")
+            raise MissingBlobError(
+                kind, name or "", f"{self._files()}: there is no executable"
+            )
         if name is None:
             if len(executables) > 1:
                 raise InvalidValueError(
-                    f"{self._files()}: several executables, say which: {names}",
+                    f"{self._files()}: there are several executables; "
+                    f"name one of {names}",
                     field="executable_name",
                 )
             return executables[0]
@@ -137,7 +140,10 @@ class ModelBuilder:
             if executable.name == name:
                 return executable
         raise MissingBlobError(
-            kind, name, f"{self._files()}: no executable {name!r}, only {names}"
+            kind,
+            name,
+            f"{self._files()}: there is no executable {name!r}; the executables are "
+            f"{names}",
         )
 
     def _metadata(self, name: str) -> Metadata:
@@ -147,12 +153,12 @@ class ModelBuilder:
         raise MissingBlobError(
             BlobType.METADATA.name,
             name,
-            f"{self._files()}: no metadata for executable {name!r}",
+            f"{self._files()}: there is no metadata for executable {name!r}",
         )
 
     def _files(self) -> str:
         names = dict.fromkeys(blob.source.name for blob in self._reader.blobs)
-        return ", ".join(names) or "nothing has been read"
+        return ", ".join(names) or "no file has been read"
 
 
 def load_model(
@@ -193,7 +199,7 @@ def _join(
         info = item.info.tensor_info
         if not _fits(info, anchor.tensor_info):
             raise CorruptError(
-                f"data are {info}, their anchor is {anchor.tensor_info}",
+                f"the data is {info}, but its anchor expects {anchor.tensor_info}",
                 where=item.blob.where,
             )
         joined[name] = item

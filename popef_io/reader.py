@@ -177,7 +177,7 @@ class Reader:
                 raise DuplicateBlobError(
                     key[0].name,
                     key[1],
-                    f"there is one already: {first.where}",
+                    f"this blob exists already: {first.where}",
                     where=blob.where,
                 )
         self._contents += [self._content_of(blob) for blob in blobs]
@@ -219,7 +219,7 @@ def _walk(source: FileView, verify_payloads: bool) -> Iterator[Blob]:
             break
         if not rest:
             raise TruncatedError(
-                "another blob, as the one before is not the last",
+                "the next blob (the previous one is not marked as the last)",
                 needed=HEADER_SIZE,
                 available=0,
                 where=where,
@@ -228,8 +228,8 @@ def _walk(source: FileView, verify_payloads: bool) -> Iterator[Blob]:
             raise LimitError("number of blobs", index + 1, MAX_BLOBS, where=where)
     if rest:
         raise CorruptError(
-            f"{rest} bytes after the blob that is marked as the last "
-            "(FileWriter appends, joining files does not)",
+            f"{rest} bytes follow the blob that is marked as the last; append blobs "
+            "with FileWriter, not by joining files",
             where=where,
         )
 
@@ -262,7 +262,7 @@ def _check_padding(blob: Blob) -> None:
         position = find_nonzero(blob.source.read(begin, end), 0, end - begin)
         if position is not None:
             where = replace(blob.where, offset=begin + position)
-            raise CorruptError("padding is not zero", where=where)
+            raise CorruptError("padding bytes must be zero", where=where)
 
 
 def _check_payload_size(blob: Blob) -> None:
@@ -274,6 +274,6 @@ def _check_payload_size(blob: Blob) -> None:
         elif isinstance(info, FeedDataInfo):
             check_data_size(info.tensor_info, info.num_tensors, size)
         elif isinstance(info, Metadata) and size:
-            raise Refused(f"metadata with a payload of {size} bytes")
+            raise Refused(f"metadata must have no payload, got {size} bytes")
     except Refused as refusal:
         raise CorruptError(refusal.reason, where=blob.where) from None

@@ -77,15 +77,12 @@ class Replacement:
     def _check_open(self) -> None:
         if os.getpid() != self._owner:
             raise WriterStateError(
-                f"the file that is to replace {self.path} was begun in process "
-                f"{self._owner}; process {os.getpid()}, which was forked from it, must "
-                "write its own"
+                f"the writer of {self.path} belongs to process {self._owner}; the "
+                f"forked process {os.getpid()} must open a writer of its own"
             )
         # The descriptor's number may belong to another file by now.
         if not self._abandon.alive:
-            raise WriterStateError(
-                f"the file that was to replace {self.path} is closed"
-            )
+            raise WriterStateError(f"the writer of {self.path} is closed")
 
 
 @contextlib.contextmanager
@@ -105,7 +102,9 @@ def _mode_of(path: str) -> int | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(status.st_mode):
-        raise InvalidValueError(f"{path} is no regular file and will not be replaced")
+        raise InvalidValueError(
+            f"{path} is not a regular file; the writer replaces regular files only"
+        )
     return stat.S_IMODE(status.st_mode)
 
 

@@ -58,15 +58,15 @@ def _bytes_of(element: Any) -> bytes:
             raise InvalidValueError(f"not valid Unicode: {error.reason}") from None
     if not isinstance(element, bytes):
         kind = type(element).__name__
-        raise InvalidValueError(f"a STRING element is bytes or text, not {kind}")
+        raise InvalidValueError(f"a STRING element must be bytes or str, got {kind}")
     if len(element) > _MAX_STRING_SIZE:
-        raise LimitError("size of a STRING", len(element), _MAX_STRING_SIZE)
+        raise LimitError("size of a STRING element", len(element), _MAX_STRING_SIZE)
     return element
 
 
 def _split(data: bytes, count: int) -> list[bytes]:
     if count * STRING_HEAD_SIZE > len(data):
-        raise Refused(f"{len(data)} bytes cannot be {count} strings")
+        raise Refused(f"{len(data)} bytes cannot hold {count} strings")
     elements = []
     position = 0
     for index in range(count):
@@ -75,8 +75,8 @@ def _split(data: bytes, count: int) -> list[bytes]:
             data[begin - STRING_HEAD_SIZE : begin], "little"
         )
         if begin > len(data) or position > len(data):
-            raise Refused(f"string {index} of {count} ends after the data")
+            raise Refused(f"string {index} of {count} extends past the end of the data")
         elements.append(data[begin:position])
     if position != len(data):
-        raise Refused(f"{len(data) - position} bytes after the last string")
+        raise Refused(f"{len(data) - position} unexpected bytes follow the last string")
     return elements

@@ -40,7 +40,7 @@ def check_tensor_info(info: TensorInfo) -> None:
 def check_tensor_data(info: TensorDataInfo) -> None:
     """Check that data have a known shape."""
     if not info.tensor_info.is_static:
-        raise Refused(f"data of unknown size: {info.tensor_info}")
+        raise Refused(f"data must have a known shape, got {info.tensor_info}")
 
 
 def check_feed_data(info: FeedDataInfo) -> None:
@@ -48,7 +48,7 @@ def check_feed_data(info: FeedDataInfo) -> None:
     one more dimension.
     """
     if not info.tensor_info.is_static:
-        raise Refused(f"data of unknown size: {info.tensor_info}")
+        raise Refused(f"data must have a known shape, got {info.tensor_info}")
     shape = info.tensor_info.shape or ()
     if len(shape) >= MAX_RANK:
         raise Refused("rank of a feed's tensor", limit=(len(shape), MAX_RANK - 1))
@@ -65,16 +65,20 @@ def check_metadata(metadata: Metadata) -> None:
     for index, anchor in enumerate(anchors):
         if not anchor.handle and anchor.type is not TensorType.UNKNOWN:
             refusal = Refused(
-                f"{anchor.type.name} anchor {anchor.name!r} has no handle"
+                f"{anchor.type.name} anchor {anchor.name!r} must have a handle"
             )
             raise refusal.inside(f"[{index}]").inside("anchors")
         if len(set(anchor.programs)) != len(anchor.programs):
-            refusal = Refused("a program is named twice").inside("programs")
+            refusal = Refused("a program is listed twice").inside("programs")
             raise refusal.inside(f"[{index}]").inside("anchors")
     handles = (anchor.handle for anchor in anchors if anchor.handle)
     _check_unique(handles, "anchors", "handle {!r} is used twice".format)
     names = ((anchor.name, anchor.type.name) for anchor in anchors)
-    _check_unique(names, "anchors", lambda pair: f"two {pair[1]} anchors {pair[0]!r}")
+    _check_unique(
+        names,
+        "anchors",
+        lambda pair: f"two {pair[1]} anchors have the name {pair[0]!r}",
+    )
     for field in ("engine_options", "device_options"):
         options = (option.name for option in getattr(metadata, field))
         _check_unique(options, field, "option {!r} is set twice".format)
@@ -101,12 +105,12 @@ def check_data_size(info: TensorInfo, count: int, size: int) -> None:
     if info.data_type is DataType.STRING:
         needed = elements * STRING_HEAD_SIZE
         if size < needed or (not elements and size):
-            raise Refused(f"{size} bytes cannot be {elements} strings")
+            raise Refused(f"{size} bytes cannot hold {elements} strings")
         return
     needed = elements * info.data_type.item_size
     if size != needed:
         times = f"{count} x " if count != 1 else ""
-        raise Refused(f"{size} bytes of data, {times}{info} takes {needed}")
+        raise Refused(f"got {size} bytes of data, expected {needed} for {times}{info}")
 
 
 def has_only_booleans(view: memoryview) -> bool:

@@ -162,7 +162,7 @@ class Writer(Draft):
         key = key_of(info)
         if key is not None and key in self._keys:
             raise DuplicateBlobError(
-                key[0].name, key[1], f"there is a {key[0].name} blob {key[1]!r} already"
+                key[0].name, key[1], f"{key[0].name} blob {key[1]!r} exists already"
             )
 
     def _finished(self, *blobs: BlobWriter) -> None:

@@ -190,7 +190,7 @@ bad_header(
 bad_header(
     "sizes that agree and go beyond the file",
     TruncatedError,
-    "cut short",
+    "the file is truncated",
     payload_size=1 << 62,
     content_size=1 << 62,
     total_size=(1 << 62) + 128,
@@ -210,22 +210,24 @@ def _() -> bytes:
     return raw_file(tensor())[:-1] + b"\1"
 
 
-@hostile("bytes after the last blob", CorruptError, "after the blob", blob=1)
+@hostile("bytes after the last blob", CorruptError, "marked as the last", blob=1)
 def _() -> bytes:
     return raw_file(tensor()) + b"more"
 
 
-@hostile("two files joined", CorruptError, "after the blob", blob=1)
+@hostile("two files joined", CorruptError, "marked as the last", blob=1)
 def _() -> bytes:
     return raw_file(tensor("a")) + raw_file(tensor("b"))
 
 
-@hostile("a file cut between two blobs", TruncatedError, "not the last", blob=1)
+@hostile(
+    "a file cut between two blobs", TruncatedError, "not marked as the last", blob=1
+)
 def _() -> bytes:
     return raw_file(tensor("a"), tensor("b"))[: len(tensor())]
 
 
-@hostile("garbage where a blob should begin", CorruptError, "no blob begins", blob=1)
+@hostile("garbage where a blob should begin", CorruptError, "expected a blob", blob=1)
 def _() -> bytes:
     whole = raw_file(tensor("a"), tensor("b"))
     return whole[: len(tensor())] + b"X" * len(tensor())
@@ -253,54 +255,54 @@ bad_descriptor(
     TENSOR,
     pack(tensor_fields()) + b"\0",
     CorruptError,
-    "1 bytes after the descriptor",
+    "1 unexpected bytes follow its map",
 )
 bad_descriptor("a list for a map", TENSOR, pack(["t"]), CorruptError, "msgpack")
-bad_descriptor("a field too few", TENSOR, pack({"name": "t"}), CorruptError, "1 fields")
+bad_descriptor("a field too few", TENSOR, pack({"name": "t"}), CorruptError, "got 1")
 bad_descriptor(
     "a field too many",
     TENSOR,
     pack(tensor_fields(more=1)),
     CorruptError,
-    "4 fields",
+    "expected 3 fields, got 4",
 )
 bad_descriptor(
     "a field unheard of",
     TENSOR,
     pack({"name": "t", "tensor_info": info([2]), "exe": ""}),
     CorruptError,
-    "'exe' instead of 'executable'",
+    "expected field 'executable', got 'exe'",
 )
 bad_descriptor(
     "a field twice",
     TENSOR,
     b"\x83" + (pack("name") + pack("t")) * 3,
     CorruptError,
-    "instead of 'tensor_info'",
+    "expected field 'tensor_info'",
 )
 bad_descriptor(
     "fields in another order",
     TENSOR,
     pack(dict(reversed(tensor_fields().items()))),
     CorruptError,
-    "'executable' instead of 'name'",
+    "expected field 'name', got 'executable'",
 )
 bad_descriptor(
     "a field twice in an inner map",
     TENSOR,
     b"\x83\xa4name\xa1t\xabtensor_info\x82" + (pack("shape") + pack([2])) * 2,
     CorruptError,
-    "instead of 'data_type'",
+    "expected field 'data_type'",
 )
-bad_tensor("a number for a text", CorruptError, "string expected, not int", name=7)
+bad_tensor("a number for a text", CorruptError, "expected a string, got int", name=7)
 bad_tensor("bytes for a text", CorruptError, "msgpack", name=b"t")
-bad_tensor("true for a number", CorruptError, "not bool", tensor_info=info([True]))
+bad_tensor("true for a number", CorruptError, "got bool", tensor_info=info([True]))
 bad_tensor(
-    "a real number for a number", CorruptError, "not float", tensor_info=info([2.0])
+    "a real number for a number", CorruptError, "got float", tensor_info=info([2.0])
 )
-bad_metadata("a number for true", CorruptError, "not int", is_pod=1)
-bad_tensor("a map for a list", CorruptError, "not map", tensor_info=info({"a": 1}))
-bad_tensor("a list for a record", CorruptError, "map expected", tensor_info=[[2], 3])
+bad_metadata("a number for true", CorruptError, "got int", is_pod=1)
+bad_tensor("a map for a list", CorruptError, "got map", tensor_info=info({"a": 1}))
+bad_tensor("a list for a record", CorruptError, "expected a map", tensor_info=[[2], 3])
 bad_descriptor(
     "text that is not UTF-8",
     TENSOR,
@@ -369,8 +371,13 @@ bad_descriptor(
 
 bad_tensor("a tensor without a name", CorruptError, "must not be empty", name="")
 bad_tensor("a name of 16,385 bytes", LimitError, "16385", name="é" * 8192 + "x")
-bad_tensor("an unknown data type", CorruptError, "99 is no", tensor_info=info([2], 99))
-bad_tensor("a dimension of -2", CorruptError, "less than -1", tensor_info=info([-2]))
+bad_tensor(
+    "an unknown data type",
+    CorruptError,
+    "99 is not a DataType",
+    tensor_info=info([2], 99),
+)
+bad_tensor("a dimension of -2", CorruptError, "at least -1", tensor_info=info([-2]))
 bad_tensor(
     "a dimension of 2^63", LimitError, "shape (value)", tensor_info=info([1 << 63])
 )
@@ -387,19 +394,21 @@ bad_tensor(
     tensor_info=info([0, 1 << 62, 1 << 62]),
 )
 bad_tensor("33 dimensions", LimitError, "rank", tensor_info=info([1] * 33))
-bad_tensor("data of unknown size", CorruptError, "unknown", tensor_info=info([-1]))
-bad_tensor("data of unknown rank", CorruptError, "unknown", tensor_info=info(None))
-bad_tensor("more data than described", CorruptError, "takes 4", tensor_info=info([1]))
+bad_tensor("data of unknown size", CorruptError, "known shape", tensor_info=info([-1]))
+bad_tensor("data of unknown rank", CorruptError, "known shape", tensor_info=info(None))
+bad_tensor(
+    "more data than described", CorruptError, "expected 4", tensor_info=info([1])
+)
 bad_tensor(
     "less data than described",
     CorruptError,
-    "takes 4398046511104",
+    "expected 4398046511104",
     tensor_info=info([1 << 40]),
 )
 bad_tensor(
     "a trillion strings in 8 bytes",
     CorruptError,
-    "cannot be",
+    "cannot hold",
     tensor_info=info([1 << 40], 65),
 )
 bad_descriptor(
@@ -421,7 +430,7 @@ bad_descriptor(
     FEED,
     pack({"name": "f", "tensor_info": info([2]), "num_tensors": -1, "executable": ""}),
     CorruptError,
-    "less than 0",
+    "at least 0",
 )
 bad_descriptor(
     "a feed whose array would have 33 dimensions",
@@ -432,9 +441,9 @@ bad_descriptor(
     LimitError,
     "rank",
 )
-bad_metadata("no replicas", CorruptError, "less than 1", replication_factor=0)
+bad_metadata("no replicas", CorruptError, "at least 1", replication_factor=0)
 bad_metadata("2^32 devices", LimitError, "num_ipus", num_ipus=1 << 32)
-bad_metadata("no iterations", CorruptError, "less than 1", device_iterations=0)
+bad_metadata("no iterations", CorruptError, "at least 1", device_iterations=0)
 bad_metadata(
     "a program number of 2^32",
     LimitError,
@@ -444,7 +453,7 @@ bad_metadata(
 bad_metadata(
     "a program named twice",
     CorruptError,
-    "twice there or out of order",
+    "expected ascending keys",
     programs_map=[[0, "a"], [0, "b"]],
 )
 bad_metadata(
@@ -456,19 +465,19 @@ bad_metadata(
 bad_metadata(
     "two inputs of one name",
     CorruptError,
-    "two INPUT anchors 'x'",
+    "two INPUT anchors have the name 'x'",
     anchors=[anchor_fields(), anchor_fields(handle="other")],
 )
 bad_metadata(
     "an input without a handle",
     CorruptError,
-    "has no handle",
+    "must have a handle",
     anchors=[anchor_fields(handle="")],
 )
 bad_metadata(
     "an anchor of unknown direction",
     CorruptError,
-    "anchors[0].type: 3 is no TensorType",
+    "anchors[0].type: 3 is not a TensorType",
     anchors=[anchor_fields(type=3)],
 )
 bad_metadata(
@@ -479,7 +488,7 @@ bad_metadata(
 )
 
 
-@hostile("metadata with a payload", CorruptError, "with a payload of 1 bytes")
+@hostile("metadata with a payload", CorruptError, "must have no payload, got 1 bytes")
 def _() -> bytes:
     return raw_file(raw_blob(METADATA, pack(metadata_fields()), b"x"))
 
@@ -487,19 +496,21 @@ def _() -> bytes:
 # --- blobs that contradict each other ---------------------------------------------
 
 
-@hostile("two executables of one name", DuplicateBlobError, "one already", blob=1)
+@hostile("two executables of one name", DuplicateBlobError, "exists already", blob=1)
 def _() -> bytes:
     blob = raw_blob(EXECUTABLE, pack({"name": "net"}), b"x")
     return raw_file(blob, blob)
 
 
-@hostile("two metadata for one executable", DuplicateBlobError, "one already", blob=1)
+@hostile(
+    "two metadata for one executable", DuplicateBlobError, "exists already", blob=1
+)
 def _() -> bytes:
     blob = raw_blob(METADATA, pack(metadata_fields()))
     return raw_file(blob, blob)
 
 
-@hostile("two tensors of one name", DuplicateBlobError, "one already", blob=2)
+@hostile("two tensors of one name", DuplicateBlobError, "exists already", blob=2)
 def _() -> bytes:
     return raw_file(tensor("a"), tensor("b"), tensor("a"))
 
@@ -520,7 +531,7 @@ def _() -> bytes:
 @hostile(
     "a small executable that decompresses to 64 MiB",
     CorruptError,
-    "10 bytes announced",
+    "10 bytes that the header states",
     on_access=True,
 )
 def _() -> bytes:
@@ -528,32 +539,42 @@ def _() -> bytes:
 
 
 @hostile(
-    "an executable that decompresses to less", CorruptError, "announced", on_access=True
+    "an executable that decompresses to less",
+    CorruptError,
+    "that the header states",
+    on_access=True,
 )
 def _() -> bytes:
     return raw_file(executable(zlib.compress(b"abc"), 4))
 
 
-@hostile("garbage for compressed data", CorruptError, "not decompress", on_access=True)
+@hostile(
+    "garbage for compressed data", CorruptError, "cannot decompress", on_access=True
+)
 def _() -> bytes:
     return raw_file(executable(b"garbage!", 8))
 
 
-@hostile("compressed data cut short", CorruptError, "announced", on_access=True)
+@hostile(
+    "compressed data cut short", CorruptError, "that the header states", on_access=True
+)
 def _() -> bytes:
     return raw_file(executable(zlib.compress(b"abc" * 9)[:-4], 27))
 
 
 @hostile(
-    "something behind the compressed data", CorruptError, "announced", on_access=True
+    "something behind the compressed data",
+    CorruptError,
+    "that the header states",
+    on_access=True,
 )
 def _() -> bytes:
     return raw_file(executable(zlib.compress(b"abc") + b"more", 3))
 
 
 bad_payload(
-    "a string that ends after the data", "after the data", [1], 65, b"\5\0\0\0abcd"
+    "a string that ends after the data", "past the end", [1], 65, b"\5\0\0\0abcd"
 )
-bad_payload("a string of 4 GiB", "after the data", [1], 65, b"\xff\xff\xff\xffabcd")
-bad_payload("bytes after the last string", "1 bytes after", [1], 65, b"\0\0\0\0x")
-bad_payload("a boolean of 2", "other than 0 and 1", [3], 0, b"\0\1\2")
+bad_payload("a string of 4 GiB", "past the end", [1], 65, b"\xff\xff\xff\xffabcd")
+bad_payload("bytes after the last string", "1 unexpected bytes", [1], 65, b"\0\0\0\0x")
+bad_payload("a boolean of 2", "must be 0 or 1", [3], 0, b"\0\1\2")

@@ -74,7 +74,7 @@ def test_largest_executable_is_the_callers_to_say(tmp_path: Path) -> None:
             assert len(reader.executables[0].raw()) == 1000
         else:
             with pytest.raises(
-                LimitError, match=r"blob 0 .* is 1000, more than .* 999"
+                LimitError, match=r"blob 0 .* is 1000, which exceeds .* 999"
             ):
                 reader.executables[0].raw()
 

@@ -62,13 +62,13 @@ def test_takes_bytes_and_arrays(writer: Writer, data: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ("text", "bytes expected, not str"),
-        (7, "bytes expected, not int"),
-        ([1, 2], "bytes expected, not list"),
-        (np.zeros((4, 4))[:, 1], "not contiguous"),
-        (np.zeros((4, 4))[::2], "not contiguous"),
-        (np.array(["a"], object), "see encode_strings"),
-        (np.array(["2020-01-01"], "M8[D]"), "bytes expected, not ndarray"),
+        ("text", "expected bytes, got str"),
+        (7, "expected bytes, got int"),
+        ([1, 2], "expected bytes, got list"),
+        (np.zeros((4, 4))[:, 1], "expected contiguous"),
+        (np.zeros((4, 4))[::2], "expected contiguous"),
+        (np.array(["a"], object), "convert strings with encode_strings"),
+        (np.array(["2020-01-01"], "M8[D]"), "expected bytes, got ndarray"),
     ],
 )
 def test_takes_nothing_else(writer: Writer, data: Any, reason: str) -> None:
@@ -82,7 +82,7 @@ def test_takes_nothing_else(writer: Writer, data: Any, reason: str) -> None:
 def test_rows_in_memory_order(writer: Writer) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     blob = writer.create_tensor_data(TensorDataInfo("t", info(3, 2)))
-    with pytest.raises(InvalidValueError, match="not contiguous"):
+    with pytest.raises(InvalidValueError, match="expected contiguous"):
         blob.write(array.T)
     blob.write(np.ascontiguousarray(array.T))
     np.testing.assert_array_equal(read(writer).tensors[0].data(), array.T)
@@ -90,10 +90,10 @@ def test_rows_in_memory_order(writer: Writer) -> None:
 
 def test_no_more_than_described(writer: Writer) -> None:
     blob = writer.create_tensor_data(TensorDataInfo("t", info(2)))
-    with pytest.raises(InvalidValueError, match="9 bytes written, 8 described"):
+    with pytest.raises(InvalidValueError, match="got 9 bytes, expected 8"):
         blob.write(bytes(9))
     blob.write(bytes(8))
-    with pytest.raises(InvalidValueError, match="9 bytes written, 8 described"):
+    with pytest.raises(InvalidValueError, match="got 9 bytes, expected 8"):
         blob.write(b"x")
     blob.write(b"")
     blob.close()
@@ -103,7 +103,7 @@ def test_no_more_than_described(writer: Writer) -> None:
 def test_no_less_than_described(writer: Writer) -> None:
     feed = writer.create_feed_data(FeedDataInfo("f", info(2), 3))
     feed.write(bytes(23))
-    with pytest.raises(WriterStateError, match="23 of 24 bytes"):
+    with pytest.raises(WriterStateError, match="got 23 bytes, expected 24"):
         feed.close()
     feed.write(bytes(1))
     feed.close()
@@ -137,7 +137,7 @@ def test_strings_are_checked(writer: Writer) -> None:
 def test_booleans_are_checked(writer: Writer) -> None:
     info_ = TensorDataInfo("t", info(3, data_type=DataType.BOOL))
     blob = writer.create_tensor_data(info_)
-    with pytest.raises(InvalidValueError, match="a boolean other than 0 and 1"):
+    with pytest.raises(InvalidValueError, match="a BOOL element must be 0 or 1"):
         blob.write(b"\0\1\2")
     blob.write(np.array([True, False, True]))
     assert read(writer).tensors[0].data().tolist() == [True, False, True]

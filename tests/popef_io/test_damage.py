@@ -75,7 +75,7 @@ def test_every_truncation_of_a_mapped_file(whole: bytes, tmp_path: Path) -> None
     path = tmp_path / "shorter.popef"
     for size in range(1, len(whole), 31):
         path.write_bytes(whole[:size])
-        with pytest.raises(TruncatedError, match="the file is cut short") as caught:
+        with pytest.raises(TruncatedError, match="the file is truncated") as caught:
             Reader().parse_file(path)
         assert str(path) in str(caught.value)
 

@@ -187,35 +187,41 @@ def test_anchors_at_the_bound_and_beyond_it() -> None:
     [
         (ExecutableInfo(""), "ExecutableInfo.name: must not be empty"),
         (ExecutableInfo("\ud800"), "ExecutableInfo.name: not valid Unicode"),
-        (ExecutableInfo(b"n"), "string expected, not bytes"),  # type: ignore[arg-type]
-        (shaped(-2), "less than -1"),
-        (shaped(-1), "data of unknown size: U8[?]"),
-        (TensorDataInfo("t", TensorInfo(None, DataType.U8)), "unknown size: U8[...]"),
-        (TensorDataInfo("t", TensorInfo("12", DataType.U8)), "not str"),  # type: ignore[arg-type]
-        (TensorDataInfo("t", TensorInfo(7, DataType.U8)), "not int"),  # type: ignore[arg-type]
-        (TensorDataInfo("t", TensorInfo((1.0,), DataType.U8)), "not float"),  # type: ignore[arg-type]
-        (TensorDataInfo("t", TensorInfo((True,), DataType.U8)), "not bool"),
-        (TensorDataInfo("t", TensorInfo((1,), 3)), "DataType expected, not int"),  # type: ignore[arg-type]
-        (TensorDataInfo("t", (1,)), "TensorInfo expected, not tuple"),  # type: ignore[arg-type]
-        (FeedDataInfo("f", info(-1), 1), "unknown size"),
-        (FeedDataInfo("f", info(), -1), "num_tensors: -1 is less than 0"),
+        (ExecutableInfo(b"n"), "expected a string, got bytes"),  # type: ignore[arg-type]
+        (shaped(-2), "at least -1"),
+        (shaped(-1), "data must have a known shape, got U8[?]"),
+        (
+            TensorDataInfo("t", TensorInfo(None, DataType.U8)),
+            "known shape, got U8[...]",
+        ),
+        (TensorDataInfo("t", TensorInfo("12", DataType.U8)), "got str"),  # type: ignore[arg-type]
+        (TensorDataInfo("t", TensorInfo(7, DataType.U8)), "got int"),  # type: ignore[arg-type]
+        (TensorDataInfo("t", TensorInfo((1.0,), DataType.U8)), "got float"),  # type: ignore[arg-type]
+        (TensorDataInfo("t", TensorInfo((True,), DataType.U8)), "got bool"),
+        (TensorDataInfo("t", TensorInfo((1,), 3)), "expected DataType, got int"),  # type: ignore[arg-type]
+        (TensorDataInfo("t", (1,)), "expected TensorInfo, got tuple"),  # type: ignore[arg-type]
+        (FeedDataInfo("f", info(-1), 1), "known shape"),
+        (FeedDataInfo("f", info(), -1), "num_tensors: expected at least 0, got -1"),
         (small_metadata(executable=""), "Metadata.executable: must not be empty"),
-        (small_metadata(num_ipus=0), "num_ipus: 0 is less than 1"),
-        (small_metadata(is_pod=1), "is_pod: true or false expected, not int"),
-        (small_metadata(programs_map=[(0, "a")]), "mapping expected, not list"),
-        (small_metadata(programs_map={-1: "a"}), "less than 0"),
-        (small_metadata(anchors=None), "sequence expected, not nil"),
-        (small_metadata(anchors={}), "sequence expected, not dict"),
-        (small_metadata(anchors=("x",)), "anchors[0]: Anchor expected, not str"),
+        (small_metadata(num_ipus=0), "num_ipus: expected at least 1, got 0"),
+        (small_metadata(is_pod=1), "is_pod: expected true or false, got int"),
+        (small_metadata(programs_map=[(0, "a")]), "expected a mapping, got list"),
+        (small_metadata(programs_map={-1: "a"}), "at least 0"),
+        (small_metadata(anchors=None), "expected a sequence, got nil"),
+        (small_metadata(anchors={}), "expected a sequence, got dict"),
+        (small_metadata(anchors=("x",)), "anchors[0]: expected Anchor, got str"),
         (small_metadata(anchors=(ANCHOR, ANCHOR)), "'h2d_x' is used twice"),
         (
             small_metadata(anchors=(ANCHOR, replace(ANCHOR, handle="h"))),
-            "two INPUT anchors 'x'",
+            "two INPUT anchors have the name 'x'",
         ),
         (with_anchor(name=""), "anchors[0].name: must not be empty"),
-        (with_anchor(handle=""), "anchors[0]: INPUT anchor 'x' has no handle"),
-        (with_anchor(programs=(2, 2)), "anchors[0].programs: a program is named twice"),
-        (with_anchor(type="INPUT"), "anchors[0].type: TensorType expected, not str"),
+        (with_anchor(handle=""), "anchors[0]: INPUT anchor 'x' must have a handle"),
+        (
+            with_anchor(programs=(2, 2)),
+            "anchors[0].programs: a program is listed twice",
+        ),
+        (with_anchor(type="INPUT"), "anchors[0].type: expected TensorType, got str"),
         (
             small_metadata(engine_options=(Option("a", "1"), Option("a", "1"))),
             "engine_options: option 'a' is set twice",
@@ -234,7 +240,7 @@ def test_what_cannot_be_written(value: Info, reason: str) -> None:
 
 
 def test_what_describes_no_blob() -> None:
-    with pytest.raises(InvalidValueError, match="Option describes no blob"):
+    with pytest.raises(InvalidValueError, match="got Option"):
         encode(Option("a", "b"))  # type: ignore[arg-type]
 
 

@@ -43,7 +43,7 @@ def test_facts_are_attributes() -> None:
     truncated = TruncatedError("blob", needed=128, available=7, where=WHERE)
     assert (truncated.needed, truncated.available, truncated.where) == (128, 7, WHERE)
     assert str(truncated) == (
-        f"{WHERE}: blob: 128 bytes needed, 7 are there; the file is cut short"
+        f"{WHERE}: the file is truncated: blob needs 128 bytes, got 7"
     )
     limit = LimitError("rank", 33, 32)
     assert (limit.field, limit.value, limit.limit, limit.where) == (
@@ -52,7 +52,7 @@ def test_facts_are_attributes() -> None:
         32,
         None,
     )
-    assert str(limit) == "rank is 33, more than the limit of 32"
+    assert str(limit) == "rank is 33, which exceeds the limit of 32"
     missing = MissingBlobError("METADATA", "net", "no metadata")
     assert (missing.kind, missing.name, missing.reason) == (
         "METADATA",

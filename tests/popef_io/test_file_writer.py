@@ -85,7 +85,7 @@ def test_refuses_a_file_that_is_damaged(tmp_path: Path, size: int) -> None:
     path = write_small(tmp_path / "file")
     data = path.read_bytes()[:size]
     path.write_bytes(data)
-    with pytest.raises(Exception, match="the file is cut short"):
+    with pytest.raises(Exception, match="the file is truncated"):
         FileWriter(path)
     assert path.read_bytes() == data
     assert os.listdir(tmp_path) == ["file"]

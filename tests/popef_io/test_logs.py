@@ -118,7 +118,7 @@ def test_off_has_no_handler_and_formats_nothing(
 @pytest.mark.parametrize(
     ("level", "dest", "words"),
     [
-        ("LOUD", "", "TESTS_LOG_LEVEL is 'LOUD'; it can be OFF, ERR, WARN, INFO"),
+        ("LOUD", "", "TESTS_LOG_LEVEL must be one of OFF, ERR, WARN, INFO"),
         ("INFO", "/no/such/folder/log.txt", "cannot write to '/no/such/folder"),
     ],
 )

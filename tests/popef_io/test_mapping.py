@@ -80,19 +80,19 @@ def test_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 
 def test_directory(tmp_path: Path) -> None:
-    with pytest.raises(NotPopefError, match="is a directory"):
+    with pytest.raises(NotPopefError, match="got a directory"):
         Reader().parse_file(tmp_path)
 
 
 def test_pipe_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(NotPopefError, match="is no regular file"):
+    with pytest.raises(NotPopefError, match="expected a regular file"):
         Reader().parse_file(path)
 
 
 def test_device_and_socket(tmp_path: Path) -> None:
-    with pytest.raises(NotPopefError, match="is no regular file"):
+    with pytest.raises(NotPopefError, match="expected a regular file"):
         Reader().parse_file("/dev/null")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
@@ -224,7 +224,7 @@ def test_a_detached_file_that_is_cut_short_ends_nobody(tmp_path: Path) -> None:
         "try:\n"
         "    model.tensors['w'].data()\n"
         "except popef_io.CorruptError as error:\n"
-        "    print('became shorter' in str(error))\n"
+        "    print('was truncated' in str(error))\n"
         "try:\n"
         "    model.sources[0].open()\n"
         "except OSError as error:\n"

@@ -95,19 +95,23 @@ def test_several_models_in_one_file(tmp_path: Path) -> None:
         assert model.executable.raw() == name.encode()
         assert (model.tensors["w"].data() == weight).all()
         assert model.opaque_blobs["notes"].raw() == notes
-    with pytest.raises(InvalidValueError, match="say which: 'one', 'two', 'three'"):
+    with pytest.raises(InvalidValueError, match="name one of 'one', 'two', 'three'"):
         load_model(path)
-    with pytest.raises(MissingBlobError, match="no executable 'four', only 'one'"):
+    with pytest.raises(
+        MissingBlobError, match="no executable 'four'; the executables are 'one'"
+    ):
         load_model(path, executable_name="four")
 
 
 def test_missing_executable(tmp_path: Path) -> None:
     with Writer(tmp_path / "file") as writer:
         writer.write(small_metadata())
-    with pytest.raises(MissingBlobError, match="file: no executable") as caught:
+    with pytest.raises(
+        MissingBlobError, match="file: there is no executable"
+    ) as caught:
         load_model(tmp_path / "file")
     assert (caught.value.kind, caught.value.name) == ("POPLAR_EXECUTABLE", "")
-    with pytest.raises(MissingBlobError, match="nothing has been read"):
+    with pytest.raises(MissingBlobError, match="no file has been read"):
         ModelBuilder(Reader()).create_model("net")
 
 
@@ -138,7 +142,7 @@ def test_data_fit_their_anchor(
 )
 def test_data_that_do_not_fit(tmp_path: Path, data: TensorInfo, feed: bool) -> None:
     kind = "DATA_FEED" if feed else "DATA_TENSOR"
-    message = rf"blob 2 {kind} 'x', .*their anchor is F32\[\?, 3\]"
+    message = rf"blob 2 {kind} 'x', .*its anchor expects F32\[\?, 3\]"
     with pytest.raises(CorruptError, match=message):
         model_with_data(tmp_path, info(-1, 3), data, feed=feed)
 

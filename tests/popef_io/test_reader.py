@@ -107,7 +107,9 @@ def test_doubles_over_several_files_name_both_places(tmp_path: Path) -> None:
     second.write_bytes(raw_file(opaque("a")))
     reader = Reader()
     reader.parse_file(first)
-    message = r"second, blob 0 OPAQUE 'a', .* one already: .*first, blob 1 OPAQUE 'a'"
+    message = (
+        r"second, blob 0 OPAQUE 'a', .* exists already: .*first, blob 1 OPAQUE 'a'"
+    )
     with pytest.raises(DuplicateBlobError, match=message) as caught:
         reader.parse_file(second)
     assert (caught.value.kind, caught.value.name) == ("OPAQUE", "a")

@@ -44,14 +44,14 @@ def test_scalar() -> None:
 @pytest.mark.parametrize(
     ("data", "shape", "reason"),
     [
-        (b"", (1,), "0 bytes cannot be 1 strings"),
-        (b"\0\0\0", (1,), "3 bytes cannot be 1 strings"),
-        (b"\1\0\0\0", (1,), "string 0 of 1 ends after the data"),
-        (b"\4\0\0\0abcd", (2,), "string 1 of 2 ends after the data"),
-        (b"\5\0\0\0abcde\0\0", (2,), "string 1 of 2 ends after the data"),
-        (b"\0\0\0\0x", (1,), "1 bytes after the last string"),
-        (b"x", (0,), "1 bytes after the last string"),
-        (b"x" * 8, (1 << 60, 4), "cannot be"),
+        (b"", (1,), "0 bytes cannot hold 1 strings"),
+        (b"\0\0\0", (1,), "3 bytes cannot hold 1 strings"),
+        (b"\1\0\0\0", (1,), "string 0 of 1 extends past the end of the data"),
+        (b"\4\0\0\0abcd", (2,), "string 1 of 2 extends past the end of the data"),
+        (b"\5\0\0\0abcde\0\0", (2,), "string 1 of 2 extends past the end of the data"),
+        (b"\0\0\0\0x", (1,), "1 unexpected bytes follow the last string"),
+        (b"x", (0,), "1 unexpected bytes follow the last string"),
+        (b"x" * 8, (1 << 60, 4), "cannot hold"),
     ],
 )
 def test_wrong_bytes(data: bytes, shape: tuple[int, ...], reason: str) -> None:
@@ -66,5 +66,5 @@ def test_lone_surrogates() -> None:
 
 @pytest.mark.parametrize("element", [1, None, 1.5, ["a"], bytearray(b"a")])
 def test_no_string(element: object) -> None:
-    with pytest.raises(InvalidValueError, match="is bytes or text"):
+    with pytest.raises(InvalidValueError, match="must be bytes or str"):
         encode_strings([element])

@@ -49,7 +49,7 @@ WITHOUT_A_MODEL: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
     (
         lambda folder: mr.ModelRunner(many_models(folder)),
         InvalidModel,
-        r"two_models\.popef: several executables, say which: .*; popef\.ModelBuilder",
+        r"there are several executables; name one of .*; popef\.ModelBuilder",
     ),
     (lambda _: mr.TensorMemory(-1), ValueError, "no negative number, got -1"),
     (lambda _: mr.TensorMemory(WRONG + 0.5), TypeError, "whole number, got float"),
@@ -162,12 +162,12 @@ OF_A_RUNNER: list[tuple[Callable[[mr.ModelRunner], Any], type[Exception], str]] 
     (
         lambda r: r.execute(request_of(tensor_A=ONES.astype(">f4"))),
         InvalidInput,
-        "input 'tensor_A': numpy type >f4 is not in this machine's byte order",
+        "input 'tensor_A': numpy type >f4 is not in native byte order",
     ),
     (
         lambda r: r.execute(request_of(tensor_A=ONES.astype(complex))),
         InvalidInput,
-        "input 'tensor_A': numpy type complex128 has no PopEF data type",
+        "input 'tensor_A': no PopEF data type corresponds to numpy type complex128",
     ),
     (
         lambda r: r.execute(request_of(tensor_A=ONES.astype(float))),

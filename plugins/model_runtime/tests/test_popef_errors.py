@@ -61,7 +61,7 @@ FAULTS: list[tuple[Call, type[Exception], str]] = [
         FileNotFoundError,
         r"No such file or directory: '.*none\.popef'",
     ),
-    (lambda p: popef.Reader().parseFile(p), RuntimeError, "is a directory"),
+    (lambda p: popef.Reader().parseFile(p), RuntimeError, "got a directory"),
     (lambda p: popef.Reader().parseFile("a\0b"), ValueError, "got a zero byte in"),
     (lambda p: popef.Writer(b"a\0b"), ValueError, "got a zero byte in"),
     (
@@ -110,7 +110,7 @@ FAULTS: list[tuple[Call, type[Exception], str]] = [
         FileNotFoundError,
         r"directory: '/nosuch/x\.popef'$",
     ),
-    (lambda p: popef.Writer(p), RuntimeError, "is no regular file"),
+    (lambda p: popef.Writer(p), RuntimeError, "is not a regular file"),
     (lambda p: popef.Writer(p / "x").close(), RuntimeError, "at least one blob"),
     (lambda p: closed(p).write(b"2", 1), RuntimeError, "closed"),
     (lambda p: blob(p).write(b"12", 3), ValueError, "size is 3, .* have 2 bytes"),
@@ -126,8 +126,12 @@ FAULTS: list[tuple[Call, type[Exception], str]] = [
         "objects have no bytes of their own",
     ),
     (lambda p: blob(p).write(b"1", "1"), TypeError, "whole number"),  # type: ignore[arg-type]
-    (lambda p: tensor(p).write(b"123456789", 9), RuntimeError, "9 bytes written, 8"),
-    (lambda p: tensor(p).close(), RuntimeError, "0 of 8 bytes written"),
+    (
+        lambda p: tensor(p).write(b"123456789", 9),
+        RuntimeError,
+        "got 9 bytes, expected 8",
+    ),
+    (lambda p: tensor(p).close(), RuntimeError, "got 0 bytes, expected 8"),
     (empty_model, RuntimeError, "no executable"),
     (lambda p: popef.Option(b"\xff"), ValueError, "in UTF-8"),
     (

@@ -109,7 +109,11 @@ def test_an_onnx_file_is_compiled_first(popgate: Call) -> None:
         (("-i", "input=[[1, 2]]"), 2, "expects shape"),
         (("--iterations", 0), 2, "--iterations"),
         (("--only-given",), 2, "input"),
-        (("--executable", "other"), 1, "no executable 'other', only 'model'"),
+        (
+            ("--executable", "other"),
+            1,
+            "no executable 'other'; the executables are 'model'",
+        ),
         (("--save", "out.txt"), 2, "expected .npz or .npy"),
         (("--save", "no/such/out.npz"), 2, "no such folder"),
         (("--devices", "what"), 2, "cannot understand devices 'what'"),
