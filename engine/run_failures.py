@@ -89,6 +89,11 @@ class ResultsNotTaken(ExecutionFailed):
     """A client has not taken the results of earlier runs, so its ring is full."""
 
 
+def too_long(limit: float) -> str:
+    """Return why the requests of a run fail that takes more than `limit` seconds."""
+    return f"a run takes longer than {limit:g} s (--run-timeout)"
+
+
 def failure_of_error(error: Exception) -> RunFailure:
     """Return the failure of a run that has raised an error."""
     if isinstance(error, ResultsNotTaken):

@@ -36,7 +36,7 @@ from engine.errors import (
     counted,
 )
 from engine.faults import DeviceFault
-from engine.run_failures import Death, FailureCounts, RunFailure
+from engine.run_failures import Death, FailureCounts, RunFailure, too_long
 from engine.transport import control
 from engine.transport.control import Message
 from engine.transport.held_socket import HeldSocket
@@ -352,7 +352,7 @@ class Device(LinkedDevice):
         self, runner: DeviceUser, replica: int, since: int, seconds: float, limit: float
     ) -> Callable[[], None] | None:
         """End a run that takes longer than it may: see `judge_run`."""
-        why = f"a run takes longer than {limit:g} s (--run-timeout)"
+        why = too_long(limit)
         is_stuck = self.python is not None or seconds > limit + RUN_GRACE
         if since != self._told_to_end:
             self._told_to_end = since

@@ -13,12 +13,20 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from engine.devices.connection import Connection
 from engine.devices.device_state import DeviceState
 from engine.devices.linked_device import LinkedDevice
-from engine.errors import DeviceClosed, DeviceFailed, DeviceLost, EngineError
+from engine.errors import (
+    DeviceClosed,
+    DeviceFailed,
+    DeviceLost,
+    EngineError,
+    ExecutionFailed,
+)
+from engine.run_failures import too_long
 from engine.transport import control
 from engine.transport.control import Message
 from engine.transport.held_socket import HeldSocket
@@ -123,7 +131,20 @@ class JoinedDevice(LinkedDevice):
                 error = DeviceFailed(f"device {self.id} failed: {fault}", fault)
             ends.callback(self._bequeath)
             ends.callback(logger.warning, "%s", error)
-            self._fail_all(error)
+            ends.callback(self._fail_all, error)
+            self._fail_overlong()
+
+    def _fail_overlong(self) -> None:
+        """Fail the requests of the present run if it has taken too long, because its
+        owner then ends the process. The caller holds the lock.
+        """
+        self.poll()  # take the results that came before
+        now = time.monotonic_ns()
+        for channel in self._channels.values():
+            since, limit = self.run_since(channel.replica), channel.run_timeout
+            if since and limit and now - since > limit * 1e9:
+                for request in channel.started:
+                    channel.abandon(request, ExecutionFailed(too_long(limit)))
 
     def close(self) -> None:
         """Leave the device. Requests in flight fail, and the process frees the

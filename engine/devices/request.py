@@ -149,6 +149,8 @@ class RequestChannel(ABC):
     weight: int
     #: Its number among the channels of the same weight.
     lane: int
+    #: The time limit of a run of the model in seconds, 0 for none.
+    run_timeout: float
 
     @property
     @abstractmethod
@@ -159,6 +161,11 @@ class RequestChannel(ABC):
     @abstractmethod
     def waiting(self) -> list[Request]:
         """Return the requests in flight, oldest first."""
+
+    @property
+    @abstractmethod
+    def started(self) -> list[Request]:
+        """Return the requests that a run has taken, oldest first."""
 
     @abstractmethod
     def request_of(self, number: int) -> Request | None:

@@ -135,6 +135,7 @@ class ReplicaChannel(RequestChannel):
         self.replica = replica
         self.name = description.name
         self.limit = description.limit_of(priority)
+        self.run_timeout = description.run_timeout
         self.late = 0
         self.service_time = service_time
         self.priority = priority

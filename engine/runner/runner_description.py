@@ -28,7 +28,8 @@ class RunnerDescription:
     `max_queue_size` requests may wait in one replica. `priority_queue_sizes` limits
     single levels. `measured` is set if requests do not wait long to run together. Only
     then are running times measured. With `moves`, requests that wait for one replica
-    may move to another.
+    may move to another. `run_timeout` is the time limit of a run in seconds, 0 for
+    none.
     """
 
     name: str
@@ -43,6 +44,7 @@ class RunnerDescription:
     measured: bool = True
     moves: bool = False
     replicas: tuple[tuple[str, int], ...] = ()
+    run_timeout: float = 0.0
 
     @classmethod
     def of(
@@ -67,6 +69,7 @@ class RunnerDescription:
             config.default_level,
             dict(config.priority_queue_sizes),
             not (batches.run_units > 1 and longest_wait_ns > LONG_WAIT_NS),
+            run_timeout=config.run_timeout,
         )
 
     def shared(self, clients: int) -> RunnerDescription:
@@ -102,6 +105,7 @@ class RunnerDescription:
             "measured": self.measured,
             "moves": self.moves,
             "replicas": [list(replica) for replica in self.replicas],
+            "run_timeout": self.run_timeout,
         }
 
     @classmethod
@@ -120,6 +124,7 @@ class RunnerDescription:
             bool(message["measured"]),
             bool(message["moves"]),
             tuple((str(d), int(number)) for d, number in message["replicas"]),
+            float(message["run_timeout"]),
         )
 
 

@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -18,17 +20,19 @@ from engine import (
     Device,
     DeviceLost,
     DeviceState,
+    ExecutionFailed,
     InvalidInput,
     JoinedDevice,
     JoinedRunner,
     ModelRunner,
     ModelRunnerConfig,
     RunnerClosed,
+    RunnerDescription,
     Tensor,
 )
 from tests.engine import models
 from tests.engine.joiner import joiner
-from tests.support import is_gone, occupied, until
+from tests.support import FOR_EVER, is_gone, occupied, until
 
 
 def rows(value: float, count: int = 1) -> dict[str, Tensor]:
@@ -107,6 +111,34 @@ def test_the_death_of_the_device_fails_both_and_both_come_back(
         other.ask("submit", input="count", rows=1, dtype="i8")
         ((output, _),) = other.ask("collect")
         assert np.shape(output) == (128, 128)
+
+
+def test_a_run_whose_process_is_ended_because_it_is_too_long(
+    tmp_path: Path, own_device: Device
+) -> None:
+    """Its request fails as it does for the owner; the request behind it is lost."""
+    limit = 0.01
+    config = replace(config_of(own_device), run_timeout=limit)
+    with (
+        ModelRunner(models.slow(tmp_path / "slow.popef"), config) as runner,
+        JoinedDevice(own_device.id, own_device.invite()) as joined,
+    ):
+        (_, replica), *_ = runner.description.replicas
+        message = msgpack.unpackb(msgpack.packb(runner.description.to_message()))
+        other = JoinedRunner(
+            RunnerDescription.from_message(message), {own_device.id: joined}
+        )
+        count = {"count": Tensor.from_numpy(np.array(FOR_EVER, np.int64))}
+        long, behind = other.submit(count), other.submit(count)
+        until(lambda: own_device.ping()["running_ns"] > limit * 1e9)
+        assert joined.run_since(replica)
+        own_device.kill("the run takes too long")
+        assert long.wait(60)
+        assert behind.wait(60)
+        assert isinstance(long.error, ExecutionFailed)
+        assert "a run takes longer than 0.01 s" in str(long.error)
+        assert isinstance(behind.error, DeviceLost)
+        other.close()
 
 
 def test_who_has_joined_cannot_load_unload_or_stop(
