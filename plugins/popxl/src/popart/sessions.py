@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 import popir
+from popart.data_flow import AnchorReturnType as AnchorReturnType
+from popart.data_flow import DataFlow as DataFlow
 from popart.devices import DeviceInfo
 from popart.logs import log
 from popart.views import IrView
@@ -50,34 +52,6 @@ def _cache_size() -> int:
             f"POPXL_CACHE_SIZE is {text!r}; expected bytes, such as 500MB or 10GB"
         )
     return int(digits) * factor[unit]
-
-
-class AnchorReturnType:
-    """Choice of the tensors of a stream that are returned."""
-
-    def __init__(self, value: str, period: int = 1) -> None:
-        self.value = value
-        self.period = period
-
-
-class DataFlow:
-    """Inputs and outputs of a run; here the streams define them."""
-
-    def __init__(
-        self,
-        batchesPerStep: int = 1,
-        anchorTensors: Mapping[str, AnchorReturnType] | None = None,
-    ) -> None:
-        self._batches = batchesPerStep
-        self._anchors = dict(anchorTensors or {})
-
-    def batchesPerStep(self) -> int:
-        """Return the number of transfers of one run."""
-        return self._batches
-
-    def anchors(self) -> list[str]:
-        """Return the ids of streams."""
-        return list(self._anchors)
 
 
 class PyStepIO:
@@ -121,11 +95,8 @@ class InferenceSession:
 
     @property
     def _transfers(self) -> int:
-        """Return the slices of each array in a run: those of the data flow,
-        if it says.
-        """
-        flow = self._ir.data_flow
-        return self._ir.transfers if flow is None else int(flow.batchesPerStep())
+        """Return the slices of each array in a run."""
+        return self._ir.transfers
 
     @property
     def _replicas(self) -> int:

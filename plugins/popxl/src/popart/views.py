@@ -12,6 +12,7 @@ from typing import Any
 
 import popir
 from popart.attributes import Settings
+from popart.data_flow import DataFlow
 from popart.enums import DataType as DataType
 from popart.enums import TensorType
 from popart.names import class_of, type_of
@@ -419,16 +420,19 @@ class IrView(View, shows=popir.Ir):
         """Return the ids of the main graph."""
         return _Ids(self._below.main.tensors)
 
-    def getDataFlow(self) -> Any:
-        """Return the value of `setDataFlow`."""
-        return self._below.data_flow
+    def getDataFlow(self) -> DataFlow:
+        """Return the anchors of `setDataFlow`, and the slices that a run takes."""
+        flow: DataFlow | None = self._below.data_flow
+        anchors = flow.anchor_types if flow is not None else {}
+        return DataFlow(self._below.transfers, anchors)
 
-    def setDataFlow(self, flow: Any) -> None:
+    def setDataFlow(self, flow: DataFlow) -> None:
         """Set how many slices a run takes.
 
         Streams decide which tensors are anchored.
         """
         self._below.data_flow = flow
+        self._below.transfers = flow.batchesPerStep()
 
     def getId(self) -> int:
         """Return the number of the Ir, counted in the process."""

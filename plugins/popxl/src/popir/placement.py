@@ -44,7 +44,7 @@ def shares(data: Array, placement: Placement, replicas: int) -> list[Array]:
     found = []
     for replica in range(replicas):
         group = groups.assignment[replica]
-        whole = data[group] if groups.num_groups > 1 else data
+        whole = _of_group(data, groups, group)
         if placement.shards > 1:
             rank = groups.members[group].index(replica) % placement.shards
             whole = shard(whole, placement.shards, rank)
@@ -68,7 +68,7 @@ def collect(
     groups, several = _groups(placement, replicas), placement.shards
     shape = data.shape[1:] if groups.num_groups > 1 else data.shape
     for group, members in enumerate(groups.members):
-        target = data[group] if groups.num_groups > 1 else data
+        target = _of_group(data, groups, group)
         first = [values[r] for r in members[:several]]
         if several == 1:
             _put(target, first[0])
@@ -86,6 +86,11 @@ def collect(
 def is_alone(placement: Placement, replicas: int) -> bool:
     """Return whether each part of the data belongs to one replica only."""
     return placement.shards == _groups(placement, replicas).size
+
+
+def _of_group(data: Array, groups: Groups, group: int) -> Array:
+    """Return a view of a group's part of the host's array, scalars included."""
+    return data[group, ...] if groups.num_groups > 1 else data
 
 
 def _put(target: Array, value: Array) -> None:

@@ -25,6 +25,8 @@ class RemoteBuffer:
         self._below = below
         type_ = dtype.as_dtype(tensor_dtype)._below
         self._buffer = popir.RemoteBuffer(below.new_remote_buffer(), type_, (), 1)
+        #: Members that share a tensor, if the program gave their number.
+        self._shard_over: int | None = None
         self.set_remote_buffer_info(tensor_dtype, tensor_shape, entries)
 
     @property
@@ -128,6 +130,7 @@ def replica_sharded_buffer(
     size = popir.shard_size(prod(whole), count)
     made = RemoteBuffer((size,), dtype, entries)
     made.meta_shape = whole
+    made._shard_over = count
     return made
 
 

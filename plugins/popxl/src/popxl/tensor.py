@@ -667,8 +667,10 @@ def remote_replica_sharded_variable(
 
 def _shard_count(made: Variable, remote_buffer: RemoteBuffer, size: int) -> int:
     """Return the number of parts into which a row of the buffer cuts the variable."""
-    row = remote_buffer.tensor_shape
-    for count in range(size, 0, -1):
+    row, given = remote_buffer.tensor_shape, remote_buffer._shard_over
+    # Several counts give a row of one size if the tensor is small.
+    counts = range(size, 0, -1) if given is None else (given,)
+    for count in counts:
         if size % count == 0 and row == (popir.shard_size(made.nelms, count),):
             return count
     raise ValueError(

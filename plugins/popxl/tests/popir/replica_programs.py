@@ -79,7 +79,7 @@ class ReplicaProgram(Program):
             groups = self.ir.replica_grouping_from_assignments(
                 [order[mark] for mark in marks.tolist()]
             )
-        shape = SHAPES[int(rng.integers(4))]
+        shape = (*SHAPES[:4], ())[int(rng.integers(5))]
         lead = (groups.num_groups,) * (groups.num_groups > 1)
         data = rng.integers(-5, 5, (*lead, *shape)).astype(np.int32)
         all_of_them = rng.random() < 0.3

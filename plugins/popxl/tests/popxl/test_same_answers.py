@@ -15,7 +15,7 @@ import popxl
 from popxl import ops
 from popxl.ops import collectives
 from popxl.ops import var_updates as updates
-from popxl.transforms import autodiff
+from popxl.transforms import GradGraphInfo, autodiff
 
 F32 = popxl.float32
 BYTES = np.array([1, 200], np.uint8).view(popxl.dtypes.np_dtype_float8_143)
@@ -157,6 +157,40 @@ def test_data_flow_says_how_many_slices_a_run_takes() -> None:
     with popxl.Session(ir) as other:
         assert ir._pb_ir.getDataFlow().batchesPerStep() == 3
         np.testing.assert_array_equal(other.run({source: given})[sink], given + 1)
+
+
+def test_data_flow_and_host_transfers_are_one_number() -> None:
+    ir = popxl.Ir()
+    assert ir._pb_ir.getDataFlow().batchesPerStep() == 1
+    ir.num_host_transfers = 8
+    assert ir._pb_ir.getDataFlow().batchesPerStep() == 8
+    anchors = {"out": popart.AnchorReturnType("All")}
+    ir._pb_ir.setDataFlow(popart.DataFlow(4, anchors))
+    assert ir.num_host_transfers == 4
+    ir.num_host_transfers = 2
+    flow = ir._pb_ir.getDataFlow()
+    assert (flow.batchesPerStep(), flow.anchors()) == (2, ["out"])
+
+
+def test_gradient_graphs_may_have_inputs_of_the_program() -> None:
+    ir = popxl.Ir()
+    with ir.main_graph, popxl.in_sequence():
+        x, w = popxl.variable([1.0, 2.0]), popxl.variable([3.0, 4.0])
+        graph = ir.create_graph(lambda x, w: x * w, x, w)
+        info = autodiff(graph)
+        assert isinstance(info, GradGraphInfo)
+        at = info.outputs.index(graph.inputs[1])
+        with info.graph, popxl.in_sequence():
+            total = popxl.graph_input((2,), F32, "total", by_ref=True)
+            updates.accumulate_(total, info.graph.outputs[at])
+        call = ops.call_with_info(graph, x, w)
+        totals = popxl.variable([0.0, 0.0])
+        given = {total: totals, **info.inputs_dict(call)}
+        for _ in range(2):
+            ops.call(info.graph, popxl.constant([1.0, 10.0]), inputs_dict=given)
+    with popxl.Session(ir) as session:
+        session.run()
+        assert session.get_tensor_data(totals).tolist() == [2, 40]
 
 
 def _decay() -> None:

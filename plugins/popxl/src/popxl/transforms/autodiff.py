@@ -142,7 +142,10 @@ class GradGraphInfo:
         self._check(fwd_call_info)
         return {
             inner: fwd_call_info.graph_to_parent(each.fwd_tensor)
-            for inner, each in zip(self.graph.inputs, self.expected_inputs, strict=True)
+            # A program may add inputs of its own behind these, such as accumulators.
+            for inner, each in zip(
+                self.graph.inputs, self.expected_inputs, strict=False
+            )
             if each.connection_type is ExpectedConnectionType.Fwd
         }
 

@@ -240,22 +240,25 @@ def test_streams_have_an_axis_of_replicas() -> None:
 
 @pytest.mark.parametrize("mode", ["one_per_group", "all_replicas"])
 @pytest.mark.parametrize("assignment", [[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]])
-def test_grouped_variables(mode: Any, assignment: list[int]) -> None:
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_grouped_variables(
+    mode: Any, assignment: list[int], shape: tuple[int, ...]
+) -> None:
     ir = popxl.Ir(replication=4)
     groups = max(assignment) + 1
-    start = values(groups, 3)
+    start = values(groups, *shape)
     with ir.main_graph, popxl.in_sequence():
         group = ir.replica_grouping_from_assignments(assignment)
         data = start if groups > 1 else start[0]
         v = popxl.variable(data, replica_grouping=group, retrieval_mode=mode)
-        assert v.shape == (3,)
+        assert v.shape == shape
         assert v.shape_on_host == data.shape
         assert v.replica_grouping == group
         assert v.retrieval_mode == mode
-        x, y = popxl.h2d_stream((3,), F32), popxl.d2h_stream((3,), F32)
+        x, y = popxl.h2d_stream(shape, F32), popxl.d2h_stream(shape, F32)
         ops.add_(v, ops.host_load(x))
         ops.host_store(y, v * 1.0)
-    more = values(4, 3)
+    more = values(4, *shape)
     each = start[assignment] + more
     with popxl.Session(ir, "ipu_model") as session:
         assert np.array_equal(session.run({x: more})[y], each)
@@ -268,7 +271,7 @@ def test_grouped_variables(mode: Any, assignment: list[int]) -> None:
             return
         assert np.array_equal(found.reshape(start.shape), each[firsts])
         with pytest.raises(ValueError, match="has shape"):
-            session.write_variable_data(v, np.zeros((9, 3), np.float32))
+            session.write_variable_data(v, np.zeros((9, *shape), np.float32))
         session.write_variable_data(v, np.zeros_like(data))
         assert np.array_equal(session.run({x: more})[y], more)
 
@@ -352,6 +355,27 @@ def test_an_update_of_shards_is_that_of_the_whole(
         session.write_variable_data(handle, np.zeros_like(start))
         assert not session.run()[out].any()
     assert np.array_equal(session.get_tensor_data(handle), np.zeros_like(start) - 0.5)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_parts_of_a_group_hold_a_small_variable_whole(is_remote: bool) -> None:
+    start = np.array([1, 2], np.float32)
+    ir = popxl.Ir(replication=4)
+    with ir.main_graph, popxl.in_sequence():
+        if is_remote:
+            buffer = popxl.replica_sharded_buffer((2,), F32, shard_over=2)
+            handle = popxl.remote_replica_sharded_variable(start, buffer)
+            shard = ops.remote_load(buffer, 0)
+        else:
+            handle, shard = popxl.replica_sharded_variable(start, shard_over=2)
+        ops.add_(shard, shard)
+        out = popxl.d2h_stream((1,), F32)
+        ops.host_store(out, shard)
+        if is_remote:
+            ops.remote_store(buffer, 0, shard)
+    with popxl.Session(ir, "ipu_model") as session:
+        assert session.run()[out].reshape(-1).tolist() == [2, 4, 2, 4]
+        assert session.get_tensor_data(handle).tolist() == [2, 4]
 
 
 def test_what_a_sharded_variable_needs() -> None:
