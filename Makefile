@@ -222,6 +222,7 @@ lock := build/tools/bin/uv pip compile -q --upgrade --universal --python-version
 lock: build/tools/.installed
 	$(lock) pyproject.toml -o requirements/serve.txt
 	$(lock) --extra compile -c requirements/serve.txt pyproject.toml -o requirements/build.txt
+	echo pip | $(lock) - -o requirements/pip.txt
 	$(lock) requirements/docs.in -o requirements/docs.txt
 
 sbom: build/tools/.installed
@@ -232,6 +233,7 @@ sbom: build/tools/.installed
 audit: build/tools/.installed
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/serve.txt
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/build.txt
+	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/pip.txt
 
 # Needs the network once, for build/docs; then it works without.
 docs: build/docs/.installed build/docs/mermaid.min.js
@@ -251,12 +253,14 @@ build/docs/mermaid.min.js: build/docs/.installed
 		tar xzf iframe-worker-*.tgz -O package/shim/index.js > iframe-worker.js && \
 		mv mermaid.part mermaid.min.js && rm mermaid-*.tgz iframe-worker-*.tgz packed.txt
 
-# Some distributions ship Python without ensurepip: then pip installs itself.
+# The pip of `ensurepip` is installed only if the index has no other: with the locked one
+# the first start takes half of the processor time.
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "PopGate needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
-		$(PYTHON) -m pip --python $(bin)/python install -q pip; }
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --disable-pip-version-check --python $(bin)/python install -q --no-compile \
+		--require-hashes -r requirements/pip.txt 2> /dev/null || $(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # What is imported is compiled to bytecode then: half of pip's processor time.

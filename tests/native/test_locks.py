@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def locked(name: str) -> list[tuple[Requirement, int]]:
     [
         ("serve.txt", PROJECT["dependencies"]),
         ("build.txt", PROJECT["dependencies"] + COMPILE),
+        ("pip.txt", ["pip"]),
     ],
 )
 def test_the_lock_is_what_the_project_asks_for(
@@ -52,7 +54,7 @@ def test_the_lock_is_what_the_project_asks_for(
         assert each.specifier.contains(there[each.name], prereleases=True), each
 
 
-@pytest.mark.parametrize("name", ["serve.txt", "build.txt"])
+@pytest.mark.parametrize("name", ["serve.txt", "build.txt", "pip.txt"])
 def test_every_line_has_hashes_and_no_host(name: str) -> None:
     for requirement, hashes in locked(name):
         assert hashes, requirement
@@ -64,6 +66,36 @@ def test_every_line_has_hashes_and_no_host(name: str) -> None:
 def test_the_image_is_built_over_what_is_served() -> None:
     build = {str(requirement) for requirement, _ in locked("build.txt")}
     assert {str(requirement) for requirement, _ in locked("serve.txt")} <= build
+
+
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_an_environment_has_pip_with_and_without_an_index(
+    tmp_path: Path, has_pip: bool
+) -> None:
+    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+    # This pip stands for that of the Python which makes the environment.
+    (tmp_path / "base").mkdir()
+    python = tmp_path / "base" / "python3"
+    python.write_text(
+        '#!/bin/sh\nif [ "$2" = pip ]; then\n'
+        + ("exit 0\n" if has_pip else "exit 1\n")
+        + f'fi\necho "$@" >> {tmp_path}/venvs\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-f", ROOT / "Makefile", f"PYTHON={python}", ".venv/.python"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "venvs").read_text().splitlines()[1:]
+    expected = ["-m venv --without-pip .venv"]
+    assert made == (expected if has_pip else [*expected, "-m venv .venv"])
+    if not has_pip:
+        pip = [tmp_path / ".venv/bin/python", "-m", "pip", "--version"]
+        assert subprocess.run(pip, check=False, capture_output=True).returncode == 0
 
 
 def test_pinning_writes_the_digest_beside_the_tag(tmp_path: Path) -> None:
