@@ -272,7 +272,7 @@ else
 $(VENV)/.installed: pyproject.toml requirements/build.txt $(VENV)/.python
 	$(pip) install -q --no-compile --require-hashes -r requirements/build.txt || { \
 		echo "make: the package index lacks a locked package; try LOCKED=0"; exit 1; }
-	$(pip) install -q --no-deps --no-build-isolation -e .
+	PYTHONWARNINGS=ignore $(pip) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 endif
 

@@ -94,7 +94,7 @@ def test_an_environment_has_pip_with_and_without_an_index(
     expected = ["-m venv --without-pip .venv"]
     assert made == (expected if has_pip else [*expected, "-m venv .venv"])
     if not has_pip:
-        pip = [tmp_path / ".venv/bin/python", "-m", "pip", "--version"]
+        pip = [str(tmp_path / ".venv/bin/python"), "-m", "pip", "--version"]
         assert subprocess.run(pip, check=False, capture_output=True).returncode == 0
 
 
