@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import Any
 
 from app.errors import use_statuses
@@ -12,6 +13,10 @@ from app.settings import Settings
 from engine import keep_large_blocks, raise_descriptor_limit
 
 GC_THRESHOLD = 20_000  # surviving containers between two collections
+
+#: Seconds after which a thread that runs Python code lets the event loop run. Each of
+#: the loop's callbacks may have to wait for it.
+SWITCH_INTERVAL = 0.0005
 
 
 def prepare_process(settings: Settings) -> None:
@@ -23,6 +28,7 @@ def prepare_process(settings: Settings) -> None:
     # A loaded model and a connection take one descriptor each, so the usual 1024 are
     # soon used up.
     raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL)
 
 
 def spare_the_collector() -> None:

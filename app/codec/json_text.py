@@ -30,6 +30,7 @@ from app.codec.nesting import (
     too_many_values,
 )
 from app.errors import InvalidRequest, RepeatedKey, malformed_json
+from app.give_way import give_way
 from app.limits import Limits
 
 # Below this size, checking every element is cheaper than searching the text.
@@ -50,6 +51,9 @@ _WEIGHTS = (18, 32, 96, 256)
 # ("1e9"), and the writer's memory grows by doubling.
 _WRITTEN = 12
 _QUOTE, _COLON = ord('"'), ord(":")
+# Bytes whose numbers limit what a text can become (`check_values`).
+_STRUCTURE = (b"[", b"{", b'"', b'\\"', b",")
+_COLONS = (b":",)
 # Bytes that are examined together. Their flags take four times as many bytes.
 _BLOCK = 1 << 18
 # All occurrences share one object, as in the parser.
@@ -84,7 +88,11 @@ def parse_json(text: bytes, limits: Limits) -> Any:
         # There are as many colons as keys, or more if strings contain colons. Numbers,
         # which may be megabytes, follow the last string, and count() is slow on them.
         last_string = text.rfind(b'"')
-        colons = text.count(b":", 0, last_string)
+        colons = (
+            text.count(b":", 0, last_string)
+            if last_string <= _BLOCK
+            else _count(text, _COLONS, last_string)[0]
+        )
         if colons + (text.find(b":", last_string) >= 0) > keys:
             _refuse_repeated_keys(text, value, keys, limits)
     return value
@@ -101,17 +109,29 @@ def check_values(text: bytes, limits: Limits) -> int:
     if len(text) <= _LARGE:
         return _WEIGHT_UNCOUNTED * len(text)
     _check_colons(text, limits)
-    lists, objects = text.count(b"["), text.count(b"{")
-    quotes = text.count(b'"')
-    if quotes - text.count(b'\\"') > 2 * (
-        limits.max_strings + limits.max_document_keys
-    ):
+    lists, objects, quotes, escaped, commas = _count(text, _STRUCTURE, len(text))
+    if quotes - escaped > 2 * (limits.max_strings + limits.max_document_keys):
         raise too_many_strings(limits)
-    values = text.count(b",") + quotes
+    values = commas + quotes
     if values + LIST_WEIGHT * (lists + objects) > limits.max_document_values:
         raise too_many_values(limits)
     counts = (len(text), values, lists, objects)
     return sum(count * weight for count, weight in zip(counts, _WEIGHTS, strict=True))
+
+
+def _count(text: bytes, wanted: tuple[bytes, ...], end: int) -> list[int]:
+    """Return the number of times that each of the wanted bytes begins before `end`.
+
+    It counts in blocks, because `bytes.count` holds the interpreter's lock.
+    """
+    found = [0] * len(wanted)
+    for start in range(0, end, _BLOCK):
+        stop = min(end, start + _BLOCK)
+        for number, one in enumerate(wanted):
+            found[number] += text.count(one, start, stop + len(one) - 1)
+        if stop < end:
+            give_way()
+    return found
 
 
 def _parse_with_literals(text: bytes, limits: Limits) -> Any:
@@ -246,7 +266,7 @@ def _refuse_repeated_keys(
 
 def _check_colons(text: bytes, limits: Limits) -> None:
     """Refuse a JSON text of too many keys before it is parsed."""
-    if text.count(b":") > limits.max_document_keys:
+    if _count(text, _COLONS, len(text))[0] > limits.max_document_keys:
         _check_keys(_keys_in(text), limits)
 
 

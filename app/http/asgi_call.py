@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
@@ -151,9 +152,8 @@ class NamingCall(AsgiCall):
                     for name, value in headers.items()
                     if name != b"content-encoding"
                 }
-            path = await asyncio.to_thread(
-                self._naming.target, self.body, service.models
-            )
+            find = partial(self._naming.target, self.body, service.models)
+            path = await service.read(find, latest)
             if self.response_complete:
                 return
             self._find(path)

@@ -82,7 +82,14 @@ class Service:
         Raises DeadlineExceeded at `deadline`, a `time.monotonic()` time, and
         TransferMemoryFull if memory is short.
         """
-        return await self._run(self._codec, partial(decode, codec), deadline)
+        return await self.read(partial(decode, codec), deadline)
+
+    async def read(self, call: Callable[[], T], deadline: float) -> T:
+        """Return the result of `call`, which reads a body.
+
+        It runs in the thread of `decode`, and raises the same errors.
+        """
+        return await self._run(self._codec, call, deadline)
 
     async def encode(
         self, encode: Callable[[], Response], size: int, deadline: float

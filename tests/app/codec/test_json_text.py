@@ -136,6 +136,16 @@ def test_large_texts_of_many_keys() -> None:
     assert parse(colons, limits)["parameters"] == {}
 
 
+@pytest.mark.parametrize("before", range(2))
+def test_large_texts_of_escaped_quotes(before: int) -> None:
+    """They are counted in blocks; one that lies in two blocks is counted once."""
+    limits = Limits(max_strings=1, max_document_keys=1)
+    text = '{"a": ["' + "x" * before + '\\"' * (1 << 20) + '"]}'
+    assert len(parse(text, limits)["a"][0]) == before + (1 << 20)
+    with pytest.raises(BodyTooLarge, match="more than 1 strings"):
+        parse(text.replace("]", ', ""]'), limits)
+
+
 @pytest.mark.parametrize("number", ["NaN", "1", "1.5", "-Infinity"])
 def test_others_work_while_a_large_text_with_literals_is_read(number: str) -> None:
     text = "[" + f"{number}," * 1_000_000 + "NaN]"
