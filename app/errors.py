@@ -1,30 +1,30 @@
 """Errors over HTTP: one tree, one table, one form of answer.
 
-RequestError            the request cannot be answered as it was asked
-  MalformedBody           the body is not what it says it is
+RequestError            the request cannot be answered as it was sent
+  MalformedBody           the body is not valid in its encoding
   InvalidRequest          the document breaks a rule of the protocol
-    NestedTooDeep           lists or objects lie too deep in each other
+    NestedTooDeep           lists or objects are nested too deeply
     InvalidShape            a shape is not a list of sizes
     InvalidTensor           an input does not fit the model
-    RepeatedKey             a key stands twice in one object
-  UnknownModel            no such model or version
-    UnknownModelRun         the same, asked to run
-    UnknownModelTraced      the same, in other words
-    VersionNotAvailable     a known model whose version does not take requests
-  UnknownRegion           no such shared memory
-  ModelNotReady           there is such a model, but not now
-    VersionNotReady         no version of it, or not the one asked for
+    RepeatedKey             a key occurs twice in one object
+  UnknownModel            the model or version does not exist
+    UnknownModelRun         it was to run
+    UnknownModelTraced      its trace settings were requested
+    VersionNotAvailable     the model is known, but the version accepts no requests
+  UnknownRegion           the shared memory region is not registered
+  ModelNotReady           the model is known, but not served now
+    VersionNotReady         no version of it is ready, or not the requested one
   BodyTooLarge            more bytes than the limits allow
-  BodyStopped             the body stopped coming before its end
-  TransferMemoryFull      all bodies and answers together take too much now
-  UnsupportedMediaType    no decoder for this content type or encoding
-  NotAcceptable           no encoder for what Accept asks for
-  NotRepresentable        the answer exists, but not in the encoding asked for
+  BodyStopped             the client stopped sending before the end of the body
+  TransferMemoryFull      all bodies and responses in transit fill their limit
+  UnsupportedMediaType    the content type or encoding has no decoder
+  NotAcceptable           no type that Accept allows has an encoder
+  NotRepresentable        the requested encoding cannot express the result
   HttpError               any other status (not found, forbidden, …)
 
-`ERRORS` is the only place that turns an exception, ours or the engine's, into a
-status, a code and a reason to count. It is searched along the class's MRO, so a
-subclass needs a row only where it differs.
+`ERRORS` is the only place that turns an exception, ours or the engine's, into a status,
+a code and a reason to count. It is searched along the class's MRO, so a subclass needs
+a row only if it differs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ current_request: ContextVar[bytes] = ContextVar("current_request", default=b"")
 class FailureReason(enum.Enum):
     """Reasons of failures: the values of Triton's label ``reason``."""
 
-    # Not run, or not in time: queue full, shutting down, device lost, deadline passed.
+    # Not run, or too late: queue full, shutting down, device lost, deadline passed.
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"  # the client went away
     BACKEND = "BACKEND"  # the model failed on it
@@ -89,8 +89,9 @@ class Outcome(enum.Enum):
 
     QUEUE_FULL = "queue_full"  # 429: the queue, a key's limit, or a deadline too near
     DEADLINE = "deadline"  # 504: not done in time
-    DEVICE_LOST = "device_lost"  # 503: its device has died, or there is none
-    MEMORY = "memory"  # 503: no memory for it
+    # 503: its device process died, or no device is attached
+    DEVICE_LOST = "device_lost"
+    MEMORY = "memory"  # 503: too little memory for the request
     NOT_READY = "not_ready"  # 503: the model is loading, or was closed
     CANCELLED = "cancelled"  # 499: the client went away
     INVALID = "invalid"  # another 4xx: the request is wrong
@@ -112,9 +113,9 @@ _OUTCOMES_503 = {
 
 
 class RequestError(Exception):
-    """The request cannot be answered as it was asked; the message says why.
+    """The request cannot be answered as it was sent; the message gives the reason.
 
-    `triton_status` is what Triton answers with, where that differs and scripts look.
+    `triton_status` is Triton's status, if it differs and clients' scripts check it.
     """
 
     triton_status: int | None = None
@@ -125,7 +126,7 @@ class RequestError(Exception):
 
 
 class MalformedBody(RequestError):
-    """The body is not valid in its encoding: cut off, misspelt, contradictory."""
+    """The body is not valid in its encoding: cut off, malformed or contradictory."""
 
 
 def malformed_json(why: str) -> MalformedBody:
@@ -140,17 +141,17 @@ class InvalidRequest(RequestError):
 
 
 class NestedTooDeep(InvalidRequest):
-    """Lists or objects of the document lie too deep in each other."""
+    """Lists or objects of the document are nested too deeply."""
 
 
 class InvalidShape(InvalidRequest):
-    """The value given as a shape is not one."""
+    """A shape in the request is not a list of sizes."""
 
     triton_status = 500
 
 
 class RepeatedKey(InvalidRequest):
-    """A key stands twice in one object of the document."""
+    """A key occurs twice in one object of the document."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"key '{key:.80}' occurs twice in one object")
@@ -158,17 +159,17 @@ class RepeatedKey(InvalidRequest):
 
 
 class InvalidTensor(InvalidRequest):
-    """An input of the request does not fit what the model takes."""
+    """An input of the request does not fit the model."""
 
 
-# Letters of a name, and names, that are compared to find the one that is meant.
+# Most letters of a name, and most names, to compare for a suggestion.
 _MOST_COMPARED = 200
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
     """Return a suggestion for a name that is not in `known`."""
     names = list(itertools.islice(known, _MOST_COMPARED))
-    if len(name) > _MOST_COMPARED:  # comparing takes time by the square of it
+    if len(name) > _MOST_COMPARED:  # the time of a comparison grows with its square
         return ""
     close = difflib.get_close_matches(name, names, 1)
     if close:
@@ -186,8 +187,8 @@ class UnknownModel(RequestError):
         known: Iterable[str] = (),
         why: str = "",
     ) -> None:
-        """Make the error; `known` are the names of models, for a suggestion, and `why`
-        is the reason if the model exists.
+        """Make the error. `known` are the names of models, for a suggestion. `why` is
+        the reason if the model exists.
         """
         which = f"'{name:.255}'"
         if version:
@@ -217,7 +218,7 @@ class UnknownModelTraced(UnknownModel):
 
 
 class VersionNotAvailable(UnknownModel):
-    """A known model has no version, or not the wanted one, that accepts requests."""
+    """A known model has no version that accepts requests, or not the requested one."""
 
     triton_status = 400
 
@@ -236,7 +237,7 @@ class UnknownRegion(RequestError):
 
 
 class ModelNotReady(RequestError):
-    """The model is known and is not served at this moment."""
+    """The model is known, but not served now."""
 
     def __init__(self, name: str, why: str = "it is not loaded") -> None:
         super().__init__(f"Model '{name}' is not ready: {why}")
@@ -244,10 +245,9 @@ class ModelNotReady(RequestError):
 
 
 class VersionNotReady(ModelNotReady):
-    """The version is not ready, in the words that Triton's scripts look for, with the
-    reason.
+    """The version is not ready; the words are those that Triton's scripts look for.
 
-    `version` is the one asked for, None for any.
+    `version` is the requested one, None for any.
     """
 
     def __init__(self, name: str, version: str | None, why: str) -> None:
@@ -266,8 +266,8 @@ class BodyTooLarge(RequestError):
 def larger_than_allowed(
     size: object, limit: int, *, is_json: bool = False
 ) -> BodyTooLarge:
-    """Return a body of `size` bytes (or words for it), in the words of Triton's
-    scripts.
+    """Return the error for a body of `size` bytes (a number or words), in the words
+    that Triton's scripts look for.
     """
     what, most = "body", "value"
     if is_json:
@@ -279,7 +279,7 @@ def larger_than_allowed(
 
 
 class BodyStopped(RequestError):
-    """A body has stopped coming before its end."""
+    """The client stopped sending before the end of the body."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
@@ -288,7 +288,7 @@ class BodyStopped(RequestError):
 
 
 class TransferMemoryFull(RequestError):
-    """The bodies and answers of all clients take as much memory as they may."""
+    """The bodies and responses of all clients fill their memory limit."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
@@ -298,7 +298,7 @@ class TransferMemoryFull(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """The content type or content encoding is not one that is read here."""
+    """The content type or content encoding is not supported."""
 
 
 class NotAcceptable(RequestError):
@@ -306,11 +306,11 @@ class NotAcceptable(RequestError):
 
 
 class NotRepresentable(RequestError):
-    """The result cannot be written in the encoding or under the policy asked for."""
+    """The requested encoding or policy cannot express the result."""
 
 
 class HttpError(RequestError):
-    """A refusal that needs no class of its own."""
+    """Any other error, with its own status and code."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class HttpError(RequestError):
 
 
 class Row(NamedTuple):
-    """Answer to an exception class."""
+    """Status, code and reason for one exception class."""
 
     status: int
     code: str
@@ -334,7 +334,7 @@ class Row(NamedTuple):
 
     @property
     def outcome(self) -> Outcome:
-        """Return what it comes to for a model that was asked."""
+        """Return the outcome that the model's statistics count."""
         found = _OUTCOMES.get(self.status)
         if found is None:
             found = Outcome.INVALID if self.status < 500 else Outcome.ERROR
@@ -366,7 +366,7 @@ ERRORS: dict[type[BaseException], Row] = {
     Refused: Row(503, "refused", _REJECTED),
     DeadlineExceeded: Row(504, "deadline_exceeded", _REJECTED),
     TimedOut: Row(504, "timed_out", _OTHER),
-    # A status that only logs and metrics see: the client has gone.
+    # Only logs and metrics show this status, because the client has disconnected.
     Cancelled: Row(499, "cancelled", _CANCELED),
     Closed: Row(503, "model_closed", _REJECTED),
     DeviceLost: Row(503, "device_lost", _REJECTED),
@@ -387,7 +387,7 @@ ERRORS: dict[type[BaseException], Row] = {
     Exception: Row(500, "internal_error", _OTHER),
 }
 
-# Seconds after which a client may ask again: a device is respawned within that.
+# Seconds until a client should retry: a device restarts within that time.
 RETRY_AFTER_DEVICE_LOST = 1
 _PASSING = (
     Gone,
@@ -414,7 +414,7 @@ def row_of(error: BaseException) -> Row:
     return _INTERNAL
 
 
-#: Where Triton answers with another status than HTTP has for it.
+#: Statuses that differ in Triton: ours to Triton's.
 TRITON_STATUSES = {409: 400, 413: 400, 429: 503, 499: 400, 504: 503}
 _statuses: dict[int, int] = {}
 
@@ -422,7 +422,8 @@ _statuses: dict[int, int] = {}
 def use_statuses(style: str) -> None:
     """Use the statuses of ``http`` or of ``triton`` from now on.
 
-    For the whole process, which has one server; called before it takes requests.
+    Applies to the whole process, which has one server. Call it before the server
+    accepts requests.
     """
     _statuses.clear()
     if style == "triton":
@@ -430,7 +431,9 @@ def use_statuses(style: str) -> None:
 
 
 class ErrorResponse:
-    """An error ready to be sent: a status, headers, and the one form of body."""
+    """An error ready to be sent: a status, headers, and the body that all errors
+    have.
+    """
 
     __slots__ = ("body", "headers", "status")
 
@@ -447,12 +450,12 @@ class ErrorResponse:
     def of(
         cls, error: BaseException, request_id: bytes = b"", *, close: bool = False
     ) -> ErrorResponse:
-        """Return the answer to a request that failed with `error`; `request_id` is its
-        id, by default that of the request that this task answers.
+        """Return the response to a request that failed with `error`.
 
-        `close` asks the server to close the connection, because a body is left
-        unread on it. What is our own fault is logged with its traceback, and the
-        client is told no more than that.
+        `request_id` is the request's id, by default the id of the request that this
+        task answers. `close` makes the server close the connection, because part of
+        the body is still unread. An internal error is logged with its traceback; the
+        response does not show it.
         """
         row = row_of(error)
         message = str(error) or type(error).__name__
@@ -492,21 +495,23 @@ def help_address(code: str) -> str:
 
 
 def error_body(message: str, code: str, request_id: str = "") -> bytes:
-    """Return the JSON body that every error of this server has."""
+    """Return the JSON body of an error."""
     body = {"error": message, "code": code, "help": help_address(code)}
     if request_id:
         body["request_id"] = request_id
     try:
         return orjson.dumps(body)
-    except orjson.JSONEncodeError:  # a lone surrogate quoted from a bad request
+    # the message quotes a lone surrogate from a bad request
+    except orjson.JSONEncodeError:
         body["error"] = message.encode("utf-8", "backslashreplace").decode()
         return orjson.dumps(body)
 
 
 def retry_after(error: BaseException) -> tuple[Header, ...]:
-    """Return the Retry-After headers if trying again makes sense: in whole seconds,
-    rounded up, as the standard has it, and for a queue in milliseconds too, under the
-    name that some clients know.
+    """Return the Retry-After headers if a retry can succeed, in rounded-up seconds.
+
+    For a full queue, Retry-After-Ms gives the time in milliseconds too, for the clients
+    that know this header.
     """
     if isinstance(error, Overloaded):
         seconds = max(1, math.ceil(error.retry_after))

@@ -93,7 +93,7 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Presentation of a setting's option, if its field does not say it all.
+    """Presentation of a setting's option, if its field does not state all of it.
 
     `metavar` stands for the value, `default` describes the value if none is set, and
     `names` are the option's other names. If a field has several, the last one counts.
@@ -118,9 +118,9 @@ class Settings(BaseSettings):
     Sizes are bytes (``64MiB`` is understood), times are seconds. A `profile` (one of
     `app.config.profiles`) changes the defaults.
 
-    This class is the one place that states the settings. The options of `popgate serve`
-    and the table of `docs/reference/configuration.md` are made from the fields and the
-    strings below them. The settings that most users need come first.
+    This class is the only place that states the settings. The options of `popgate
+    serve` and the table of `docs/reference/configuration.md` are made from the fields
+    and the strings below them. The settings that most users need come first.
     """
 
     model_config = SettingsConfigDict(
@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     model_repository: Annotated[Path, Shown("DIR", names=("-m",))] = Path("models")
     """Folder with the models: NAME.popef or .onnx, or NAME/VERSION/*.popef or .onnx."""
     model: Annotated[Names, Shown("[NAME=]PATH|URL")] = ()
-    """Also serve this file, or folder of one model.
+    """Also serve this file, or this folder of one model.
 
     Without --model-repository, the server serves only these. May be repeated. A URL
     loads a remote model: s3://, gs://, az://, hf://, oci://, mlflow:/, https://.
@@ -194,30 +194,33 @@ class Settings(BaseSettings):
     0: no limit for heads, 60 s for handshakes.
     """
     upload_timeout: Seconds = 30.0
-    """Time without data after which a request whose body is incomplete fails with 408;
-    0: no limit.
+    """Fail a request with 408 if its client sends nothing of an incomplete body for
+    this long. 0: no limit.
     """
     send_timeout: Seconds = 30.0
-    """Time after which a connection is closed if its client reads nothing of the
-    response; 0: no limit.
+    """Close a connection if its client reads nothing of a response for this long. 0: no
+    limit.
     """
     transfer_memory: Bytes = 0
-    """Memory for the bodies of all requests and responses in transit; 0: half of what
-    the machine, or its control group, has. Beyond it, requests of more than 64 KiB get
-    503."""
+    """Memory for the bodies of all requests and responses in transit. At the limit,
+    requests of more than 64 KiB get 503. 0: half the memory of the machine or of its
+    control group.
+    """
     max_connections: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
-    """Connections at a time. Beyond it, the one that has asked nothing for longest is
-    closed for each new one; without such, new ones get 503, but for health checks and
-    management. 0: three quarters of the file descriptors that the server may have."""
+    """Most open connections. At the limit, each new connection closes the one that has
+    been idle longest. If none is idle, new connections get 503, except for health
+    checks and management. 0: three quarters of the file descriptors that the server may
+    open.
+    """
     max_connections_per_address: Annotated[int, Field(ge=0, le=1 << 20), Shown("N")] = 0
-    """Most connections of one client address at a time, in each worker.
+    """Most open connections of one client address, in each worker.
 
-    Beyond it, a new connection replaces an idle one of that address or is refused. 0:
-    no limit.
+    At the limit, a new connection replaces an idle one of that address or is refused.
+    0: no limit.
     """
     compress_responses: Literal["asked", "always", "never"] = "asked"
-    """When to compress inference responses by Accept-Encoding. asked ignores the
-    default list that HTTP libraries send.
+    """When to compress inference responses, if Accept-Encoding allows it. asked: unless
+    it is the default list that HTTP libraries send.
     """
     allow_origin: Annotated[Names, Shown("ORIGIN")] = ()
     """Let web pages of this origin call the server (CORS), as in https://shop.example;
@@ -305,8 +308,9 @@ class Settings(BaseSettings):
     """Size limit of one remote model; 0: no limit."""
     model_control_mode: ControlModeName = "managed"
     """Which models are loaded. managed: all at the start, then by load and unload
-    requests. none: all at the start, and no such requests. poll: the server follows
-    changes of the folder. explicit: the named models (--load-model), then by request.
+    requests. none: all at the start, and load and unload requests are refused. poll: as
+    the folder changes. explicit: those of --load-model at the start, then by load and
+    unload requests.
     """
     load_model: Annotated[Names, Shown("NAME")] = ()
     """Load this model at the start, with --model-control-mode explicit.
@@ -314,8 +318,8 @@ class Settings(BaseSettings):
     May be repeated, or name several, separated by commas; * loads all.
     """
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
-    """Interval between two scans for changes in the mode poll, for remote
-    models too.
+    """Interval between two scans for changed models, remote ones too, with
+    --model-control-mode poll.
     """
     reload: bool = False
     """For development: load changed models immediately.
@@ -323,11 +327,11 @@ class Settings(BaseSettings):
     If loading fails, the server logs the error and keeps serving the former version.
     """
     lazy: bool = False
-    """Load a model at its first request: for many models of which few are used."""
+    """Load each model at its first request, if you have many models and use few."""
     model_memory: Bytes = 0
-    """Memory for all loaded models.
+    """Memory limit for all loaded models.
 
-    Beyond it, the least recently used models are unloaded; 0: no limit.
+    Beyond it, the least recently used models are unloaded. 0: no limit.
     """
     strict_readiness: bool = False
     """Report not ready if any model failed to load."""
@@ -336,7 +340,7 @@ class Settings(BaseSettings):
     server_version: Annotated[Text | None, Shown("TEXT", "that of PopGate")] = None
     """Server version in the answer of /v2."""
     server_extensions: Annotated[
-        str, AfterValidator(check_extensions), Shown("NAMES", "all that work")
+        str, AfterValidator(check_extensions), Shown("NAMES", "all supported ones")
     ] = ""
     """Extensions in the answer of /v2, separated by commas."""
     allow_python: bool = False
@@ -346,7 +350,7 @@ class Settings(BaseSettings):
     Anyone who can write to the model repository can then run any code.
     """
     allow_shared_memory: bool = False
-    """Let clients of this machine register POSIX shared memory for tensors."""
+    """Let clients on this machine register POSIX shared memory for tensors."""
     shared_memory_limit: Annotated[Bytes, Field(gt=0)] = 16 * 1024**3
     """Largest total size of all registered regions."""
     shared_memory_lease: Seconds = 3600.0
@@ -358,30 +362,32 @@ class Settings(BaseSettings):
     trace_file: Annotated[Path | None, Shown("PATH")] = None
     """File to write request traces to, in Triton's JSON format. Tracing requires it."""
     trace_level: TraceLevel = "off"
-    """What to trace from the start; tensors includes the data."""
+    """What to trace from the start. tensors: times and data."""
     trace_rate: Annotated[int, Field(ge=1), Shown("N")] = 1000
-    """Trace one request of N."""
+    """Trace one request in N."""
     trace_count: Annotated[int, Field(ge=-1), Shown("N")] = -1
     """Number of traces to write; -1: no limit."""
     profile: Annotated[Literal["triton"] | None, Shown("NAME")] = None
-    """A set of defaults and models. triton: those that Triton's example
-    clients expect.
+    """A set of defaults and models. triton: the ones that Triton's example clients
+    expect.
     """
     metrics_port: Annotated[Port | None, Shown("PORT")] = None
     """A second port with /metrics and health checks only, for a network that may not
-    run models (Triton:
+    run models.
 
-    8002). 0 chooses a free port and prints it.
+    0 chooses a free port and prints it. Triton uses 8002.
     """
     error_statuses: Literal["http", "triton"] = "http"
-    """Statuses of errors. triton: 400 for what is too large (413 otherwise) and for
-    inference with an unknown model (404), 503 if a queue is full (429) or a deadline
-    has passed (504), 500 for a shape that is none (400), 400 for codes of models (409,
-    499)."""
+    """HTTP statuses of errors. triton: Triton's statuses instead of these: 400 for a
+    body that is too large (413), for inference with an unknown model (404) and for the
+    codes of models (409, 499); 503 for a full queue (429) or a missed deadline (504);
+    500 for an invalid shape (400).
+    """
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
-    """Which requests to log. errors: those that fail.
+    """Which requests to log.
 
-    RATIO, as in 0.01: those and a share of the others.
+    errors: failed requests. RATIO, as in 0.01: failed requests and this share of the
+    others.
     """
     openai_root: bool = False
     """Also answer OpenAI clients at /v1, in addition to /openai/v1."""
@@ -553,7 +559,10 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_trace_file(self) -> Self:
         if self.trace_level != "off" and self.trace_file is None:
-            msg = "tracing needs a file to write: set trace_file"
+            msg = (
+                "tracing needs a file to write to; set --trace-file "
+                "(POPGATE_TRACE_FILE)"
+            )
             raise ValueError(msg)
         return self
 
@@ -566,8 +575,8 @@ class Settings(BaseSettings):
 
     @property
     def device_wait_config(self) -> DeviceWaitConfig:
-        """Return how attaching devices retries (Model
-        Runtime: ``DeviceWaitConfig``).
+        """Return how attaching a device retries (Model Runtime:
+        ``DeviceWaitConfig``).
         """
         seconds = parse_device_wait(self.device_wait)
         if seconds is None:

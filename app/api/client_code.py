@@ -66,7 +66,7 @@ def client_code(
 ) -> str:
     """Return the program, which sends the values that the model ran with at its load.
 
-    `url` is the server's URL as the reader reached it. `asks_key` is true if the server
+    `url` is the server's URL as the client reached it. `asks_key` is true if the server
     has keys. `sequence` is the id of a sequence, if requests belong to one. `streams`
     is true if a request may have any number of responses. `example` and `fill` are the
     same as for the other examples (`app/api/examples.py`).

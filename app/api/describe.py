@@ -121,7 +121,7 @@ def model_details(
 
 
 def _batching_reason(loaded: LoadedModel) -> str:
-    """Return why rows of different requests may be mixed, or not."""
+    """Return why rows of different requests may or may not be mixed."""
     if loaded.config.batching is not None:
         return "the model's config.toml sets it"
     if isinstance(loaded.runner, ModelRunner):

@@ -28,7 +28,7 @@ _PAGE = """<!doctype html>
 <link rel="stylesheet" href="docs/swagger-ui.css">
 <style>
 /* Swagger UI has one palette: if the browser asks for a dark one, its lightness is
-   turned round. Samples are dark already. */
+   inverted. Code samples are dark already. */
 @media (prefers-color-scheme: dark) {
   :root { color-scheme: dark; background: #14161a; }
   .swagger-ui, .swagger-ui .highlight-code { filter: invert(0.9) hue-rotate(180deg); }

@@ -105,9 +105,7 @@ def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
 
 
 def is_large(spec: ModelSpec, tensors: Iterable[TensorSpec]) -> bool:
-    """Return whether even one row is more than a page can show, or a person
-    can type.
-    """
+    """Return whether even one row is too long to show on a page or to type."""
     sizes = (math.prod(_shape(spec, tensor, 1)) for tensor in tensors)
     return sum(sizes) > MAX_EXAMPLE_ELEMENTS
 

@@ -1,8 +1,8 @@
 """The generate extension: a flat JSON object in, a flat JSON object out.
 
 Fields with the names of inputs of the model become tensors; all others are parameters
-of the request. Shapes are not stated, so the model's are filled: fixed dimensions
-first, then the free ones, the innermost first.
+of the request. Requests state no shapes. The number of elements decides the free
+dimensions of the model's shape, the innermost first.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ _TAGS = (
     ("devices", "The devices that run the models."),
     ("requests", "How the server answered recent requests."),
     ("health", "Checks for load balancers and supervisors."),
-    ("metrics", "For Prometheus."),
+    ("metrics", "Metrics in Prometheus' formats."),
     ("kserve v1", "The older protocol of KServe and TensorFlow Serving."),
     ("mlflow", "Tables in the forms that MLflow's servers accept."),
     (

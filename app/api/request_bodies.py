@@ -18,7 +18,7 @@ _REF = "#/components/schemas/{model}"
 
 
 class IndexRequest(TypedDict, total=False):
-    ready: Annotated[bool, Field(description="Only models that accept requests.")]
+    ready: Annotated[bool, Field(description="List only models that accept requests.")]
 
 
 class LoadParameters(TypedDict, total=False):
@@ -68,7 +68,7 @@ _Level: TypeAlias = Literal["OFF", "TIMESTAMPS", "TENSORS"]
 
 
 class TraceRequest(TypedDict, total=False):
-    """Null takes a setting back."""
+    """Trace settings to change; null restores the default."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 

@@ -109,7 +109,7 @@ class GenerateRequest(Body):
     id: str | None = None
     parameters: dict[str, Any] | None = Field(
         default=None,
-        description="More parameters, for names that are also names of inputs.",
+        description="Parameters whose names are also names of inputs.",
     )
 
 
@@ -171,7 +171,7 @@ class MetadataTensor(Body):
 
 
 class FileTensor(MetadataTensor):
-    """An input of numbers that also takes files, as BYTES: pictures."""
+    """An input of numbers that also accepts files as BYTES, for example pictures."""
 
     files: Literal[True] = True
 
@@ -286,7 +286,9 @@ class HistoryColumns(Body):
     decode: list[float | None]
     queue: list[float | None]
     compute: list[float | None]
-    wake: list[float | None] = Field(description="Milliseconds of no other phase.")
+    wake: list[float | None] = Field(
+        description="Milliseconds that belong to no other phase."
+    )
     encode: list[float | None]
 
 
@@ -432,7 +434,7 @@ class LogDocument(Body):
 
 
 class TraceDocument(Body):
-    """Triton's trace settings; numbers are texts."""
+    """Triton's trace settings; numbers are strings."""
 
     trace_level: list[str] = Field(description="OFF, TIMESTAMPS, TENSORS.")
     trace_rate: str = Field(description="The server traces one of this many requests.")

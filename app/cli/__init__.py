@@ -23,11 +23,9 @@ from app.cli.plugin_commands import Commands
 app = typer.Typer(
     name="popgate",
     cls=Commands,
-    help=(
-        "An open inference gateway.\n\n"
-        "Compile an ONNX model into a PopEF file, put it into a folder, serve the "
-        "folder over HTTP, and post tensors to it."
-    ),
+    help="An open inference gateway.\n\n"
+    "Compile an ONNX model into a PopEF file, put it into a folder, serve the "
+    "folder over HTTP, and post tensors to it.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -120,7 +118,9 @@ def _run(command: typer.Typer, name: str) -> None:
 
 
 def _explain(error: Any, name: str) -> NoReturn:
-    """Explain a command that was used wrongly; without a command, show the help."""
+    """Show what is wrong with the use of a command; without a command, show the
+    help.
+    """
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:

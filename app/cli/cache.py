@@ -27,7 +27,8 @@ def cache(
         str,
         typer.Option(
             metavar="AGE",
-            help="Only entries unused for at least this long: 12h, 30d, 8w.",
+            help="List only entries that were unused for at least this long: 12h, "
+            "30d, 8w.",
         ),
     ] = "",
     cache_dir: Annotated[
@@ -36,7 +37,7 @@ def cache(
             metavar="DIR",
             envvar="POPGATE_CACHE_DIR",
             show_envvar=False,
-            help="The --cache-dir of popgate serve [default: ~/.cache/popgate].",
+            help="The --cache-dir of popgate serve. [default: ~/.cache/popgate]",
         ),
     ] = None,
     model_cache: Annotated[
@@ -45,15 +46,17 @@ def cache(
             metavar="DIR",
             envvar="POPGATE_MODEL_CACHE",
             show_envvar=False,
-            help="The --model-cache of popgate serve [default: the folder models of "
-            "--cache-dir].",
+            help="The --model-cache of popgate serve. [default: the folder models "
+            "of --cache-dir]",
         ),
     ] = None,
 ) -> None:
     """List the files that the cache keeps, or remove them.
 
-    Emptying it is safe while servers run: they keep their open files and their
-    downloads. A model that is loaded later is compiled or downloaded again.
+    Emptying the cache is safe while servers run, because they keep their open files and
+    their downloads. A model that is loaded later is compiled or downloaded again.
+
+    For example:
 
     popgate cache --empty --older-than 30d
     """

@@ -14,7 +14,7 @@ _REQUIRED = re.compile(r"\{(.+?)\}(?=$|\.\.\.)")
 
 
 class Command(TyperCommand):
-    """Shows each option under the heading that is its `rich_help_panel`."""
+    """Command whose help shows each option under a heading, its `rich_help_panel`."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return ``FILE...`` for Typer's ``{FILE}...``, and ``NAME`` for ``{name}``."""

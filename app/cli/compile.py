@@ -34,8 +34,8 @@ Compiler: TypeAlias = "Callable[[Path, Path, CompileOptions, Progress], CompileR
 _Models = Annotated[
     list[Path],
     typer.Argument(metavar="MODEL", help=
-        "ONNX models to compile, or PROGRAM.py[:NAME]: a Python file, which is run, "
-        "and the popxl Ir in it."
+        "ONNX models to compile. Or PROGRAM.py[:NAME]: a Python file to run, "
+        "and the name of the popxl Ir in it."
     ),
 ]  # fmt: skip
 _Output = Annotated[
@@ -55,55 +55,55 @@ _OutDir = Annotated[
 _Batch = Annotated[
     str,
     typer.Option(metavar="auto|off|N", help=
-        "Whether to run rows of different requests together. auto: if a check proves "
-        "that results stay the same. off: never. N: as auto, with a fixed batch of N "
-        "rows."
+        "Whether to run rows of different requests together. auto: if a check "
+        "shows that results stay the same. off: never. N: as auto, with a "
+        "fixed batch of N rows."
     ),
 ]  # fmt: skip
 _Weights = Annotated[
     str,
     typer.Option(metavar="data|inside", help=
-        "Store large weights as tensor data (mapped, shared, replaceable) or inside "
-        "the executable."
+        "Where to store large weights. data: as tensor data, which is mapped, "
+        "shared and replaceable. inside: inside the executable."
     ),
 ]  # fmt: skip
 _WeightsFrom = Annotated[
-    str, typer.Option(metavar="SIZE", help="Size above which a weight is large.")
+    str,
+    typer.Option(metavar="SIZE", help="Size in bytes above which a weight is large."),
 ]
 _Name = Annotated[
     str,
     typer.Option(
-        help="Name of the model inside the file, its executable. [default: "
-        "that of the file]"
+        help="Name of the executable in the file, which is the model's name. "
+        "[default: that of the file]"
     ),
 ]
 _Input = Annotated[
     list[str] | None,
-    typer.Option(
-        "--rename-input", metavar="OLD=NEW", help="New name of an input, as OLD=NEW."
-    ),
+    typer.Option("--rename-input", metavar="OLD=NEW", help="Rename an input."),
 ]
 _Outputs = Annotated[
     list[str] | None,
-    typer.Option(
-        "--rename-output", metavar="OLD=NEW", help="New name of an output, as OLD=NEW."
-    ),
+    typer.Option("--rename-output", metavar="OLD=NEW", help="Rename an output."),
 ]
 _Shapes = Annotated[
     list[str] | None,
     typer.Option("--shape", metavar="NAME=DIMS", help=
-        "New shape of an input or output: image=-1,1,28,28; -1 or a name is a free "
-        "dimension."
+        "New shape of an input or output, as in image=-1,1,28,28. -1 or a "
+        "name is a free dimension."
     ),
 ]  # fmt: skip
 _Metadata = Annotated[
     list[str] | None,
     typer.Option(
-        "--metadata", metavar="KEY=VALUE", help="Version to write into the file."
+        "--metadata", metavar="KEY=VALUE", help="Write a property into the file."
     ),
 ]
 _Description = Annotated[
-    str, typer.Option(metavar="TEXT", help="Kept in the file, for people.")
+    str,
+    typer.Option(
+        metavar="TEXT", help="Description to write into the file, for people."
+    ),
 ]
 _Fuse = Annotated[
     str | None,
@@ -114,9 +114,11 @@ _Fuse = Annotated[
 ]  # fmt: skip
 _Quantize = Annotated[
     str,
-    typer.Option(metavar="int8", help="Store weights as 8-bit integers: a smaller "
-                 "and often faster model, whose answers differ. Prints size, speed and "
-                 "difference. Of a text model's folder the ONNX file is written."),
+    typer.Option(metavar="int8", help=
+        "Store weights as 8-bit integers. The model becomes smaller and often faster, "
+        "and its answers differ. Prints size, speed and difference. For the folder of "
+        "a text model, an ONNX file is written."
+    ),
 ]  # fmt: skip
 _Timeout = Annotated[
     float,
@@ -200,7 +202,7 @@ def compile_models(
         for job in jobs:
             with _progress(job.source.name) as stage:
                 outcome = _compile(job, options, stage)
-            # The progress line is gone now. Nothing may be printed while it is shown.
+            # The progress line has ended. Nothing may be printed while it is shown.
             outcomes.append(outcome)
             _tell(outcome, quantized.get(job.source))
     if len(outcomes) > 1:
@@ -214,8 +216,10 @@ def _check_quantize(kind: str, models: list[Path], fuse: str | None) -> None:
     if kind != "int8":
         raise CommandError(f"--quantize: expected int8, got {kind!r:.40}", EXIT_USAGE)
     if fuse is not None or any(_program(model) for model in models):
-        msg = "--quantize takes ONNX files and folders of text models, one by one"
-        raise CommandError(f"{msg}: no programs, no --fuse", EXIT_USAGE)
+        msg = "--quantize takes ONNX files and one folder of a text model"
+        raise CommandError(
+            f"{msg}; compile programs without it, and leave out --fuse", EXIT_USAGE
+        )
 
 
 def _quantize_folder(
@@ -230,7 +234,11 @@ def _quantize_folder(
 
     (folder, *others) = models
     if others or out_dir is not None:
-        raise CommandError("--quantize takes one folder at a time", EXIT_USAGE)
+        raise CommandError(
+            "--quantize takes one folder at a time; call it for each, with "
+            "--output instead of --out-dir",
+            EXIT_USAGE,
+        )
     try:
         with compilations, _progress(folder.name) as stage:
             source, target, report = quantize_in(folder, output, compilations, stage)
@@ -425,7 +433,8 @@ def _check_kept(models: list[Path], target: Path) -> None:
     """Refuse to replace a model by its own result."""
     if target.exists() and any(target.samefile(model) for model in models):
         raise CommandError(
-            f"the model itself would be overwritten: {target}; choose another --output"
+            f"{target} is the model itself, which would be overwritten; choose "
+            "another --output"
         )
 
 

@@ -22,7 +22,7 @@ def devices(
 ) -> None:
     """Show the devices of this machine, and their processes.
 
-    A device runs models in its own process. Only one of your processes at a time can
+    A device is a process that runs models. Only one of your processes at a time can
     attach it.
     """
     from engine import DeviceManager, InvalidConfig

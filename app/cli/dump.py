@@ -16,14 +16,13 @@ def dump(
         typer.Argument(metavar="FILE", help="One file, or all files of one model."),
     ],
     metadata_only: Annotated[
-        bool, typer.Option("-m", "--metadata", help="Metadata only, no blobs.")
+        bool, typer.Option("-m", "--metadata", help="Show only the metadata, no blobs.")
     ] = False,
     everything: Annotated[
         bool,
         typer.Option(
             "--all",
-            help="Leave nothing out: options, all anchors, \
-checksums.",
+            help="Show everything: options, all anchors, checksums.",
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

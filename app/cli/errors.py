@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-EXIT_FAILED = 1  # the thing was tried and failed
+EXIT_FAILED = 1  # the command did not succeed
 EXIT_USAGE = 2  # wrong use: options, paths, addresses
-EXIT_NO_DEVICE = 3  # no device came free in the time allowed
+EXIT_NO_DEVICE = 3  # no device became free in time
 
-EXIT_INTERRUPTED = 130  # by Control-C, as a shell says it
+EXIT_INTERRUPTED = 130  # by Control-C, as shells report it
 
 
 class CommandError(Exception):

@@ -13,7 +13,10 @@ from app.cli.errors import EXIT_USAGE, CommandError
 
 def key(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the key's owner.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="Name of the key, for example its owner's."
+        ),
     ],
     groups: Annotated[
         str,
@@ -31,10 +34,11 @@ def key(
 ) -> None:
     """Make a key for a client of the server.
 
-    Its entry for the file of --keys goes to standard output, the key itself to
-    standard error, once.
+    The entry for the file of `popgate serve --keys` goes to standard output. The key
+    itself goes to standard error. It is shown only once, because the file contains only
+    a digest.
 
-    popgate key shop --models digits >> keys.toml
+    For example: popgate key shop --models digits >> keys.toml
     """
     from app.config.config_keys import KeyProblem, read_section
     from app.config.keys import KeyConfig, digest_of

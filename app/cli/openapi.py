@@ -14,8 +14,8 @@ def openapi(
 ) -> None:
     """Print the OpenAPI document of the HTTP API.
 
-    It describes the server without any model. A running server's /openapi.json
-    describes its models too.
+    The document describes a server without models. /openapi.json of a running server
+    also describes its models.
     """
     import orjson
 

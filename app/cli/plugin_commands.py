@@ -1,8 +1,9 @@
-"""Commands that plugins add: one line of each is known, the rest is imported for use.
+"""Commands that plugins add. A command is imported only when it is used.
+
+An entry point of the group `popgate.commands` names a tuple of commands
+(docs/how-to/write-a-plugin.md):
 
     COMMANDS = (PluginCommand("scales", "Print the scales.", "demo_commands:scales"),)
-
-is what an entry point of the group `popgate.commands` names (docs/plugins.md).
 """
 
 from __future__ import annotations

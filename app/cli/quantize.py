@@ -37,11 +37,14 @@ def quantize_in(
 
     kind, files = recognise(folder, {})
     if not kind:
-        msg = f"{folder} is no folder of a model; expected an ONNX file, or a folder"
+        msg = f"{folder} contains no model; expected an ONNX file, or a folder"
         raise CommandError(f"{msg} with tokenizer.json beside model.onnx")
     target = output or files[0].with_name(QUANTIZED)
     if target.exists() and target.samefile(files[0]):
-        raise CommandError(f"{target} would be overwritten; name another --output")
+        raise CommandError(
+            f"{target} is the model itself, which would be overwritten; choose "
+            "another --output"
+        )
     found = compilations.run(
         quantize_folder, kind, [str(file) for file in files], str(target),
         progress=progress,
@@ -67,5 +70,5 @@ def _moved(change: OutputChange) -> str:
     largest = f"largest difference {change.largest:.3g}"
     if change.cosine is None:
         return largest
-    cosines = f"{change.cosine:.4f} at least, {change.mean_cosine:.4f} in the mean"
+    cosines = f"{change.cosine:.4f} at least, {change.mean_cosine:.4f} on average"
     return f"cosine to the float model {cosines}, {largest}"

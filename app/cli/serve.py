@@ -62,8 +62,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]PATH",
-            help="Model files and folders to serve, or one folder of many models; a "
-            ".py file requires --allow-python. [default: models]",
+            help="Model files, folders of one model, or one folder of many models. "
+            "A .py file requires --allow-python. [default: models]",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +72,7 @@ def serve(
 
     Every option can also be set in the environment: --max-body-size is
     POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C shuts the server down after requests in
-    flight are answered. A second Ctrl-C exits immediately.
+    flight are answered. A second Ctrl-C ends it immediately.
     """
     # For a repeatable option that is missing, Click gives an empty list.
     given = {k: v for k, v in ctx.obj.items() if v not in (None, (), [])}
@@ -117,7 +117,10 @@ def _with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
         else:
             models.append(path)
     if len(folders) > 1:
-        msg = f"serve can serve one folder of models, got {' and '.join(folders)}"
+        msg = (
+            "popgate serve takes one folder of models, got "
+            f"{' and '.join(folders)}; name single models with --model"
+        )
         raise CommandError(msg, EXIT_USAGE)
     given |= {"model_repository": folders[0]} if folders else {}
     return given | ({"model": models} if models else {})
@@ -185,7 +188,10 @@ def _with_profile_models(settings: Settings) -> Settings:
     try:
         folder = PROFILES[settings.profile].repository(settings.cache_dir)
     except OSError as e:
-        msg = f"cannot write the models of profile {settings.profile}: {e}"
+        msg = (
+            f"cannot write the models of --profile {settings.profile} to "
+            f"--cache-dir: {e}"
+        )
         raise CommandError(msg, EXIT_USAGE) from None
     return settings.model_copy(update={"model_repository": folder})
 

@@ -48,11 +48,11 @@ _HEADINGS = {
 
 @dataclass(frozen=True, slots=True)
 class SettingsOption:
-    """One option:
+    """One option.
 
-    `kind` is its type for typer, mostly text, which `Settings` parses as it parses the
-    environment. `default` is empty if it is obvious. `heading` is its section in the
-    help.
+    `kind` is its type for Typer: mostly a string, which `Settings` parses like a
+    variable of the environment. `default` is empty if it is obvious. `heading` is its
+    section in the help.
     """
 
     name: str
@@ -77,10 +77,10 @@ def declared_options() -> Iterator[SettingsOption]:
 
 
 def _texts() -> dict[str, str]:
-    """Return for each field the text below it.
+    """Return the docstring of each field.
 
-    Pydantic could read them too (`use_attribute_docstrings`), but that takes a tenth of
-    a gateway's start. It searches for the file of every module.
+    Pydantic could read them too (`use_attribute_docstrings`), but it searches for the
+    file of every module, which takes a tenth of a gateway's start.
     """
     for node in ast.parse(Path(settings.__file__).read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == Settings.__name__:

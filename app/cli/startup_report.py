@@ -72,7 +72,10 @@ def print_started(url: str, gateway: Gateway) -> None:
         rest = len(models) - MAX_MODELS_LISTED
         tell(f"    and {rest} more: GET {url}/v1/models")
     if not models:
-        tell("    none; put a .popef or .onnx file into the folder, and load it")
+        tell(
+            "    none; put a .popef or .onnx file into the folder, and load it "
+            "(popgate load NAME)"
+        )
     tell(f"  open     {what_is_open(gateway)}")
     tell(f"  manage   {how_to_manage(url, gateway)}")
     if not gateway.settings.no_pages:
@@ -95,7 +98,7 @@ def what_is_open(gateway: Gateway) -> str:
 
 
 def how_to_manage(url: str, gateway: Gateway) -> str:
-    """Return who may load and unload models, and how."""
+    """Return which clients may load and unload models, and how."""
     load = "/v1/models/NAME/load"
     settings = gateway.settings
     keys = gateway.keys.table.keys
@@ -136,7 +139,7 @@ def print_warnings(lines: Iterable[str], log_format: str) -> None:
 
 
 def say(line: str, log_format: str = "text") -> None:
-    """Write to standard output. With a log of JSON, write to the log, because it may
+    """Write to standard output, or to the log if it is JSON, because a JSON log may
     contain nothing else. If writing fails, the server continues.
     """
     if log_format == "json":

@@ -22,45 +22,47 @@ def validate(
         str,
         typer.Argument(
             metavar="DIR|[NAME=]URL",
-            help="The folder, as in serve, or a remote model's URL.",
+            help="The folder of models, as for serve, or a remote model's URL.",
         ),
     ],
     devices: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help=
-            "The devices that serve will have; this command needs none. [default: one]"
+            "The devices that serve will have, as for serve. [default: one]"
         ),
     ] = None,
     cache_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help=
-            "Folder for compiled ONNX files, as in serve. [default: ~/.cache/popgate]"
+            "Folder for compiled ONNX files, as for serve. [default: ~/.cache/popgate]"
         ),
     ] = None,
     allow_python: Annotated[
         bool,
         typer.Option("--allow-python", help=
-            "As in serve: run Python models, to see their inputs and outputs."
+            "Run Python models, as for serve, to find their inputs and outputs."
         ),
     ] = False,
     model_cache: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help=
-            "Folder for downloaded remote models, as in serve. [default: the folder "
-            "models of --cache-dir]"
+            ("Folder for downloaded remote models, as for serve. [default: the "
+"folder models of --cache-dir]")
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     """Show the models that a folder would serve, and its problems.
 
-    Names, versions, tensors, batching, instances and memory of every model; ONNX files
-    are compiled, which the server then need not do. No device of the pool is used;
-    what a warm-up says is run in a process of its own. Ends with 1 if anything is
-    wrong, and names the file and the key to change.
+    For every model it shows name, version, tensors, batching, instances and memory. For
+    every problem it names the file and the key to change. The exit code is 1 if there
+    is a problem.
+
+    ONNX files are compiled into the cache, so the server need not compile them again.
+    Warm-ups run in a separate process; no device of the pool is used.
 
     For a remote model (s3://bucket/digits, or `source` in config.toml) it lists the
-    files to download and those in the cache; nothing is downloaded.
+    files to download and the files in the cache. It downloads nothing.
     """
     from app.repository.compile_cache import CompileCache
     from app.repository.model_sources import FetchOptions, RemoteCaches

@@ -14,10 +14,10 @@ gives its default and its purpose. To add an option, add a field::
     class ModelConfig:
         warmup: Warmup = key(Warmup(), "what runs before it is ready")
 
-If a type is not enough, `checked` takes a function: The function receives the value as
-written. It returns the value to keep, or raises ValueError with the words that follow
-"must be". A section checks conditions between its keys in its ``__post_init__``, which
-raises ValueError with a whole sentence.
+If a type is not enough, pass a function to `checked`. The function receives the value
+as written. It returns the value to keep, or raises ValueError with the words that
+follow "must be". A section checks conditions between its keys in its ``__post_init__``,
+which raises ValueError with a whole sentence.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class StepConfig:
     model: Annotated[str, text(200)] = key("", "the model that this step runs")
     version: Annotated[int, between(1, 1 << 62)] = key(
         0,
-        "the version of the model; if absent, the version that requests without "
-        "one get",
+        "the version of the model; default: the version that serves requests "
+        "without one",
     )
     inputs: Mapping[str, _Name] = key(
         dict, "the tensor of the ensemble for each input of the model"

@@ -2,20 +2,14 @@
 
 ::
 
-    anonymous = ["metadata", "pages"]       # what needs no key
+    anonymous = ["metadata", "pages"] # calls that need no key
 
-    [[key]]
-    name = "shop"
-    sha256 = "9f86d081…"                    # of the key itself, which is not kept
-    groups = ["infer", "metadata"]
-    models = ["digits", "ranker-*"]
-    requests_per_second = 100
-    concurrent = 8
-    weight = 3
+    [[key]] name = "shop" sha256 = "9f86d081…" # the digest of the key; the key itself
+    is not stored groups = ["infer", "metadata"] models = ["digits", "ranker-*"]
+    requests_per_second = 100 concurrent = 8 weight = 3
 
-    [[key]]
-    name = "mesh"
-    certificate = "URI:spiffe://example/mesh"     # of a client, by mutual TLS
+    [[key]] name = "mesh" certificate = "URI:spiffe://example/mesh" # a client
+    certificate (mutual TLS)
 
 `popgate key NAME` makes a key and its entry.
 """
@@ -81,7 +75,7 @@ def _digest(value: Any) -> bytes:
 @section
 @dataclass(frozen=True, slots=True)
 class KeyConfig:
-    """One key. None of the limits: none."""
+    """One key. A limit that is None does not apply."""
 
     name: Annotated[str, checked(_name)] = key(
         "", "the name of the key, for logs and messages"

@@ -24,7 +24,7 @@ _ACCESS = r"^(off|errors|all|0(\.\d+)?|1(\.0+)?)$"
 @section
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """None stands for the value of the options."""
+    """Settings of the file; None if the option's value applies."""
 
     log_level: LogLevel | None = None
     access_log: Annotated[str, Field(pattern=_ACCESS)] | None = None

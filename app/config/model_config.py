@@ -1,8 +1,8 @@
 """``config.toml`` of a model: how to run it. Every key is optional.
 
 An unknown key, a wrong type or a value out of range is an error that names the key. So
-a misspelt key is never ignored. `docs/reference/configuration.md` lists them. How keys
-are declared is in `app/config/config_keys.py`.
+a misspelt key is never ignored. `docs/reference/configuration.md` lists them.
+`app/config/config_keys.py` says how to declare keys.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class ModelConfig:
         None, "whether the device runs rows of different requests together"
     )
     batching_dim: Annotated[int | None, checked(_batching_dim)] = key(
-        None, "the dimension whose size requests may choose"
+        None, "the dimension whose size each request chooses"
     )
     optional_inputs: Annotated[
         bool | tuple[str, ...] | None, checked(_optional_inputs)

@@ -44,7 +44,7 @@ REQUESTABLE = frozenset(
 class Origin:
     """Origin of a model's files: the operator if `name` is empty.
 
-    If `is_trusted`, the files may set all keys that the operator's files may set.
+    If `is_trusted`, the files may set every key that the operator's own files may set.
     `config` is the operator's own ``config.toml``. It contains `source` and overrides
     the options in the model's files.
     """

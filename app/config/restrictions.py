@@ -76,10 +76,10 @@ class Restrictions:
         return bool(self._needed)
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request may pass: its group needs no header, or the request
-        has it.
+        """Return whether the group of `path` needs a header, and the request has it.
 
-        `headers` are in lower case. Raises `HttpError` (403) for a request without it.
+        `headers` are in lower case. Raises `HttpError` (403) if the header is missing
+        or wrong.
         """
         needed = self._needed.get(group_of(path) or "")
         if needed is None:

@@ -1,5 +1,5 @@
-"""``[[….state]]`` of a model's ``config.toml``: state that one run leaves
-for the next.
+"""``[[….state]]`` of a model's ``config.toml``: state that one run passes to the
+next.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class WarmupInput:
 @section
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One synthetic request; inputs that are not named get ones."""
+    """One synthetic request; inputs that it does not name are filled with ones."""
 
     name: Annotated[str, text(200)] = key(
         "", "the name of the sample, for error messages"
@@ -55,9 +55,9 @@ class WarmupSample:
 class WarmupConfig:
     """Runs of every replica before the model is ready.
 
-    Without `samples` one synthetic request of each batch size runs. If the section is
-    missing, such runs are made too. Their failure is only noted, because synthetic
-    values need not suit the model.
+    Without `samples` one synthetic request of each batch size runs, also if the section
+    is missing. A failed run of synthetic values is only logged, because such values
+    need not suit the model.
     """
 
     enabled: Annotated[bool, Strict()] = key(True, "whether to warm up")
@@ -65,7 +65,9 @@ class WarmupConfig:
         tuple[Annotated[int, between(1, 65536)], ...], entries(1000, 1), DISTINCT
     ] = key((), "batch sizes to run; default: 1, the preferred sizes and the largest")
     data: Fill = key("ones", "default values of inputs")
-    count: Annotated[int, between(1, 1000)] = key(1, "number of runs of each")
+    count: Annotated[int, between(1, 1000)] = key(
+        1, "number of runs of each batch size"
+    )
     samples: Annotated[tuple[WarmupSample, ...], entries(100)] = key(
         (), "requests to run instead of generated ones"
     )

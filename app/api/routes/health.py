@@ -17,7 +17,7 @@ _READY: dict[int | str, dict[str, object]] = {
 @router.get("/v1/health/live", summary="Check that the process is alive")
 @router.get("/v2/health/live", summary="Check that the process is alive")
 async def live() -> Live:
-    """Answer as long as the server can answer at all. Restart it if this fails."""
+    """Answer 200 while the server works. If this fails, restart the server."""
     return Live(live=True)
 
 
@@ -27,8 +27,8 @@ async def live() -> Live:
     responses={503: {"model": Started, "description": "Not yet."}},
 )
 async def startup(gateway: GatewayOf, response: Response) -> Started:
-    """Answer 200 once devices are attached and the first loading of models has ended,
-    for as long as the server lives; 503 before. Then readiness is worth asking.
+    """Answer 503 until devices are attached and the models have been loaded once, and
+    200 from then on. Check readiness only after that.
     """
     response.status_code = 200 if gateway.has_started else 503
     return Started(started=gateway.has_started)

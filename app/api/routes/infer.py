@@ -60,14 +60,21 @@ _EXTRA: dict[str, Any] = {
         },
     }
 }
-_TEXT = """Tensors in, tensors out.
+_TEXT = """Send tensors to a model, and receive tensors.
 
-`Content-Type` says what comes (recognised if absent): JSON, msgpack (the same document,
-`data` as bytes), the protocol's binary form (`Inference-Header-Content-Length`), or one
-`.npy` array; any other type is that of a file, the element of a BYTES input; a form
-(`multipart/form-data`) has a part for each input. `Accept` says what goes back; the
-default is the encoding of the request, and JSON for files and forms.
-`text/event-stream` gives every response of a model that has several as an event.
+`Content-Type` names the encoding of the body. If it is missing, the server recognises
+the encoding:
+
+- JSON
+- msgpack: the same document, with `data` as bytes
+- the protocol's binary form, with the header `Inference-Header-Content-Length`
+- `.npy`: one array
+- `multipart/form-data`: a form with a part for each input
+- any other type: a file, which becomes the element of a BYTES input
+
+`Accept` names the encoding of the response. The default is the encoding of the request;
+files and forms are answered in JSON. With `text/event-stream` each response is an
+event, for models that return several.
 """
 
 

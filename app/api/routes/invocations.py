@@ -26,11 +26,13 @@ _EXTRA: dict[str, Any] = {
         },
     }
 }
-_TEXT = """A table in, `predictions` out, one for each row. The table is a JSON object
-with `dataframe_split` or `dataframe_records`, or CSV with a line of names. Columns are
-inputs by name, or all together the rows of the only input. An empty cell and null are
-NaN for floats and the empty string for strings. `instances` and `inputs` work as in
-`:predict`. `params` are parameters of the request.
+_TEXT = """Send a table, and receive `predictions`, one for each row.
+
+The table is a JSON object with `dataframe_split` or `dataframe_records`, or CSV with a
+header line. Each column is the input of its name. If the model has a single input, all
+columns together are its rows. An empty cell or null means NaN for floats and the empty
+string for strings. `instances` and `inputs` work as in `:predict`. `params` are
+parameters of the request.
 """
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"model": InvocationsResponse},

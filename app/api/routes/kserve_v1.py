@@ -20,9 +20,11 @@ _EXTRA: dict[str, Any] = {
         "content": {"application/json": {"schema": _SCHEMA}},
     }
 }
-_TEXT = """`instances` in, `predictions` out, one for each; or `inputs` in columns, and
-`outputs`. Values are nested lists; a model with several inputs takes objects by name.
-Bytes that are no text are `{"b64": "…"}`.
+_TEXT = """Send `instances`, and receive `predictions`, one for each. Or send `inputs`
+(whole columns), and receive `outputs`.
+
+Values are nested lists. For a model with several inputs each instance is an object with
+a value for each input. Bytes that are not UTF-8 are `{"b64": "…"}`.
 """
 
 

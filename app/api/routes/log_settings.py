@@ -31,10 +31,10 @@ async def get_log_settings(gateway: GatewayOf) -> LogDocument:
     openapi_extra=documented(LogRequest),
 )
 async def update_log_settings(gateway: GatewayOf, request: Request) -> LogDocument:
-    """Change the named settings and returns all of them. They apply immediately.
+    """Change the named settings and return all of them. They apply immediately.
 
-    A `log_verbose_level` above 0 shows debugging records. The place of the log is set
-    when the server starts, so `log_file` is refused.
+    A `log_verbose_level` above 0 shows debugging records. `log_file` is refused,
+    because the log goes to standard error.
     """
     changes = _parse(await read_object(request))
     gateway.logging.apply(replace(gateway.logging.settings, **changes))

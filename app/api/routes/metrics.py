@@ -57,7 +57,8 @@ async def metrics(
 ) -> StreamingResponse:
     """Return counters under Triton's names, latency histograms, devices, the process.
 
-    With `Accept: application/openmetrics-text` as OpenMetrics, with exemplars.
+    With `Accept: application/openmetrics-text` the format is OpenMetrics, with
+    exemplars.
     """
     is_open = _wants_openmetrics(accept)
     return StreamingResponse(
@@ -95,9 +96,8 @@ async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
 
 
 def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
-    """Return the number of requests to a version that no execution has taken yet.
-
-    An ensemble has none: its steps wait for their own models.
+    """Return the number of requests to a version that have not begun to run. It is 0
+    for an ensemble, because its steps queue for their own models.
     """
     record = gateway.repository.get(model.name)
     loaded = record and record.serving.get(int(model.version))

@@ -190,7 +190,7 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> ModelSt
     tags=_TAGS,
 )
 async def unload(gateway: GatewayOf, name: ModelName) -> ModelState:
-    """Stop serving it. Requests that are in flight are answered first."""
+    """Stop serving the model. Requests in flight are answered first."""
     find_model(gateway, name)
     return _state(await gateway.control.unload(name))
 

@@ -189,9 +189,9 @@ async def load(gateway: GatewayOf, request: Request, name: ModelName) -> Respons
     openapi_extra=documented(UnloadRequest),
 )
 async def unload(gateway: GatewayOf, request: Request, name: ModelName) -> Response:
-    """Stop serving it after its last request. The answer has no body.
+    """Stop serving the model after its last request. The answer has no body.
 
-    With the parameter `unload_dependents` the models that an ensemble is made of are
+    If the parameter `unload_dependents` is true, the member models of an ensemble are
     unloaded with it.
     """
     dependents = (await _parameters(request)).get("unload_dependents", False)

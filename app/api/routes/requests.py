@@ -38,14 +38,15 @@ router = APIRouter(
 async def list_requests(
     gateway: GatewayOf,
     viewer: ViewerOf,
-    model: Annotated[str, Query(description="Only requests to this model.")] = "",
+    model: Annotated[str, Query(description="List only requests to this model.")] = "",
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
 ) -> RequestList:
-    """List the last answered requests, the slowest of the last quarter of an hour, and
-    the last failed requests of any kind; the newest first, the slowest first.
+    """List the last requests, the last failed ones, and the slowest of the last quarter
+    of an hour.
 
-    With keys, the requests to the models that the key may see. The error texts of
-    other keys' requests are left out, except for a key that may manage.
+    The newest or the slowest comes first. If the server has keys, the lists contain
+    only requests to models that the key may see. Only a key that may manage the
+    server sees the error messages of requests with other keys.
     """
     journal = await gateway.whole_journal()
 
@@ -74,12 +75,12 @@ async def list_requests(
 async def history(
     gateway: GatewayOf,
     viewer: ViewerOf,
-    model: Annotated[str, Query(description="Of this model only.")] = "",
+    model: Annotated[str, Query(description="Only of this model.")] = "",
 ) -> HistoryColumns:
-    """Return rates and mean times of the last hour, a point every ten seconds.
+    """Return rates and mean times of the last hour, one point every ten seconds.
 
-    With keys, of the models that the key may see. The requests in flight are those of
-    all models. A restart begins anew.
+    If the server has keys, they cover only models that the key may see. Requests in
+    flight are those of all models. A restart clears the history.
     """
 
     def sees(name: str) -> bool:
@@ -100,10 +101,10 @@ async def history(
 async def log(
     limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = 200,
 ) -> LogLines:
-    """Return the last lines of the log, as they were written, the oldest first.
+    """Return the last lines of the log, unchanged, the oldest first.
 
-    Those of the process that manages the models; other HTTP workers write theirs to
-    standard error alone. Only for clients that may manage.
+    They come from the process that manages the models; other HTTP workers log to
+    standard error only. Only clients that may manage the server may read them.
     """
     return LogLines(lines=last_lines(limit))
 
@@ -114,9 +115,9 @@ async def get_request(
     viewer: ViewerOf,
     request_id: Annotated[str, Path(description="Its `x-request-id`.")],
 ) -> RequestRecord:
-    """Explain one of the last requests: its phases, and the requests of its batch.
+    """Show one request: its phases, and the other requests of its batch.
 
-    The last thousand, the slowest, and those that failed last are kept.
+    The server keeps the last thousand requests, the slowest, and the last failed ones.
     """
     journal = await gateway.whole_journal()
     wanted = request_id.encode()
@@ -136,7 +137,7 @@ async def get_request(
 def _mates(journal: Journal, one: Answered) -> list[str]:
     """Return the other requests of the same batch.
 
-    How long a batch ran is measured once for all of it, in nanoseconds.
+    The run time of a batch is measured once for all its requests, in nanoseconds.
     """
     if one.batch_rows <= one.rows:
         return []
@@ -173,8 +174,9 @@ def _answered(one: Answered, mates: list[str] | None = None) -> RequestRecord:
 
 
 def _is_seen(viewer: Viewer, one: Failed) -> bool:
-    """Return whether lists may show a request that failed. One that named no model is
-    shown to the key that sent it."""
+    """Return whether lists may show a failed request. If it named no model, only the
+    key that sent it sees it.
+    """
     name = one.model.name if one.model is not None else model_of(one.asked.path)
     if name is None:
         return viewer.reads(one.asked.key)

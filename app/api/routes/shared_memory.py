@@ -41,7 +41,7 @@ RegionName = Annotated[
 
 @router.get(f"{_SYSTEM}/status", summary="List the registered shared memory")
 async def system_status(gateway: GatewayOf, viewer: ViewerOf) -> list[SystemRegion]:
-    """Empty where shared memory is not allowed."""
+    """Return the registered regions; none if shared memory is not allowed."""
     return _status(gateway, viewer, None)
 
 
@@ -69,9 +69,9 @@ async def register_system(
 ) -> Response:
     """Let requests name a part of a POSIX segment of this machine.
 
-    The body has `key` (the segment's name), `offset` and `byte_size`. 501 unless the
-    server was started with `--allow-shared-memory`. With keys, only requests with the
-    same key may use it, see it and unregister it.
+    The body has `key` (the segment's name), `offset` and `byte_size`. Answers 501
+    unless the server was started with `--allow-shared-memory`. If the server has keys,
+    only requests with the same key may use, see and unregister the region.
     """
     table = _allowed(gateway)
     document = await read_object(request)
@@ -91,8 +91,8 @@ async def register_system(
     response_class=Response,
 )
 async def unregister_all_system(gateway: GatewayOf, viewer: ViewerOf) -> Response:
-    """Unregister all regions. Succeeds without any, because clients call it before they
-    begin.
+    """Unregister all regions. Succeeds even if there is none, because clients call it
+    before they begin.
     """
     return _unregister(gateway, viewer, None)
 

@@ -47,11 +47,12 @@ async def get_trace(gateway: GatewayOf) -> TraceDocument:
     openapi_extra=documented(TraceRequest),
 )
 async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
-    """Change the named settings and returns all of them; null reverts a change.
+    """Change the named settings and return all of them; null reverts a change.
 
-    `trace_level` OFF, TIMESTAMPS or TENSORS (a list); of `trace_rate` requests one is
-    traced, at most `trace_count` of them (-1: no end). Where traces go is said
-    when the server is started (`--trace-file`), so `trace_file` is refused.
+    - `trace_level`: a list of OFF, TIMESTAMPS or TENSORS
+    - `trace_rate`: the server traces one request in this many
+    - `trace_count`: most traces to write; -1: no limit
+    - `trace_file`: refused, because `--trace-file` sets it when the server starts
     """
     return _update(gateway, None, await read_object(request))
 

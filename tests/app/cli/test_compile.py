@@ -169,7 +169,7 @@ def test_the_model_is_not_overwritten(popgate: Call, tmp_path: Path) -> None:
     for models in ([second], [first, second, "--fuse", "which"]):
         done = popgate("compile", *models, "-o", second)
         assert done.code == 1
-        assert f"the model itself would be overwritten: {second}" in done.err
+        assert f"{second} is the model itself, which would be overwritten" in done.err
     assert second.read_bytes() == before
 
 

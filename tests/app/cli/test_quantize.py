@@ -108,7 +108,7 @@ def test_the_folder_of_a_text_model_gets_one_more_file(
     [
         (("m.onnx", "--quantize", "int4"), "expected int8, got 'int4'"),
         (("m.onnx", "m.onnx", "--quantize", "int8", "--fuse", "x", "-o", "o"), "fuse"),
-        ((".", "--quantize", "int8"), "no folder of a model"),
+        ((".", "--quantize", "int8"), "contains no model"),
         ((".", "m.onnx", "--quantize", "int8"), "one folder at a time"),
         (("none.onnx", "--quantize", "int8"), "No such file"),
         (("bad.onnx", "--quantize", "int8"), "not an ONNX model"),
