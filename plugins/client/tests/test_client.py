@@ -100,7 +100,7 @@ def test_mistakes_are_typed(client: Driven) -> None:
     with pytest.raises(NotFound, match="unknown model: 'none'") as unknown:
         client.infer("none", x=[1.0])
     assert unknown.value.status in (400, 404)  # as Triton has it in this profile
-    with pytest.raises(InvalidRequest, match="no input 'z'; the model takes INPUT0"):
+    with pytest.raises(InvalidRequest, match="no input 'z'; it takes INPUT0"):
         client.infer("simple", z=[1])
     with pytest.raises(InvalidRequest, match="give values by name: the inputs of"):
         client.infer("simple", [1])

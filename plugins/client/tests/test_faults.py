@@ -128,7 +128,7 @@ def test_an_answer_that_is_cut_off(way: str) -> None:
         b"HTTP/1.1 what\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        http("no object"),
+        http("not a JSON object"),
         http({"outputs": [{"name": "y"}]}),
         http({**ANSWER, "outputs": [{**ANSWER["outputs"][0], "shape": [7]}]}),  # type: ignore[dict-item]
         http(ANSWER, headers={"Inference-Header-Content-Length": "3"}),

@@ -96,7 +96,7 @@ def test_values(value: Any, datatype: str, shape: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "datatype", "said"),
     [
-        ([[1, 2], [3]], "FP32", "the lists are not of one shape"),
+        ([[1, 2], [3]], "FP32", "the nested lists differ in length"),
         ([0.5], "INT32", "the values of float64 do not fit INT32"),
         ([300], "UINT8", "do not fit UINT8"),
         (["a"], "FP32", "expected FP32, got values of <U1"),
@@ -111,12 +111,12 @@ def test_what_does_not_fit(value: Any, datatype: str, said: str) -> None:
 
 def test_what_an_encoding_cannot_carry() -> None:
     text = tensor_of("x", b"\xff")
-    with pytest.raises(InvalidRequest, match="no UTF-8, which JSON needs"):
+    with pytest.raises(InvalidRequest, match="not UTF-8, which JSON requires"):
         encode(Encoding.json, [text])
     one = Tensor("x", "FP32", np.zeros(1, np.float32))
     with pytest.raises(InvalidRequest, match="npy carries one tensor"):
         encode(Encoding.npy, [one, one])
-    with pytest.raises(InvalidRequest, match="cannot be said in JSON"):
+    with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
         encode(Encoding.json, [one], parameters={"a": object()})
 
 

@@ -160,4 +160,4 @@ def test_a_column_of_a_file_is_embedded(
     result = run_popgate(*command, "--column", "nix")
     assert result.returncode != 0
     errors = (tmp_path / "found.jsonl.errors.jsonl").read_text()
-    assert "no column nix; there are id, body" in errors
+    assert "no column nix for --column; the columns are id, body" in errors

@@ -108,9 +108,9 @@ def test_the_environment_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ({"model_control_mode": "managed"}, "one replica of several"),
-        ({"model_control_mode": "explicit"}, "one replica of several"),
-        ({"allow_shared_memory": True}, "clients of the same machine"),
+        ({"model_control_mode": "managed"}, "only one replica"),
+        ({"model_control_mode": "explicit"}, "only one replica"),
+        ({"allow_shared_memory": True}, "clients on the same machine"),
         ({"no_such_setting": 1}, "no_such_setting"),
         ({"threads": "many"}, "threads"),
     ],

@@ -81,7 +81,10 @@ def test_one_file_comes_with_its_data(web: Web) -> None:
         "other.onnx",
     ]
     source.close()
-    for place, text in (("README.md", "is neither"), ("none", "there is no none in")):
+    for place, text in (
+        ("README.md", "is neither"),
+        ("none", "has no file or folder none"),
+    ):
         source = HuggingFaceSource(f"me/digits@v1.0/{place}")
         with pytest.raises(RemoteError, match=text):
             list(source.files())
@@ -127,7 +130,9 @@ def test_tokens_are_those_of_the_library(
 
 @pytest.mark.parametrize("text", ["digits", "a/b@", "a/b@c@d/x", "../b"])
 def test_what_is_no_repository_is_told(text: str) -> None:
-    with pytest.raises(RemoteError, match="is no repository; as in hf://org/name"):
+    with pytest.raises(
+        RemoteError, match="is not a repository; expected a URL as in hf://org/name"
+    ):
         HuggingFaceSource(text)
 
 
@@ -143,6 +148,8 @@ def test_what_is_no_repository_is_told(text: str) -> None:
 def test_what_is_no_list_of_files_is_told(web: Web, document: bytes) -> None:
     web.put("/api/models/me/digits/revision/main", document)
     source = HuggingFaceSource("me/digits")
-    with pytest.raises(RemoteError, match=r"no list|neither size nor"):
+    with pytest.raises(
+        RemoteError, match=r"a list of files|states no size or no digest"
+    ):
         list(source.files())
     source.close()

@@ -67,12 +67,12 @@ def test_what_is_taken_and_what_is_not() -> None:
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["1/model.py", "1/a.txt"], "model.py .code is taken with --allow-python only"),
-        (["onnx/m.onnx", "a.txt"], "onnx/m.onnx lies too deep"),
-        (["1/a/m.onnx"], "1/a/m.onnx lies too deep"),
-        (["a/m.onnx", "tokenizer.json"], "a/m.onnx lies too deep"),
+        (["1/model.py", "1/a.txt"], "model.py .Python files require --allow-python"),
+        (["onnx/m.onnx", "a.txt"], "onnx/m.onnx is nested too deeply"),
+        (["1/a/m.onnx"], "1/a/m.onnx is nested too deeply"),
+        (["a/m.onnx", "tokenizer.json"], "a/m.onnx is nested too deeply"),
         (["a.txt"], "neither an .onnx nor a .popef file"),
-        (["a.onnx", "a.onnx"], "two files are called 'a.onnx'"),
+        (["a.onnx", "a.onnx"], "two files have the name 'a.onnx'"),
         (["a/b.onnx", "a"], "'a' is a file and a folder"),
     ],
 )
@@ -87,7 +87,9 @@ def test_code_alone_is_a_model_where_it_is_allowed() -> None:
 
 def test_sizes_and_numbers_are_bounded() -> None:
     assert listed("a.onnx", "b.onnx", limit=6).size == 6
-    with pytest.raises(RemoteError, match=r"2 files have 6 B, and 5 B are allowed"):
+    with pytest.raises(
+        RemoteError, match=r"2 files have 6 B, more than --model-download-limit \(5 B\)"
+    ):
         listed("a.onnx", "b.onnx", limit=5)
     endless = (file(f"{n}.onnx") for n in iter(int, 1))
     with pytest.raises(RemoteError, match="two files"):

@@ -162,7 +162,10 @@ def test_what_is_no_version_and_no_server_is_told(
             MlflowSource(text, no_bucket)
     put(web, f"{API}/registered-models/alias?name=digits&alias=best", {})
     put(web, f"{API}/model-versions/get?name=digits&version=1", [])
-    for text, why in (("digits@best", "is no version"), ("digits/1", "something else")):
+    for text, why in (
+        ("digits@best", "has no version"),
+        ("digits/1", "something other"),
+    ):
         source = MlflowSource(text, no_bucket)
         with pytest.raises(RemoteError, match=why):
             list(source.files())

@@ -232,12 +232,12 @@ def test_one_process_at_a_time_takes_a_model(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = ModelCache(tmp_path / "file")
-    with pytest.raises(RemoteError, match=r"cannot be made: .*\(--model-cache\)"):
+    with pytest.raises(RemoteError, match=r"cannot be created \(--model-cache\): "):
         cache.make("parts")
     entry = cache.entry(URL)
     assert entry.current() is None
     with (
-        pytest.raises(RemoteError, match="cannot be made"),
+        pytest.raises(RemoteError, match="cannot be created"),
         entry.locked(threading.Event()),
     ):
         pass

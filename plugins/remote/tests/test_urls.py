@@ -45,8 +45,8 @@ def test_a_model_has_the_name_of_its_file(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("ftp://host/m.onnx", "ftp: is not known here, which are .*https:.*s3:"),
-        ("https://", "names no model; as in https://example.com"),
+        ("ftp://host/m.onnx", "ftp: is not supported; supported are .*https:.*s3:"),
+        ("https://", "names no model; expected a URL as in https://example.com"),
         ("https://u:secret@host/m.onnx", "user and password go into ~/.netrc"),
         ("oci://me:secret@ghcr.io/me/m:1", "oci://ghcr.io: .*go to docker login"),
         ("oci://secret@ghcr.io/me/m:1", "oci://ghcr.io: .*go to docker login"),
@@ -54,9 +54,12 @@ def test_a_model_has_the_name_of_its_file(text: str, name: str) -> None:
         ("s3://AKID:se/secret@b/m", "s3://b: .*go into the server's environment"),
         ("s3://AKID:secret@b", "s3://b: user and password"),
         ("az://a:secret@b/m", "az://b: user and password"),
-        ("ftp://u:secret@host/m.onnx", "ftp://host/m.onnx: ftp: is not known"),
-        ("http://example.com/m.onnx", "without TLS.*put its checksum behind it"),
-        ("https://host/m.onnx#sha256=12", "after # goes sha256= and 64 digits"),
+        ("ftp://u:secret@host/m.onnx", "ftp://host/m.onnx: ftp: is not supported"),
+        ("http://example.com/m.onnx", "no TLS.*append its checksum"),
+        (
+            "https://host/m.onnx#sha256=12",
+            "expected sha256= and 64 hexadecimal digits after #",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_url_is_told(text: str, why: str) -> None:

@@ -39,7 +39,7 @@ def test_a_model_that_is_elsewhere(
             {"name": "m.onnx", "size": 2048, "checksums": {}, "in_cache": True}
         ]
         for wrong, text, code in (
-            (f"{web.url}/none.onnx", "there is nothing at", 1),
+            (f"{web.url}/none.onnx", "does not exist", 1),
             ("ftp://host/m.onnx", "ftp: is not known here", 2),
         ):
             with pytest.raises(CommandError, match=text) as raised:

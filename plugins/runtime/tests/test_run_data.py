@@ -92,10 +92,14 @@ def test_an_archive_gives_what_it_holds(tmp_path: Path) -> None:
         (("nothing.npz",), {}, "nothing.npz cannot be read"),
         (("image=nothing.npy",), {}, "nothing.npy cannot be read"),
         (("index=[1.5]",), {}, "do not fit INT64"),
-        ((), {"shapes": ("image=a,4",)}, "expected numbers"),
+        ((), {"shapes": ("image=a,4",)}, "expected whole numbers"),
         ((), {"shapes": ("x=4",)}, "no input 'x'"),
         ((), {"batch": 10**9}, "elements"),
-        ((), {"descs": [DataDesc("x", None, DataType.F32)]}, "has any rank"),
+        (
+            (),
+            {"descs": [DataDesc("x", None, DataType.F32)]},
+            "may have any number of dimensions",
+        ),
     ],
 )
 def test_mistakes_are_the_callers(

@@ -74,7 +74,7 @@ def test_unknown_modules_are_refused(tmp_path: Path) -> None:
         understand(folder, TextConfig())
     modules[2]["path"] = "../other"
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="leads out of the folder"):
+    with pytest.raises(ValueError, match="is outside the folder"):
         understand(folder, TextConfig())
 
 
@@ -136,7 +136,7 @@ def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_whose_inputs_are_no_list_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, model_input_names="input_ids")
     write_config(tmp_path)
-    with pytest.raises(ValueError, match="model_input_names is no list"):
+    with pytest.raises(ValueError, match="model_input_names is not a list"):
         understand(tmp_path, TextConfig())
 
 

@@ -58,7 +58,7 @@ def embed(gateway: ServedGateway, texts: list[str]) -> httpx.Response:
     ("texts", "status", "why"),
     [
         (["a"] * 5, 400, "at most 4 texts, got 5 (max_texts"),
-        (["a cat " * 40], 400, "has 82 tokens, and the model takes 64"),
+        (["a cat " * 40], 400, "has 82 tokens, but the model takes at most 64"),
         (["a cat " * 7] * 3, 400, "has 48 tokens, at most 40"),
         (["a" * 5000], 413, "4096"),
     ],

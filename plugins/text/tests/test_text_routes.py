@@ -104,7 +104,7 @@ def test_a_large_or_compressed_body_names_its_model(served: ServedGateway) -> No
         ({"model": "unit", "input": 3}, 400, "invalid_request", "must be a string"),
         ({"model": "unit", "input": "a", "encoding_format": "x"}, 400, "", "base64"),
         ({"model": "unit", "input": "\ud800"}, 400, "", ""),
-        ({"model": "plain", "input": "a"}, 424, "wrong_model_kind", "no text model"),
+        ({"model": "plain", "input": "a"}, 424, "wrong_model_kind", "not a text model"),
         ({"model": "rank", "input": "a"}, 424, "wrong_model_kind", "reranker"),
         ({"model": "unit", "input": ["a"] * 2049}, 400, "", "2048"),
         ({"model": "unit", "input": ["a"] * 65537}, 400, "invalid_input", "65536"),

@@ -102,7 +102,7 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
         (["affine"], 2, "--input input=… is missing. affine takes: input FP32[-1,4]"),
         (["affine", "-i", "x=1"], 2, "no input 'x'"),
         (["affine", "-i", "input"], 2, "--input input: expected NAME=VALUE"),
-        (["affine", "-i", "input=[[1,2],[3]]"], 2, "not of one shape"),
+        (["affine", "-i", "input=[[1,2],[3]]"], 2, "nested lists differ in length"),
         (["affine", "-i", "input=what"], 2, "neither a .npy or .npz file nor"),
         (["affine", "-i", "input=none.npy"], 2, "none.npy cannot be read"),
         (["affine", "-i", 'input=["a"]'], 2, "expected FP32, got values of"),
@@ -129,5 +129,5 @@ def test_mistakes(
 def test_nobody_there(popgate: Call) -> None:
     done = popgate("infer", "m", "--url", "http://127.0.0.1:1")
     assert done.code == 1
-    assert "is `popgate serve` running there?" in done.err
+    assert "that `popgate serve` runs there" in done.err
     assert popgate("infer", "m", "--url", "http://x:port").code == 2

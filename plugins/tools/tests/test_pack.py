@@ -140,4 +140,4 @@ def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
     (out / "1").mkdir(parents=True)
     shutil.copy(file, out / "1" / "model.py")
     done = run_popgate("pack", "sklearn", file, "-o", out)
-    assert "is there already" in done.stderr
+    assert "exists already" in done.stderr

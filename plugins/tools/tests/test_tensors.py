@@ -195,4 +195,4 @@ def test_files_as_they_are(
     assert "none.jpg: No such file" in done.err
     done = popgate("infer", "rows", "-i", f"x=@{picture}", *at)
     assert done.code == 2
-    assert "which a BYTES input takes" in done.err
+    assert "which only a BYTES input takes" in done.err

@@ -25,7 +25,7 @@ _SAME = 0.9
 
 def late(sent: bool, what: str) -> DeadlineExceeded:
     """Return the error if the client's own time limit has passed."""
-    return DeadlineExceeded(f"no {what} in time", sent=sent)
+    return DeadlineExceeded(f"no {what} in time (timeout)", sent=sent)
 
 
 class Connection:
@@ -211,4 +211,7 @@ def _connect(options: Options, timeout: float) -> socket.socket:
 
 def no_connection(options: Options, why: Exception) -> ConnectionFailed:
     """Return the error if a server cannot be reached."""
-    return ConnectionFailed(f"no connection to {options.url}: {why or 'too slow'}")
+    return ConnectionFailed(
+        f"no connection to {options.url}: "
+        f"{why or 'no answer in time (connect_timeout)'}"
+    )

@@ -143,9 +143,11 @@ class Core:
         try:
             body = orjson.dumps(plain)
         except TypeError as e:
-            raise InvalidRequest(f"this cannot be said in JSON: {e}") from None
+            raise InvalidRequest(
+                f"the request cannot be written as JSON: {e}"
+            ) from None
         headers = {"Content-Type": "application/json"}
-        if limit is not None:  # in a header, because a field would go to the model
+        if limit is not None:  # a header, because a field would be passed to the model
             headers["X-Request-Timeout"] = f"{limit:.6f}"
         if stream:
             headers["Accept"] = "text/event-stream"
@@ -249,7 +251,9 @@ class Core:
             yield Pause(FIRST_PAUSE)
 
     def models(self) -> Steps[list[dict[str, Any]]]:
-        """Return the models of the repository; without one, the ready models."""
+        """Return the models of the repository, or the ready models if the server has no
+        repository.
+        """
         try:
             index = yield from self.ask("POST", "/v2/repository/index", {})
             return list(index or ())
@@ -331,13 +335,15 @@ def _json(answer: Answer) -> Any:
 def _object(answer: Answer) -> dict[str, Any]:
     document = _json(answer)
     if not isinstance(document, dict):
-        raise ServerError("the server's answer is no object", status=answer.status)
+        raise ServerError(
+            "the server's answer is not a JSON object", status=answer.status
+        )
     return document
 
 
 def _model_path(model: str, version: str) -> str:
     if not model:
-        raise InvalidRequest("a model's name is empty")
+        raise InvalidRequest("the model's name is empty; name a model")
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
 

@@ -252,7 +252,7 @@ def _dumps(document: Any) -> bytes:
     try:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as e:
-        raise InvalidRequest(f"this cannot be said in JSON: {e}") from None
+        raise InvalidRequest(f"the request cannot be written as JSON: {e}") from None
 
 
 def _document(
@@ -293,7 +293,10 @@ def _bytes(raw: Array | bytes) -> bytes:
 
 def _npy(tensors: Sequence[Tensor]) -> bytes:
     if len(tensors) != 1:
-        msg = f"npy carries one tensor, the model takes {len(tensors)}"
+        msg = (
+            f"encoding npy carries one tensor, but the request has {len(tensors)}; "
+            "choose another encoding"
+        )
         raise InvalidRequest(msg)
     array = tensors[0].array
     if tensors[0].datatype == "BYTES":

@@ -20,7 +20,7 @@ class EventReader:
         """Yield the data of the events that this piece completes."""
         *lines, self._pending = (self._pending + piece).split(b"\n")
         if len(self._pending) > _LONGEST:
-            raise ServerError("an event of the stream does not end")
+            raise ServerError("an event of the stream is too long")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):

@@ -134,7 +134,7 @@ class AnswerReader:
             answer.keep = False
             return self._feed(rest)
         if size > self._limit:
-            msg = f"the answer has {size} bytes, allowed are {self._limit}"
+            msg = f"the answer has {size} bytes, more than max_answer ({self._limit})"
             raise ServerError(msg, status=status)
         length = _number(head, lower, b"inference-header-content-length")
         answer.json_length = length
@@ -215,7 +215,9 @@ class _Chunks:
 
     def _check(self, more: int) -> None:
         if more < 0 or len(self.data) + more > self._limit:
-            raise ServerError(f"the answer has more than {self._limit} bytes")
+            raise ServerError(
+                f"the answer has more bytes than max_answer ({self._limit})"
+            )
 
 
 def _no_http(data: bytes | bytearray) -> ServerError:
@@ -261,7 +263,7 @@ def request_head(
     try:
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
     except UnicodeEncodeError:
-        raise InvalidRequest("headers take characters of Latin-1 only") from None
+        raise InvalidRequest("headers may contain only characters of Latin-1") from None
 
 
 def check_headers(headers: Iterable[tuple[str, str]]) -> None:

@@ -183,7 +183,7 @@ class KnownModel:
             return tensor_of(name, value, spec[0], spec[1])
         if self._inputs:
             takes = ", ".join(self._inputs)
-            raise InvalidRequest(f"no input {name!r}; the model takes {takes}")
+            raise InvalidRequest(f"the model has no input {name!r}; it takes {takes}")
         return tensor_of(name, value)
 
 

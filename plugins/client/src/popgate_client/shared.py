@@ -42,7 +42,9 @@ def client_options(
         msg = f"encoding {encoding}: expected one of {known}"
         raise InvalidRequest(msg) from None
     if max_connections < 1 or retries < 0:
-        raise InvalidRequest("max_connections is at least 1, retries at least 0")
+        raise InvalidRequest(
+            "max_connections must be at least 1, and retries at least 0"
+        )
     more = [("Authorization", f"Bearer {api_key}")] if api_key else []
     options = Options(
         url or os.environ.get("POPGATE_URL") or DEFAULT_URL,
@@ -85,7 +87,7 @@ def inputs_of(value: Any, inputs: Mapping[str, Any]) -> Any:
         return inputs
     if isinstance(value, Mapping):
         return {**value, **inputs}
-    raise InvalidRequest("give all values by name, or the only one without")
+    raise InvalidRequest("give all values by name, or a single value without a name")
 
 
 def new_sequence_id() -> int:
@@ -127,9 +129,11 @@ def documents_in(reader: EventReader, piece: bytes) -> Iterator[dict[str, Any]]:
         try:
             document = loads(data)
         except ValueError as e:
-            raise ServerError(f"an event is not JSON: {e}", sent=True) from None
+            raise ServerError(
+                f"an event of the stream is not JSON: {e}", sent=True
+            ) from None
         if not isinstance(document, dict):
-            raise ServerError("an event is no object", sent=True)
+            raise ServerError("an event of the stream is not a JSON object", sent=True)
         if "error" in document:
             raise stream_error(document)
         yield document

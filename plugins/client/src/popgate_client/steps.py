@@ -93,7 +93,7 @@ class Options:
             object.__setattr__(self, name, value)
         check_headers([*self.headers, ("Host", host), ("Path", base)])
         if any(c.isspace() for c in base):
-            raise InvalidRequest(f"{self.url}: a space in the path")
+            raise InvalidRequest(f"{self.url}: the path must not contain a space")
 
 
 def _socket_of(url: str) -> tuple[str, str]:

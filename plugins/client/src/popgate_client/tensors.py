@@ -62,7 +62,10 @@ class Tensor:
         try:
             return [item.decode() for item in flat.tolist()]
         except UnicodeDecodeError:
-            msg = f"input {self.name!r} has bytes that are no UTF-8, which JSON needs"
+            msg = (
+                f"input {self.name!r} has bytes that are not UTF-8, which JSON "
+                "requires; choose another encoding"
+            )
             raise InvalidRequest(msg) from None
 
 
@@ -101,7 +104,7 @@ def _array(name: str, value: Any, datatype: str) -> Array:
             array = _whole(value, array)
         return array
     except ValueError:
-        msg = f"input {name}: the lists are not of one shape"
+        msg = f"input {name}: the nested lists differ in length"
         raise InvalidRequest(msg) from None
 
 
@@ -122,7 +125,7 @@ def _datatype_of(name: str, array: Array) -> str:
         return "BYTES"
     datatype = _DATATYPES.get(array.dtype.newbyteorder("<"))
     if datatype is None:
-        msg = f"input {name}: no datatype of the protocol is {array.dtype}"
+        msg = f"input {name}: the protocol has no datatype for {array.dtype}"
         raise InvalidRequest(msg)
     return datatype
 
@@ -140,7 +143,10 @@ def _bytes_array(array: Array) -> Array:
 def _cast(name: str, array: Array, datatype: str) -> Array:
     wanted = DTYPES.get(datatype)
     if wanted is None:
-        raise InvalidRequest(f"input {name}: unknown datatype {datatype}")
+        raise InvalidRequest(
+            f"input {name}: unknown datatype {datatype}; expected one of the Open "
+            "Inference Protocol, as in FP32"
+        )
     if array.dtype == wanted:
         return array
     if array.size == 0 or array.dtype.name == "bfloat16":
@@ -172,7 +178,7 @@ def _cast_whole(name: str, array: Array, wanted: np.dtype[Any], datatype: str) -
         raise InvalidRequest(msg)
     for item in flat:
         if not low <= item <= high:
-            raise InvalidRequest(f"input {name}: {item} does not fit {datatype}")
+            raise InvalidRequest(f"input {name}: {item} is out of range for {datatype}")
     return np.array(flat, wanted).reshape(array.shape)
 
 

@@ -79,7 +79,10 @@ class _Body:
     def add(self, piece: bytes) -> None:
         self.data += piece
         if len(self.data) > self._options.max_answer:
-            msg = f"the answer has more than {self._options.max_answer} bytes"
+            msg = (
+                "the answer has more bytes than max_answer "
+                f"({self._options.max_answer})"
+            )
             raise ServerError(msg, sent=True)
         if _clock() > self._deadline:
             raise late(True, "complete answer")

@@ -48,48 +48,55 @@ class ImageConfig:
         "", "the input that takes pictures, if there are several"
     )
     size: Annotated[tuple[int, int] | None, checked(_size)] = key(
-        None, "height and width, if the input leaves them free"
+        None, "height and width, if they are free dimensions of the input"
     )
     mode: Literal["", "RGB", "BGR", "L"] = key(
-        "", "the channels: RGB, BGR, or L for shades of grey"
+        "", "the channels: RGB, BGR, or L for greyscale"
     )
     layout: Literal["", "NCHW", "NHWC", "NHW", "CHW", "HWC", "HW"] = key(
-        "", "the order of the dimensions, if the shape leaves it open"
+        "", "the order of the dimensions, if the shape does not show it"
     )
     resize: Literal["crop", "stretch", "pad"] = key(
-        "crop", "cut the edges off, change the proportions, or add edges of `fill`"
+        "crop",
+        "crop cuts the edges off, stretch changes the proportions, pad adds "
+        "edges of `fill`",
     )
     shorter: Annotated[int, between(0, _MOST_SIDE)] = key(
-        0, "with crop: pixels of the shorter side before the centre is cut out"
+        0,
+        "with crop: length of the shorter side in pixels, before the centre is cut out",
     )
     resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = key(
-        "bilinear", "how pixels are computed when the size changes"
+        "bilinear", "the interpolation when the size changes"
     )
-    fill: Annotated[int, between(0, 255)] = key(0, "the edges that `pad` adds")
+    fill: Annotated[int, between(0, 255)] = key(
+        0, "the value of the edges that `pad` adds"
+    )
     scale: Annotated[float, between(-1e6, 1e6)] | None = key(
-        None, "what each value of 0 to 255 is multiplied by: 1/255 for floats, else 1"
+        None, "the factor of each value of 0 to 255; default: 1/255 for floats, else 1"
     )
     mean: Annotated[tuple[float, ...], checked(_per_channel)] = key(
-        (0.0,), "what is subtracted after that"
+        (0.0,), "the number to subtract after scaling"
     )
     std: Annotated[tuple[float, ...], checked(_divisors)] = key(
-        (1.0,), "what the rest is divided by"
+        (1.0,), "the number to divide by after that"
     )
     orientation: Annotated[bool, Strict()] = key(
-        True, "whether a picture is turned as its EXIF data says"
+        True, "whether to rotate a picture by its EXIF data"
     )
     top: Annotated[int, between(0, 1000)] = key(
-        5, "classes that a picture gets of an output with labels; 0: all values"
+        5,
+        "number of highest classes to return of an output with labels, for a "
+        "picture; 0: all values",
     )
     max_pictures: Annotated[int, between(1, 4096)] = key(
-        64, "pictures in one request at most"
+        64, "most pictures in one request"
     )
     max_bytes: Annotated[int, between(1, 1 << 28)] = key(
-        32 << 20, "bytes of one file at most"
+        32 << 20, "most bytes of one file"
     )
     max_pixels: Annotated[int, between(1, 200_000_000)] = key(
-        50_000_000, "pixels of one picture at most"
+        50_000_000, "most pixels of one picture"
     )
     timeout: Annotated[float, between(0.1, 600.0)] = key(
-        10.0, "seconds that decoding one picture may take"
+        10.0, "time limit for decoding one picture"
     )

@@ -35,20 +35,20 @@ def decode(raw: bytes, plan: Plan) -> bytes:
         except (OSError, ValueError, SyntaxError, EOFError):
             known = ", ".join(FORMATS)
             begin = raw[:8]
-            msg = f"it is none of {known}: it begins with {begin!r}"
+            msg = f"expected one of {known}, got a file that begins with {begin!r}"
             raise BadPicture(msg) from None
         width, height = opened.size
         if width * height > plan.max_pixels:
             raise BadPicture(
-                f"it has {width} x {height} pixels, at most {plan.max_pixels} are "
-                "taken (max_pixels in the section [image])"
+                f"it has {width} x {height} pixels, more than max_pixels "
+                f"({plan.max_pixels}) in the section [image] allows"
             )
         try:
             return _numbers(_sized(_in_mode(opened, plan), plan), plan)
         except BadPicture:
             raise
         except MemoryError:
-            raise BadPicture("there is no memory to decode it") from None
+            raise BadPicture("too little memory to decode it") from None
         except Exception as error:  # decoders raise any error for damaged files
             raise BadPicture(f"it cannot be decoded: {error}") from None
 
@@ -101,8 +101,9 @@ def _cropped(image: Image.Image, plan: Plan, resample: Image.Resampling) -> Imag
         ]
     if sides[0] * sides[1] > plan.max_pixels:  # a line of pixels becomes a large area
         raise BadPicture(
-            f"with {image.width} x {image.height} pixels it is too narrow: made "
-            f"{min(sides)} pixels wide it would have {sides[0]} x {sides[1]}"
+            f"with {image.width} x {image.height} pixels it is too narrow: "
+            f"scaled to {min(sides)} pixels on the shorter side, it would have "
+            f"{sides[0]} x {sides[1]}"
         )
     found = _resized(image, sides[0], sides[1], resample)
     left, top = round((sides[0] - width) / 2), round((sides[1] - height) / 2)

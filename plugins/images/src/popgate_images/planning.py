@@ -20,7 +20,9 @@ def input_of(spec: ModelSpec, config: ImageConfig) -> TensorSpec:
         found = spec.inputs_by_name.get(config.input)
         if found is None:
             known = ", ".join(spec.inputs_by_name)
-            raise ValueError(f"[image] input is '{config.input}'; there are {known}")
+            raise ValueError(
+                f"[image] input is '{config.input}'; the model's inputs are {known}"
+            )
         return found
     likely = [t for t in spec.inputs if t.type.kind in "fui" and _rank(t) in (2, 3, 4)]
     needed = [t for t in likely if t.name not in spec.defaults]
@@ -29,8 +31,9 @@ def input_of(spec: ModelSpec, config: ImageConfig) -> TensorSpec:
             f"'{t.name}' {notation(t.datatype, t.shape)}" for t in spec.inputs
         )
         raise ValueError(
-            f"[image] must name its input: the model takes {shown or 'nothing'}, of "
-            f"which {len(needed)} could be pictures"
+            "[image] must name its input: the model takes "
+            f"{shown or 'nothing'}, and {len(needed)} of these could be "
+            "pictures"
         )
     return needed[0]
 
@@ -44,7 +47,7 @@ def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> Plan:
     or leave something open."""
     what = f"input '{tensor.name}' {notation(tensor.datatype, tensor.shape)}"
     if tensor.type.kind not in "fui" or tensor.datatype == "BF16":
-        raise ValueError(f"[image]: {what} is no input of numbers")
+        raise ValueError(f"[image]: {what} is not an input of numbers")
     layout = _layout(spec, tensor, config, what)
     dims = dict(zip(layout, tensor.shape or (), strict=True))
     mode = config.mode or ("RGB" if dims.get("C", 1) == 3 else "L")
@@ -54,14 +57,18 @@ def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> Plan:
         raise ValueError(msg)
     height, width = config.size or (dims["H"], dims["W"])
     if height < 1 or width < 1:
-        raise ValueError(f"[image] needs size = [HEIGHT, WIDTH]: {what} leaves it free")
+        raise ValueError(
+            f"[image] needs size = [HEIGHT, WIDTH], because {what} does not fix it"
+        )
     for side, wanted in (("H", height), ("W", width)):
         if dims[side] not in (-1, wanted):
-            raise ValueError(f"[image] size is [{height}, {width}]; {what} differs")
+            raise ValueError(
+                f"[image] size is [{height}, {width}], which does not fit {what}"
+            )
     if config.shorter and config.shorter < max(height, width):
         raise ValueError(
-            f"[image] shorter is {config.shorter}; from that [{height}, {width}] "
-            "cannot be cut out"
+            f"[image] shorter is {config.shorter}, too small to cut out "
+            f"[{height}, {width}]"
         )
     for name, numbers in (("mean", config.mean), ("std", config.std)):
         if len(numbers) not in (1, channels):
@@ -90,7 +97,9 @@ def _layout(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig, what: str)
     known = (_WITH_ROWS if spec.is_batched else _WITHOUT_ROWS).get(len(shape), ())
     if config.layout:
         if len(config.layout) != len(shape):
-            raise ValueError(f"[image] layout is {config.layout}; {what} differs")
+            raise ValueError(
+                f"[image] layout is {config.layout}, which does not fit {what}"
+            )
         return config.layout
     fitting = [
         layout
@@ -99,8 +108,9 @@ def _layout(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig, what: str)
     ]
     if len(fitting) != 1:
         raise ValueError(
-            f"[image] needs layout = one of {', '.join(known) or 'NCHW, NHWC'}: "
-            f"the shape of {what} does not tell"
+            "[image] needs layout = one of "
+            f"{', '.join(known) or 'NCHW, NHWC'}, because the shape of {what} "
+            "does not show it"
         )
     return fitting[0]
 

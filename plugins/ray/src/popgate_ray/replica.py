@@ -66,8 +66,9 @@ WITHOUT_DEVICES = 10.0
 #: Modes that depend only on the folder, which all replicas see.
 _MODES = ("poll", "none")
 _ADVICE = (
-    "this reaches one replica of several: change the model repository, which all of "
-    "them poll (model_control_mode: poll), or deploy again with other settings"
+    "this call reaches only one replica; change the model repository, which "
+    "all replicas poll (model_control_mode: poll), or deploy again with other "
+    "settings"
 )
 _SAMPLE = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(?=.)", re.MULTILINE)
 
@@ -93,14 +94,15 @@ def replica_settings(
     settings = Settings(**wanted)
     if settings.model_control_mode not in _MODES:
         msg = (
-            f"model_control_mode is {settings.model_control_mode!r}, by which a "
-            f"request changes one replica of several; Ray Serve needs one of {_MODES}"
+            f"model_control_mode is {settings.model_control_mode!r}, in which "
+            "a request changes only one replica; Ray Serve needs one of "
+            f"{_MODES}"
         )
         raise ValueError(msg)
     if settings.allow_shared_memory:
         msg = (
-            "allow_shared_memory is for clients of the same machine; requests reach "
-            "replicas on any"
+            "allow_shared_memory requires clients on the same machine, but "
+            "Ray Serve's replicas may run on any; leave it out"
         )
         raise ValueError(msg)
     return settings
@@ -218,7 +220,7 @@ class GatewayReplica:
         if DeviceState.READY.value in states:
             self._alive_at = now
         elif now - self._alive_at > WITHOUT_DEVICES:
-            msg = f"no device has lived for {now - self._alive_at:.0f} s"
+            msg = f"no device process has run for {now - self._alive_at:.0f} s"
             raise RuntimeError(msg)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -241,14 +243,15 @@ def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
     largest = max((each.spec.max_batch_size for each in loaded), default=0)
     if most_ongoing < 2 * largest:
         yield (
-            f"max_ongoing_requests is {most_ongoing}: batches of up to {largest} "
-            f"requests cannot form; set {2 * largest} or more"
+            f"max_ongoing_requests is {most_ongoing}, too low for batches of "
+            f"{largest} requests; set it to {2 * largest} or more"
         )
     stateful = [e for e in loaded if isinstance(e.scheduler, SequenceScheduler)]
     for each in stateful:
         yield (
-            f"model {each.spec.name} has sequences, which have to reach the same "
-            "replica: Ray Serve sends requests to any; serve it with one replica"
+            f"model {each.spec.name} has sequences, whose requests must reach "
+            "the same replica, but Ray Serve sends requests to any; serve the "
+            "model with one replica"
         )
 
 

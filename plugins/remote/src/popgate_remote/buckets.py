@@ -71,7 +71,8 @@ class BucketSource:
         folder, _, name = self._path.rpartition("/")
         if not name.endswith(MODEL_SUFFIXES):
             raise RemoteError(
-                f"{self._path} is one file, whose name ends in neither .onnx nor .popef"
+                f"{self._path} is one file whose name ends neither in .onnx "
+                "nor in .popef"
             )
         for info in self._listed(folder):
             beside = info["name"].rstrip("/").rpartition("/")[2]
@@ -114,12 +115,12 @@ class BucketSource:
                 file.place, start=begin, end=end, timeout=BLOCK_SECONDS
             )
         if len(block) != end - begin:
-            raise SourceChanged(f"{file.name} is shorter than it was")
+            raise SourceChanged(f"{file.name} has become shorter")
         return block
 
     def _below(self, folder: str, depth: int) -> Iterator[RemoteFile]:
         if depth > MAX_DEPTH:
-            raise RemoteError(f"there are more than {MAX_DEPTH} folders in each other")
+            raise RemoteError(f"folders are nested more than {MAX_DEPTH} deep")
         for info in self._listed(folder):
             place = info["name"].rstrip("/")
             if place == folder:
@@ -135,7 +136,7 @@ class BucketSource:
                 folder, detail=True, timeout=QUESTION_SECONDS
             )
         if len(found) > MAX_FILES:
-            raise RemoteError(f"{folder} holds more than {MAX_FILES} objects")
+            raise RemoteError(f"{folder} has more than {MAX_FILES} objects")
         return found
 
     def _explained(self) -> Any:
@@ -144,14 +145,16 @@ class BucketSource:
 
 def _below(folder: str, place: str) -> str:
     if not place.startswith(f"{folder}/"):
-        raise RemoteError(f"{place!r} is listed below {folder!r}")
+        raise RemoteError(
+            f"the store lists {place!r} below {folder!r}, where it cannot be"
+        )
     return place[len(folder) + 1 :]
 
 
 def _file(name: str, info: dict[str, Any]) -> RemoteFile:
     size = info.get("size")
     if not isinstance(size, int):
-        raise RemoteError(f"the size of {name} is not stated")
+        raise RemoteError(f"the store does not state the size of {name}")
     tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
     return RemoteFile(name, info["name"], size, tag)
 
@@ -234,20 +237,20 @@ def _explained(scheme: str, path: str) -> Iterator[None]:
     except RemoteError:
         raise
     except FileNotFoundError as e:
-        raise RemoteError(f"there is nothing at {scheme}://{path}") from e
+        raise RemoteError(f"{scheme}://{path} does not exist") from e
     except Exception as e:
         name = type(e).__name__
         text = " ".join(str(e).split()) or name  # messages of Azure have several lines
         if isinstance(e, TimeoutError):
-            text = "no answer came in time"
+            text = "no answer in time"
         usual = _CREDENTIALS.get(scheme, "its credentials")
         denied = isinstance(e, PermissionError) or "Credential" in name
         status = getattr(e, "status_code", None) or getattr(e, "status", None)
         if denied or status in (401, 403) or name == "ClientAuthenticationError":
-            msg = f"{scheme}://{path} refuses us: {text}; set {usual}"
+            msg = f"{scheme}://{path} denies access: {text}; set {usual}"
             raise RemoteError(msg) from e
         if "InvalidRange" in text or "range is not satisfiable" in text:
-            raise SourceChanged(f"{scheme}://{path} is shorter than it was") from e
+            raise SourceChanged(f"{scheme}://{path} has become shorter") from e
         if isinstance(e, ValueError):  # the library's error for a wrong setting
             raise RemoteError(f"{scheme}://{path}: {text}") from e
         raise SourceAway(f"{scheme}://{path}: {text}") from e

@@ -64,7 +64,10 @@ class Progress:
         self._done += count
         self._came += count if came else 0
         if self._limit and self._done > self._limit:
-            msg = f"more than {size_text(self._limit)} came (--model-download-limit)"
+            msg = (
+                "the model is larger than --model-download-limit "
+                f"({size_text(self._limit)})"
+            )
             raise RemoteError(msg)
         self._last = time.monotonic()
 
@@ -73,7 +76,7 @@ class Progress:
         share = f" ({self._done * 100 // self._total} %)" if self._total else ""
         of = f" of {size_text(self._total)}" if self._total else ""
         silent = time.monotonic() - self._last
-        pace = f"nothing has come for {silent:.0f} s"
+        pace = f"no data for {silent:.0f} s"
         if silent < self._every:
             pace = str(self)
         return f"{size_text(self._done)}{of}{share}, {pace}"
@@ -126,11 +129,10 @@ def download(
     """Complete `part` to the whole content of a file; return its SHA-256.
 
     Existing bytes of `part` are kept if the source confirms that its content is the
-    same.
-    Raises `RemoteError`, and `SourceChanged` if the content differs.
+    same. Raises `RemoteError`, and `SourceChanged` if the content differs.
     """
     if not file.tag and not file.sha256:
-        # without a tag or digest, the beginning may be of other content
+        # without a tag or digest, the existing bytes may be from other content
         part.unlink(missing_ok=True)
     stated = dict(source.checksums(file))
     with _disk_explained(part), part.open("a+b") as stream:
@@ -140,8 +142,10 @@ def download(
             resumed = 0
         sums = _receive(source, file, stream, stated, progress, pause)
         wrong = _mismatch(sums, stated)
-        if wrong and resumed:  # the earlier bytes may be of other content
-            logger.warning("%s: %s: %s; once more", progress.label, file.name, wrong)
+        if wrong and resumed:  # the earlier bytes may be from other content
+            logger.warning(
+                "%s: %s: %s; downloading it again", progress.label, file.name, wrong
+            )
             progress.take_back(stream.tell())
             stream.truncate(0)
             sums = _receive(source, file, stream, stated, progress, pause)
@@ -181,17 +185,17 @@ def _receive(
                     here += len(chunk)
                     progress.add(len(chunk))
                     if file.size is not None and here > file.size:
-                        raise SourceChanged(f"{file.name} is longer than it was")
+                        raise SourceChanged(f"{file.name} has become longer")
             if file.size is None:
                 break
             if here < file.size:
-                raise SourceAway(f"{file.name} broke off after {size_text(here)}")
+                raise SourceAway(f"{file.name} ended after {size_text(here)}")
         except SourceAway as e:
             tries = 1 if here > before else tries + 1
             if tries >= TRIES:
                 raise
             wait = pause * 2 ** (tries - 1)
-            logger.warning("%s: %s; again in %.2g s", progress.label, e, wait)
+            logger.warning("%s: %s; retrying in %.2g s", progress.label, e, wait)
             progress.pause(wait)
     return sums
 
@@ -222,7 +226,7 @@ def _mismatch(sums: Mapping[str, Digest], stated: Mapping[str, str]) -> str:
     for name, wanted in stated.items():
         came = sums[name].hexdigest()
         if came != wanted.lower():
-            return f"its checksum is wrong: {name} {wanted} is stated, {came} came"
+            return f"its checksum is wrong: expected {name} {wanted}, got {came}"
     return ""
 
 
@@ -232,6 +236,11 @@ def _disk_explained(part: Path) -> Iterator[None]:
         yield
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            msg = f"the disk of {part.parent} is full (--model-cache)"
+            msg = (
+                f"the disk of {part.parent} is full; free space, or choose another "
+                "--model-cache"
+            )
             raise RemoteError(msg) from e
-        raise RemoteError(f"{part.parent} cannot be written: {e}") from e
+        raise RemoteError(
+            f"{part.parent} cannot be written (--model-cache): {e}"
+        ) from e

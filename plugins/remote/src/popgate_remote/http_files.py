@@ -68,7 +68,7 @@ class HttpFiles:
         try:
             return orjson.loads(self.body(url, headers)[0])
         except orjson.JSONDecodeError:
-            raise RemoteError(f"{_shown(url)} answers with invalid JSON") from None
+            raise RemoteError(f"{_shown(url)} answered with invalid JSON") from None
 
     def body(
         self, url: str, headers: Mapping[str, str] | None = None
@@ -79,7 +79,9 @@ class HttpFiles:
             for chunk in _chunks(answer):
                 size += len(chunk)
                 if size > MAX_DOCUMENT:
-                    raise RemoteError(f"{_shown(url)} answers with too much")
+                    raise RemoteError(
+                        f"{_shown(url)} answered with more than {MAX_DOCUMENT} bytes"
+                    )
                 parts.append(chunk)
             return b"".join(parts), answer.headers
 
@@ -114,7 +116,7 @@ class HttpFiles:
                 unit, _, rest = told.partition(" ")
                 first = rest.partition("-")[0]
                 if unit != "bytes" or first != str(start):
-                    msg = f"{_shown(url)} sends {told!r}, asked for byte {start}"
+                    msg = f"{_shown(url)} sent {told!r}; expected bytes from {start} on"
                     raise RemoteError(msg)
                 begins = start
             yield begins, _chunks(answer)
@@ -128,18 +130,20 @@ class HttpFiles:
             return
         where = _shown(url)
         if status in (401, 403):
-            raise RemoteError(f"{where} refuses us ({status}): {self._denied}")
+            raise RemoteError(f"{where} denies access ({status}); {self._denied}")
         if status in (404, 410):
-            raise RemoteError(f"there is nothing at {where} ({status})")
+            raise RemoteError(f"{where} does not exist ({status})")
         if status == 416:
-            raise SourceChanged(f"{where} is shorter than it was")
+            raise SourceChanged(f"{where} has become shorter")
         if status == 429 or status >= 500:
-            raise SourceAway(f"{where} answers {status}")
-        raise RemoteError(f"{where} answers {status}, which PopGate does not support")
+            raise SourceAway(f"{where} answered with status {status}")
+        raise RemoteError(
+            f"{where} answered with status {status}, which PopGate does not support"
+        )
 
 
 class WebSource:
-    """One file at an ``https://`` URL; `sha256` is its required digest, unless
+    """One file at an ``https://`` URL. Its digest must be `sha256`, unless that is
     empty.
     """
 
@@ -191,11 +195,11 @@ def tag_of(headers: Mapping[str, str]) -> str:
 
 
 def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
-    """Raise RemoteError if a redirect leads to a forbidden place.
+    """Raise RemoteError if a redirect is forbidden.
 
-    A request with TLS may not lead to one without. A request without TLS may lead to
-    another host without TLS only if that is this machine, or a digest checks the
-    content. Called before the next request.
+    A request with TLS may not be redirected to a URL without it. A request without TLS
+    may be redirected to another host without TLS only if that host is this machine, or
+    a digest checks the content. Called before the next request.
     """
     if not answer.has_redirect_location:
         return
@@ -204,11 +208,11 @@ def check_redirect(answer: httpx.Response, *, has_digest: bool = False) -> None:
     if there.scheme == "https":
         return
     if here.scheme == "https":
-        raise RemoteError(f"{here.host} leads to a place without TLS")
+        raise RemoteError(f"{here.host} redirects to a URL without TLS")
     if there.host != here.host and not is_loopback(there.host) and not has_digest:
         raise RemoteError(
-            f"{here.host} leads to {there.host} without TLS: put the checksum of the "
-            f"file behind its URL (#sha256=...)"
+            f"{here.host} redirects to {there.host} without TLS; append the "
+            "checksum of the file to its URL (#sha256=...)"
         )
 
 
@@ -233,7 +237,9 @@ def _chunks(answer: httpx.Response) -> Iterator[bytes]:
             if waited > WATCHED:
                 if came < waited * LEAST_RATE:
                     rate = f"{came / waited:.3g} bytes a second"
-                    raise RemoteError(f"{_shown(url)} sends {rate}: it is given up")
+                    raise RemoteError(
+                        f"{_shown(url)} sends only {rate}; the download was stopped"
+                    )
                 waited, came = 0.0, 0
             yield chunk
             began = time.monotonic()

@@ -35,7 +35,8 @@ class HuggingFaceSource:
         found = _PLACE.fullmatch(place.rstrip("/"))
         if found is None:
             msg = (
-                f"{place!r} is no repository; as in hf://org/name@main/onnx/model.onnx"
+                f"{place!r} is not a repository; expected a URL as in "
+                "hf://org/name@main/onnx/model.onnx"
             )
             raise RemoteError(msg)
         self._repository = found["repository"]
@@ -45,12 +46,13 @@ class HuggingFaceSource:
         token = _token()
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._http = HttpFiles(
-            "there is none of that name, or set HF_TOKEN and ask for access", headers
+            "check the name, or set HF_TOKEN and request access to the repository",
+            headers,
         )
 
     def files(self) -> Iterator[RemoteFile]:
         if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "on", "yes", "true"):
-            raise SourceAway("HF_HUB_OFFLINE is set")
+            raise SourceAway("HF_HUB_OFFLINE is set, so nothing can be downloaded")
         revision = quote(self._revision, safe="%")
         url = f"{self._endpoint}/api/models/{self._repository}/revision/{revision}"
         found = self._http.document(f"{url}?blobs=true")
@@ -58,7 +60,7 @@ class HuggingFaceSource:
             commit = str(found["sha"])
             siblings = {str(s["rfilename"]): s for s in found["siblings"]}
         except (KeyError, TypeError):
-            raise RemoteError(f"{url} answers with no list of files") from None
+            raise RemoteError(f"{url} did not answer with a list of files") from None
         for name, place in self._wanted(siblings).items():
             yield self._file(name, place, commit, siblings[place])
 
@@ -89,7 +91,7 @@ class HuggingFaceSource:
         inside = f"{self._path}/" if self._path else ""
         found = {p.removeprefix(inside): p for p in siblings if p.startswith(inside)}
         if not found:
-            raise RemoteError(f"there is no {self._path} in {self._repository}")
+            raise RemoteError(f"{self._repository} has no file or folder {self._path}")
         return found
 
     def _file(self, name: str, place: str, commit: str, told: Any) -> RemoteFile:
@@ -99,7 +101,9 @@ class HuggingFaceSource:
             size, blob = int(lfs.get("size", told.get("size"))), str(told["blobId"])
             sums = (("sha256", str(lfs["sha256"])),) if lfs else (("git", blob),)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise RemoteError(f"neither size nor digest of {place} is stated") from None
+            raise RemoteError(
+                f"the repository states no size or no digest of {place}"
+            ) from None
         return RemoteFile(name, url, size, blob, sums)
 
 

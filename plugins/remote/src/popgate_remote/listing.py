@@ -89,10 +89,10 @@ class Listing:
         skipped = []
         for number, file in enumerate(found):
             if number >= MAX_FILES:
-                raise RemoteError(f"there are more than {MAX_FILES} files")
+                raise RemoteError(f"the model has more than {MAX_FILES} files")
             check_name(file.name)
             if file.name in taken:
-                raise RemoteError(f"two files are called {file.name!r}")
+                raise RemoteError(f"two files have the name {file.name!r}")
             if _is_skipped(file.name, allow_python):
                 skipped.append(file.name)
             else:
@@ -101,29 +101,30 @@ class Listing:
             parts = name.split("/")
             above = ("/".join(parts[:n]) for n in range(1, len(parts)))
             if clash := next((a for a in above if a in taken), None):
-                raise RemoteError(f"{clash!r} is a file and a folder")
+                raise RemoteError(f"{clash!r} is both a file and a folder")
         has_tokenizer = "tokenizer.json" in taken
         of_others = list(filter(_OF_OTHERS.fullmatch, taken)) if has_tokenizer else []
         skipped += [name for name in of_others if taken.pop(name)]
         size = sum(file.size or 0 for file in taken.values())
         if limit and size > limit:
             msg = (
-                f"its {counted(len(taken), 'file')} have {size_text(size)}, and "
-                f"{size_text(limit)} are allowed (--model-download-limit)"
+                f"its {counted(len(taken), 'file')} have {size_text(size)}, "
+                f"more than --model-download-limit ({size_text(limit)})"
             )
             raise RemoteError(msg)
         models = [name for name in taken if is_model_file(name, allow_python)]
         if models and not any(_is_served(name, has_tokenizer) for name in models):
             msg = (
-                f"{models[0]} lies too deep: a model is at the top of its folder or "
-                f"in one of a version (1/, 2/); name the folder that it is in, or it"
+                f"{models[0]} is nested too deeply: a model must be at the top "
+                "of its folder or in the folder of a version (1/, 2/); put "
+                "the folder of the file, or the file, into the URL"
             )
             raise RemoteError(msg)
         if not models:
-            where = f"; not taken: {', '.join(skipped[:5])}" if skipped else ""
-            why = f"there is neither an .onnx nor a .popef file{where}"
+            where = f"; ignored: {', '.join(skipped[:5])}" if skipped else ""
+            why = f"it has neither an .onnx nor a .popef file{where}"
             if any(name.endswith(".py") for name in skipped):
-                why += " (code is taken with --allow-python only)"
+                why += " (Python files require --allow-python)"
             raise RemoteError(why)
         return cls(tuple(taken[name] for name in sorted(taken)), tuple(sorted(skipped)))
 
@@ -137,13 +138,13 @@ def check_name(name: str) -> None:
     """Raise RemoteError unless a name can be a path in the cache, and stays in it."""
     parts = name.split("/")
     if not all(_PART.fullmatch(part) for part in parts):
-        raise RemoteError(f"a file is called {name!r}, which is no name for one here")
+        raise RemoteError(f"{name!r} is not a valid file name in the model cache")
     if len(parts) > MAX_DEPTH or len(name.encode(errors="replace")) > MAX_NAME:
         raise RemoteError(f"the name of a file is too long: {name[:100]!r}...")
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise RemoteError(f"the name of a file is no text: {name!r}") from None
+        raise RemoteError(f"the name of a file is not valid UTF-8: {name!r}") from None
 
 
 def is_model_file(name: str, allow_python: bool = False) -> bool:

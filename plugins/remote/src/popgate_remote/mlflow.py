@@ -32,7 +32,10 @@ class MlflowSource:
         """Raise `RemoteError` for an invalid version, and without a server."""
         found = _PLACE.fullmatch(place.strip("/"))
         if found is None:
-            msg = f"{place!r} is no version; as in mlflow:/digits/3 or /digits@best"
+            msg = (
+                f"{place!r} is not a version; expected a URL as in "
+                "mlflow:/digits/3 or mlflow:/digits@best"
+            )
             raise RemoteError(msg)
         self._name = unquote(found["name"])
         self._version, self._alias = found["version"], found["alias"]
@@ -60,7 +63,10 @@ class MlflowSource:
         scheme, _, path = where.partition(":")
         if scheme != "mlflow-artifacts":
             if scheme not in ("s3", "gs"):
-                msg = f"its files are at {where!r}, which cannot be reached from here"
+                msg = (
+                    f"its files are at {where!r}; PopGate supports "
+                    "mlflow-artifacts:, s3: and gs:"
+                )
                 raise RemoteError(msg)
             self._close_inner()
             self._inner = self._bucket(where)
@@ -97,7 +103,7 @@ class MlflowSource:
         told = self._ask("registered-models/alias", **one)
         version = told.get("model_version", {}).get("version")
         if not str(version).isdecimal():
-            raise RemoteError(f"{self._name}@{self._alias} is no version")
+            raise RemoteError(f"the alias {self._name}@{self._alias} has no version")
         return str(version)
 
     def _absolute(self, where: str) -> str:
@@ -111,21 +117,23 @@ class MlflowSource:
         told = self._ask("runs/get", run_id=run)
         root = told.get("run", {}).get("info", {}).get("artifact_uri")
         if not root:
-            raise RemoteError(f"where the files of run {run} are is not stated")
+            raise RemoteError(f"MLflow does not state where the files of run {run} are")
         return f"{str(root).rstrip('/')}/{inside}"
 
     def _ask(self, what: str, **asked: str) -> Any:
         url = f"{self._base}/api/2.0/mlflow/{what}?{urlencode(asked)}"
         found = self._http.document(url)
         if not isinstance(found, dict):
-            raise RemoteError(f"{self._base} answers {what} with something else")
+            raise RemoteError(
+                f"{self._base} answered {what} with something other than a JSON object"
+            )
         return found
 
     def _below(
         self, root: str, folder: str, tag: str, depth: int
     ) -> Iterator[RemoteFile]:
         if depth > MAX_DEPTH:
-            raise RemoteError(f"there are more than {MAX_DEPTH} folders in each other")
+            raise RemoteError(f"folders are nested more than {MAX_DEPTH} deep")
         base = f"{self._base}/api/2.0/mlflow-artifacts/artifacts"
         query = urlencode({"path": f"{root}/{folder}".rstrip("/")})
         found = self._http.document(f"{base}?{query}")
@@ -138,4 +146,4 @@ class MlflowSource:
                 place = f"{base}/{quote(f'{root}/{name}')}"
                 yield RemoteFile(name, place, int(entry["file_size"]), tag)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise RemoteError(f"{base} answers with no list of files") from None
+            raise RemoteError(f"{base} did not answer with a list of files") from None

@@ -84,7 +84,7 @@ class ModelCache:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             target.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            msg = f"{target} cannot be made: {e.strerror} (--model-cache)"
+            msg = f"{target} cannot be created (--model-cache): {e.strerror}"
             raise RemoteError(msg) from e
         return target
 
@@ -249,7 +249,7 @@ class CacheEntry:
         try:
             return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as e:
-            msg = f"{folder} cannot be written: {e.strerror} (--model-cache)"
+            msg = f"{folder} cannot be written (--model-cache): {e.strerror}"
             raise RemoteError(msg) from e
 
     def commit(self, listing: Listing, sha256: Mapping[str, str], url: str) -> Snapshot:

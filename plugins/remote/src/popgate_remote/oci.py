@@ -51,7 +51,10 @@ class OciSource:
         """Raise `RemoteError` for an invalid reference."""
         found = _REFERENCE.fullmatch(reference)
         if found is None:
-            msg = f"{reference!r} is no artifact; as in oci://ghcr.io/me/digits:1"
+            msg = (
+                f"{reference!r} is not an artifact; expected a URL as in "
+                "oci://ghcr.io/me/digits:1"
+            )
             raise RemoteError(msg)
         host = {"docker.io": "registry-1.docker.io"}.get(found["host"], found["host"])
         scheme = (
@@ -71,9 +74,7 @@ class OciSource:
         layers = manifest.get("layers")
         if not isinstance(layers, list):
             kind = manifest.get("mediaType", "")
-            msg = (
-                f"its manifest is no artifact of files, but {kind or 'something else'}"
-            )
+            msg = f"its manifest lists no files, but is {kind or 'of another kind'}"
             raise RemoteError(msg)
         for layer in layers:
             yield self._file(layer)
@@ -95,13 +96,13 @@ class OciSource:
         stated = self._digest or headers.get("docker-content-digest", "")
         came = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if stated.startswith("sha256:") and stated != came:
-            raise RemoteError(f"its manifest is {came}, and {stated} is stated")
+            raise RemoteError(f"its manifest has the digest {came}, expected {stated}")
         try:
             manifest = json.loads(body)
         except ValueError:
             manifest = None
         if not isinstance(manifest, dict):
-            raise RemoteError(f"{url} answers with an invalid manifest")
+            raise RemoteError(f"{url} answered with an invalid manifest")
         return manifest
 
     def _file(self, layer: Any) -> RemoteFile:
@@ -112,12 +113,13 @@ class OciSource:
         digest = _DIGEST.fullmatch(str(layer.get("digest")))
         if not isinstance(name, str):
             msg = (
-                f"a layer ({layer.get('mediaType')}) is no file: push the files of the "
-                f"model, as in: oras push registry/digits:1 1/model.onnx"
+                f"a layer ({layer.get('mediaType')}) is not a file; push the "
+                "files of the model, as in: oras push registry/digits:1 "
+                "1/model.onnx"
             )
             raise RemoteError(msg)
         if annotations.get(UNPACK) == "true":
-            raise RemoteError(f"{name} is a packed folder: push its files one by one")
+            raise RemoteError(f"{name} is a packed folder; push its files one by one")
         if digest is None or not isinstance(size, int) or size < 0:
             raise RemoteError(f"{name} has no SHA-256 or no size")
         place = f"{self._base}/blobs/sha256:{digest[1]}"
@@ -225,7 +227,7 @@ def credentials_of(host: str) -> tuple[str, str]:
 
 def _from_helper(helper: str, server: str) -> tuple[str, str]:
     if not _HELPER.fullmatch(helper):
-        raise RemoteError(f"{helper!r} is no helper for credentials")
+        raise RemoteError(f"{helper!r} is not the name of a credential helper")
     try:
         ended = subprocess.run(
             [f"docker-credential-{helper}", "get"],
@@ -239,4 +241,4 @@ def _from_helper(helper: str, server: str) -> tuple[str, str]:
         return str(found["Username"]), str(found["Secret"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as e:
         name = f"docker-credential-{helper}"
-        raise RemoteError(f"{name} gives nothing for {server}: {e}") from e
+        raise RemoteError(f"{name} returned no credentials for {server}: {e}") from e

@@ -94,17 +94,15 @@ class RemoteModels:
         return self._problems.get(url.key, "")
 
     def names_a_place(self, reason: str) -> bool:
-        """Return whether a reason names a model's place, or has an answer from
+        """Return whether a reason names a model's place, or quotes an answer from
         there.
         """
         return any(problem in reason for problem in [*self._problems.values()])
 
     def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
-        """Return the present listing, and those of its files that are in the cache.
+        """Return the present listing, and the names of its files that are in the cache.
 
-        Fetches nothing.
-
-        Raises `RemoteError`.
+        Fetches nothing. Raises `RemoteError`.
         """
         source = url.open()
         try:
@@ -115,7 +113,8 @@ class RemoteModels:
         return listing, set(self._known(current, listing))
 
     def fetch(self, label: str, url: RemoteUrl) -> bool:
-        """Take the present files; return whether they differ from those of the cache.
+        """Download the present files; return whether they differ from those of the
+        cache.
 
         Blocks; `label` is for the log. If it fails and the cache has the model, it logs
         a warning, once for each reason. Raises `RemoteError` if the cache does not have
@@ -136,7 +135,9 @@ class RemoteModels:
             if before is None:
                 raise RemoteError(why) from e
             if told != why:
-                logger.warning("%s: %s; the cached model is served", label, why)
+                logger.warning(
+                    "%s: %s; the server keeps serving the cached model", label, why
+                )
             return False
         self._looks[url.key] = replace(self.looks_at(url), succeeded_at=time.time())
         if self._problems.pop(url.key, "") and before is not None:
@@ -175,7 +176,7 @@ class RemoteModels:
                     if found is not None:
                         return found
                     listing = self._listed(source)
-            raise SourceChanged("it changed again and again while it was taken")
+            raise SourceChanged("it changed again and again during the download")
         finally:
             source.close()
 
@@ -192,10 +193,14 @@ class RemoteModels:
         if current is not None and current.digest == listing.digest:
             return current
         if (found := entry.switch(listing)) is not None:
-            logger.info("%s: %s is as it was before; that is there", label, url)
+            logger.info(
+                "%s: %s has the content of an earlier download, which is used",
+                label,
+                url,
+            )
             return found
         for name in listing.skipped:
-            logger.info("%s: %s is not taken", label, name)
+            logger.info("%s: %s is ignored", label, name)
         try:
             sha256 = self._download(label, url, current, source, listing)
         except FetchStopped:
@@ -216,7 +221,9 @@ class RemoteModels:
         try:
             return entry.commit(listing, sha256, str(url))
         except OSError as e:
-            raise RemoteError(f"the cache cannot be written: {e}") from e
+            raise RemoteError(
+                f"the cache cannot be written (--model-cache): {e}"
+            ) from e
 
     def _download(
         self,
@@ -232,7 +239,7 @@ class RemoteModels:
         total = sum(file.size or 0 for file in missing)
         self._check_disk(total)
         logger.info(
-            "%s: taking %s, %s, from %s",
+            "%s: downloading %s, %s, from %s",
             label,
             counted(len(missing), "file"),
             size_text(total),
@@ -258,7 +265,7 @@ class RemoteModels:
             self._under_way.pop(url.key, None)
         seconds = time.monotonic() - begin
         logger.info(
-            "%s: %s came in %.1f s (%s)",
+            "%s: downloaded %s in %.1f s (%s)",
             label,
             size_text(progress.came),
             seconds,
@@ -281,7 +288,8 @@ class RemoteModels:
         free = shutil.disk_usage(folder).free
         if size + SPARE > free:
             msg = (
-                f"it has {size_text(size)}, and {folder} has {size_text(free)} free, "
-                f"of which {size_text(SPARE)} are left alone (--model-cache)"
+                f"it has {size_text(size)}, but {folder} has only "
+                f"{size_text(free)} free, of which {size_text(SPARE)} stay "
+                "free; free space, or choose another --model-cache"
             )
             raise RemoteError(msg)

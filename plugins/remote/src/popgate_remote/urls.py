@@ -69,7 +69,10 @@ class RemoteUrl:
             _check_credentials(scheme, text)
         if known is None:
             all_of_them = ", ".join(f"{name}:" for name in sorted(SCHEMES))
-            msg = f"{_bare(text)}: {scheme}: is not known here, which are {all_of_them}"
+            msg = (
+                f"{_bare(text)}: {scheme}: is not supported; supported are "
+                f"{all_of_them}"
+            )
             raise InvalidConfig(msg)
         if known.module and find_spec(known.module) is None:
             msg = (
@@ -80,18 +83,23 @@ class RemoteUrl:
         plain, _, fragment = text.partition("#")
         path = plain.partition(":")[2].removeprefix("//")
         if not path.strip("/"):
-            raise InvalidConfig(f"{_bare(text)} names no model; as in {known.example}")
+            raise InvalidConfig(
+                f"{_bare(text)} names no model; expected a URL as in {known.example}"
+            )
         if fragment and scheme not in ("http", "https"):
-            raise InvalidConfig(f"{_bare(text)}: a # is not allowed here")
+            raise InvalidConfig(
+                f"{_bare(text)}: only https:// and http:// may have a # (#sha256=...)"
+            )
         found = _SHA256.fullmatch(fragment)
         if fragment and found is None:
-            msg = f"{_bare(text)}: after # goes sha256= and 64 digits"
+            msg = f"{_bare(text)}: expected sha256= and 64 hexadecimal digits after #"
             raise InvalidConfig(msg)
         parts = urllib.parse.urlsplit(plain)
         if scheme == "http" and found is None and not is_loopback(parts.hostname):
             msg = (
-                f"{_bare(text)} comes without TLS, so that any host on the way may "
-                f"change it: use https://, or put its checksum behind it (#sha256=...)"
+                f"{_bare(text)} has no TLS, so any host on the way could "
+                "change the file; use https://, or append its checksum "
+                "(#sha256=...)"
             )
             raise InvalidConfig(msg)
         return cls(plain, scheme, path, found[1] if found else "")

@@ -26,50 +26,52 @@ _FILL_NS = 1_000_000
 _Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", metavar="NAME=VALUE",
-                 help="An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
-                 "NAME='[[1, 2]]'; or file.npz for all arrays in it, by their names. "
-                 "Inputs that are not given are generated."),
+                 help=
+                     "An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
+                     "NAME='[[1, 2]]'. Or file.npz, whose arrays have the names of "
+                     "the inputs. Other inputs are generated. May be repeated."),
 ]  # fmt: skip
 _Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=DIMS", help="Shape of a generated input, "
-                 "where it is free: image=1,3,224,224. [default: 1 for each]"),
+    typer.Option("--shape", metavar="NAME=DIMS", help=
+        "Shape of a generated input with free dimensions, as in image=1,3,224,224. "
+        "[default: 1 for each free dimension]"),
 ]  # fmt: skip
 _Batch = Annotated[
     int | None,
     typer.Option("--batch", "-b", metavar="ROWS", min=1,
-                 help="Rows of generated inputs. [default: a full run, or 1]"),
+                 help="Rows of generated inputs. [default: those of a full run, or 1]"),
 ]  # fmt: skip
 _Iterations = Annotated[
     int, typer.Option("--iterations", "-n", metavar="N", min=1, max=MAX_ITERATIONS,
-                      help="How many requests to make, all with the same data."),
+                      help="Number of requests, all with the same data."),
 ]  # fmt: skip
 _InFlight = Annotated[
     int | None,
     typer.Option("--async", metavar="N", min=1, max=MAX_IN_FLIGHT,
-                 help="Number of requests in flight. [default: one for each replica, "
-                 "which waits for its result before the next]"),
+                 help="Number of requests in flight. [default: one for each replica]"),
 ]  # fmt: skip
 _Replicas = Annotated[
-    int, typer.Option(metavar="N", min=1, max=1024, help="Number of replicas, each on "
-                      "a device of its own; requests go to them in turn."),
+    int, typer.Option(metavar="N", min=1, max=1024, help=
+        "Number of replicas, each on its own device. They take requests in turn."),
 ]  # fmt: skip
 _Save = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the outputs of the last request to a .npz "
-                 "file (or .npy, of a single one) instead of printing them."),
+    typer.Option(metavar="FILE", help=
+        "Write the outputs of the last request to a .npz file (or a single output to "
+        "a .npy file) instead of printing them."),
 ]  # fmt: skip
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Do not print the outputs.")
 ]
 _Given = Annotated[
-    bool, typer.Option("--only-given", help="Send the inputs that are "
-                       "given and no others, as for one of several fused models."),
+    bool, typer.Option("--only-given", help=
+        "Generate no inputs, for example to run one of several fused models."),
 ]  # fmt: skip
 _Devices = Annotated[
     str | None,
-    typer.Option(metavar="SPEC", help="Devices to choose from, as for serve. "
-                 "[default: the CPU devices]"),
+    typer.Option(metavar="SPEC", help=
+        "Devices to run on, as for serve. [default: the CPU devices]"),
 ]  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def run(
 ) -> None:
     """Run a model here, without a gateway.
 
-    Shows its outputs, and how long it takes.
+    The command prints the outputs and the time that the model takes. For example:
 
     popgate run model.popef
 

@@ -145,11 +145,17 @@ def _shape(
 ) -> tuple[int, ...]:
     if wanted is not None:
         if not all(isinstance(d, int) and d >= 0 for d in wanted):
-            msg = f"--shape {desc.name}: expected numbers, as in {desc.name}=1,28,28"
+            msg = (
+                f"--shape {desc.name}: expected whole numbers, as in "
+                f"{desc.name}=1,28,28"
+            )
             raise CommandError(msg, EXIT_USAGE)
         shape = tuple(int(d) for d in wanted)
     elif desc.shape is None:
-        msg = f"input {desc.name!r} has any rank: say which with --shape or --input"
+        msg = (
+            f"input {desc.name!r} may have any number of dimensions; set them with "
+            "--shape or --input"
+        )
         raise CommandError(msg, EXIT_USAGE)
     else:
         shape = tuple(1 if d < 0 else d for d in desc.shape)
@@ -158,7 +164,10 @@ def _shape(
         elif shape and iterations:
             shape = (shape[0] * iterations, *shape[1:])
     if math.prod(shape) > MAX_ELEMENTS:
-        msg = f"input {desc.name!r} would have {math.prod(shape)} elements"
+        msg = (
+            f"input {desc.name!r} would have {math.prod(shape)} elements; set a "
+            "smaller --shape"
+        )
         raise CommandError(msg, EXIT_USAGE)
     return shape
 
@@ -198,7 +207,10 @@ def save(outputs: Sequence[NamedTensor], target: Path) -> None:
     }
     if target.suffix == ".npy" and len(arrays) != 1:
         names = ", ".join(arrays)
-        msg = f"--save {target}: a .npy file holds one array, there are {names}"
+        msg = (
+            f"--save {target}: a .npy file holds one array, but the outputs are "
+            f"{names}; write a .npz file"
+        )
         raise CommandError(msg, EXIT_USAGE)
     try:
         with target.open("wb") as file:

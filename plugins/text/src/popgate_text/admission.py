@@ -26,19 +26,22 @@ class TextAdmission:
         self.limit = limit
         self.held = 0
         self._clock = clock
-        #: When the last request ended, or the first of those in flight came.
+        #: Time at which the last request ended, or the first one in flight arrived.
         self._since = 0.0
         self._seconds = _UNKNOWN
         self._is_measured = False
 
     def take(self, texts: int) -> None:
-        """Admit the texts of a request, all or none. Raises `QueueFull`, which says
-        when they would be admitted if no others came."""
+        """Admit the texts of a request, all or none.
+
+        Raises `QueueFull` with the time after which they would be admitted if no others
+        came.
+        """
         excess = self.held + texts - self.limit
         if excess > 0:
             msg = (
-                f"{self.held} texts are in flight and the request has {texts}; at most "
-                f"{self.limit} are taken at a time (max_concurrent_texts in the "
+                f"{self.held} texts are in flight and the request has {texts}; "
+                f"the limit is {self.limit} (max_concurrent_texts in the "
                 "section [text])"
             )
             raise QueueFull(msg, max(0.001, excess * self._seconds))

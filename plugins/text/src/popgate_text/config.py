@@ -42,25 +42,25 @@ class TextConfig:
         None, "whether vectors have length 1"
     )
     max_length: Annotated[int, between(0, 1 << 20)] = key(
-        0, "most tokens of a string; 0: as the folder says"
+        0, "most tokens of a string; 0: the limit in the folder's files"
     )
     truncate: Annotated[bool, Strict()] = key(
-        True, "whether longer texts are cut; else they are refused"
+        True, "whether to cut longer texts; if not, they are refused"
     )
     prompt: Annotated[str, text(100)] = key(
-        "", "name of the prompt that is put before texts by default"
+        "", "name of the prompt to put before texts by default"
     )
     token_input: Annotated[bool, Strict()] = key(
-        False, "whether requests may have token ids in place of texts"
+        False, "whether requests may send token ids instead of texts"
     )
     max_texts: Annotated[int, between(1, MOST_TEXTS)] = key(
-        2048, "texts in a request at most"
+        2048, "most texts in a request"
     )
     max_concurrent_texts: Annotated[int, between(1, 1 << 24)] = key(
-        16_384, "texts of all requests in flight at most, in each HTTP worker"
+        16_384, "most texts of all requests in flight, in each HTTP worker"
     )
     max_request_tokens: Annotated[int, between(1, 1 << 24)] = key(
-        300_000, "tokens in a request at most"
+        300_000, "most tokens in a request"
     )
 
     @property

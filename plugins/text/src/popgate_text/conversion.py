@@ -30,10 +30,12 @@ def convert(model: Any, recipe: Mapping[str, Any]) -> None:
         if name not in INPUTS:
             known = ", ".join(INPUTS)
             raise ValueError(
-                f"input '{name}' is not of a text model; known are {known}"
+                f"input '{name}' is not an input of text models, which are {known}"
             )
     if "input_ids" not in inputs:
-        raise ValueError("the model has no input 'input_ids'")
+        raise ValueError(
+            "the model has no input 'input_ids', so it is not a text model"
+        )
     _Writer(model, recipe).write()
 
 
@@ -93,7 +95,9 @@ class _Writer:
             )
         else:
             known = ", ".join((*_TOKENS, *_WHOLE))
-            raise ValueError(f"outputs are {sorted(named)}; expected one of {known}")
+            raise ValueError(
+                f"the model's outputs are {sorted(named)}; expected one of {known}"
+            )
         norm = self._reduce("ReduceL2", vector, -1)
         if self.recipe["normalize"]:
             least = self._constant(np.float32(1e-12))
@@ -133,7 +137,7 @@ class _Writer:
             return name
         if len(names) == 1:
             return str(names[0])
-        raise ValueError(f"outputs are {sorted(names)}; expected '{name}'")
+        raise ValueError(f"the model's outputs are {sorted(names)}; expected '{name}'")
 
     # -- pooling
 

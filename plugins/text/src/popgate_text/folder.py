@@ -211,7 +211,7 @@ def describe(folder: Path, taken: Path, options: TextConfig) -> list[str]:
         lines.append(f"prompts: {', '.join(sorted(model.prompts))}{default}")
     others = other_weights(folder, taken)
     if others:
-        lines.append(f"other weights, for file in [text]: {', '.join(others)}")
+        lines.append(f"other ONNX files, for `file` in [text]: {', '.join(others)}")
     return lines
 
 
@@ -253,7 +253,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         raise ValueError(f"{msg} ({e!r})") from None
     for _, path in found:
         if path.startswith("/") or ".." in Path(path).parts:
-            raise ValueError(f"modules.json: path {path!r} leads out of the folder")
+            raise ValueError(f"modules.json: path {path!r} is outside the folder")
     return found
 
 
@@ -265,7 +265,7 @@ def _kind(config: Mapping[str, Any], modules: list[tuple[str, str]]) -> str:
         return "embedding"
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
-        raise ValueError("config.json: architectures is no list")
+        raise ValueError("config.json: architectures is not a list")
     if any(str(name).endswith("Classification") for name in architectures):
         return "reranker" if _label_count(config) == 1 else "classifier"
     return "embedding"
@@ -282,7 +282,7 @@ def _layers(
         if kind in ("Transformer", "MLMTransformer", "SpladePooling", "Dropout"):
             continue
         if normalize:
-            raise ValueError(f"modules.json: {kind} behind Normalize is not supported")
+            raise ValueError(f"modules.json: {kind} after Normalize is not supported")
         if kind == "Pooling" and not pooling:
             pooling = _pooling(folder, path)
         elif kind == "Dense" and pooling:
@@ -291,7 +291,7 @@ def _layers(
             normalize = True
         else:
             msg = f"modules.json: module {number} is a {kind}, which is not supported"
-            raise ValueError(f"{msg} there")
+            raise ValueError(f"{msg} in that position")
     return pooling, normalize, tuple(dense)
 
 
@@ -313,7 +313,7 @@ def _pooling(folder: Path, path: str) -> tuple[str, ...]:
         known = ", ".join(POOLING_MODES)
         raise ValueError(f"{name}: pooling_mode is {bad[0]!r}; known are {known}")
     if new and old and sorted(new) != sorted(old):
-        msg = f"{name}: pooling_mode is {new}, the keys pooling_mode_… say {old}"
+        msg = f"{name}: pooling_mode is {new}, but the keys pooling_mode_… select {old}"
         raise ValueError(msg)
     modes = new or old
     if not modes:
@@ -333,7 +333,7 @@ def _dense(folder: Path, path: str) -> Dense:
         raise ValueError(f"{name}: activation_function {activation} is not supported")
     file = folder / path / "model.safetensors"
     if not file.is_file():
-        msg = f"{path} has no model.safetensors; other weights are not read"
+        msg = f"{path} has no model.safetensors; PopGate reads no other file of weights"
         raise ValueError(msg)
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -347,7 +347,7 @@ def _prompts(folder: Path, options: TextConfig) -> tuple[dict[str, str], str]:
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str) for text in prompts.values()
     ):
-        raise ValueError(f"{name}: prompts is no object of strings")
+        raise ValueError(f"{name}: prompts is not an object of strings")
     default = options.prompt or found.get("default_prompt_name") or ""
     if default and default not in prompts:
         where = "[text] prompt" if options.prompt else f"{name}: default_prompt_name"
@@ -360,7 +360,7 @@ def _offset(config: Mapping[str, Any]) -> int:
         return 0
     pad = config.get("pad_token_id", 1)
     if not isinstance(pad, int):
-        raise ValueError("config.json: pad_token_id is no whole number")
+        raise ValueError("config.json: pad_token_id is not a whole number")
     return pad + 1
 
 
@@ -411,12 +411,14 @@ def _has_types(folder: Path) -> bool:
         # The generic tokenizer class of transformers 5 gives no token types.
         return config.get("tokenizer_class") != "TokenizersBackend"
     if not isinstance(names, list):
-        raise ValueError("tokenizer_config.json: model_input_names is no list")
+        raise ValueError("tokenizer_config.json: model_input_names is not a list")
     return "token_type_ids" in names
 
 
 def pad_id(folder: Path, model: TextModel) -> int:
-    """Return the id of the padding token; 0 if no file says it. Raises ValueError."""
+    """Return the id of the padding token; 0 if no file contains it. Raises
+    ValueError.
+    """
     found = _read(folder, "config.json").get("pad_token_id")
     if isinstance(found, int) and found >= 0:
         return found

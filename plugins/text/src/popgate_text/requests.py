@@ -48,7 +48,7 @@ def check_kind(codec: ModelCodec, *wanted: str) -> None:
 def check_kind_of(name: str, kind: str, *wanted: str) -> None:
     """Raise `HttpError` (424) for model `name` if its kind is not wanted."""
     if kind not in wanted:
-        found = f"a text model of kind {kind}" if kind else "no text model"
+        found = f"a text model of kind {kind}" if kind else "not a text model"
         msg = f"model '{name}' is {found}; expected {' or '.join(wanted)}"
         raise HttpError(424, msg, WRONG_KIND)
 

@@ -242,8 +242,8 @@ def _responses(form: type[Any]) -> dict[int | str, dict[str, Any]]:
         200: {"content": {"application/json": {"schema": {}}}}
     }
     texts: dict[int | str, str] = {
-        401: "An API key is needed, or it is the wrong one.",
-        403: "The API key does not allow it.",
+        401: "The API key is missing or wrong.",
+        403: "The API key does not allow this call.",
         424: "The model is of another kind.",
     }
     found.update(error_responses(form.error_schema, texts))

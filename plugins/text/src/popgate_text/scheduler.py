@@ -217,7 +217,10 @@ class TextScheduler:
         model = TextModel.from_message(description["model"])
         tokenizer = TextTokenizer(Path(description["folder"]), model)
         if tokenizer.digest != description["digest"]:
-            msg = f"{TOKENIZER} has changed since the model was loaded; load it again"
+            msg = (
+                f"{TOKENIZER} has changed since the model was loaded; load the "
+                "model again"
+            )
             raise ValueError(msg)
         given = description["config"]
         config = TextConfig(**{**given, "pooling": tuple(given["pooling"])})
@@ -284,7 +287,9 @@ class TextScheduler:
                 msg = f"expected {len(texts)} texts in '{PAIR}', got {len(pairs)}"
                 raise InvalidTensor(msg)
             if pairs is None and self.model.kind == "reranker":
-                raise InvalidTensor(f"a reranker needs '{PAIR}' beside '{TEXT}'")
+                raise InvalidTensor(
+                    f"a reranker needs the input '{PAIR}' beside '{TEXT}'"
+                )
             truncate = options.truncate
             found = self.tokenizer.encode(
                 self._with_prompt(texts, options),
@@ -295,7 +300,7 @@ class TextScheduler:
         tokens = sum(len(row.ids) for row in found)
         if tokens > self.config.max_request_tokens:
             most = self.config.max_request_tokens
-            msg = f"the request has {tokens} tokens, at most {most} are taken"
+            msg = f"the request has {tokens} tokens, expected at most {most}"
             raise InvalidTensor(f"{msg} (max_request_tokens in the section [text])")
         if options.all_tokens:
             self._check_token_vectors(tokens)
@@ -307,12 +312,12 @@ class TextScheduler:
         of tokens.
         """
         if not self._vector_bytes:
-            msg = f"model '{self.visible.name}' gives no vectors of tokens"
-            raise HttpError(424, f"{msg}, only whole ones", WRONG_KIND)
+            msg = f"model '{self.visible.name}' returns no vectors of tokens"
+            raise HttpError(424, f"{msg}, only one vector for each input", WRONG_KIND)
         most = MOST_VECTOR_BYTES // self._vector_bytes
         if tokens > most:
             msg = f"the request has {tokens} tokens; expected at most {most} for"
-            raise InvalidTensor(f"{msg} vectors of tokens: send fewer texts at once")
+            raise InvalidTensor(f"{msg} vectors of tokens; send fewer texts at once")
 
     def _check_count(self, count: int) -> None:
         """Raise `InvalidTensor` for more texts than a request may have."""
@@ -324,9 +329,9 @@ class TextScheduler:
     def _given(self, ids: Sequence[int]) -> Encoded:
         if not self.config.token_input:
             msg = (
-                "this model takes texts, not token ids; let the client send texts "
-                "(LangChain: check_embedding_ctx_length=False), or set token_input = "
-                "true in the section [text] of its config.toml"
+                "this model takes texts, not token ids; make the client send "
+                "texts (LangChain: check_embedding_ctx_length=False), or set "
+                "token_input = true in the section [text] of its config.toml"
             )
             raise InvalidRequest(msg)
         self.tokenizer.check_ids(ids)
@@ -342,7 +347,9 @@ class TextScheduler:
         prompt = self.model.prompts.get(name)
         if prompt is None:
             known = ", ".join(sorted(self.model.prompts)) or "none"
-            raise InvalidRequest(f"there is no prompt {name!r:.80}; there are {known}")
+            raise InvalidRequest(
+                f"the model has no prompt {name!r:.80}; its prompts are {known}"
+            )
         return [prompt + text for text in texts]
 
     def _encoded(self, run: TextRun, task: asyncio.Future[list[Encoded]]) -> None:

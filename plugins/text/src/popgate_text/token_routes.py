@@ -66,7 +66,7 @@ def _responses() -> dict[int | str, dict[str, Any]]:
         400: "The input is empty.",
         413: "The body is too large.",
         422: "The request is malformed, or above a limit of the model.",
-        424: "The model is no text model.",
+        424: "The model is not a text model.",
     }
     return error_responses(tei.TeiForm.error_schema, texts)
 

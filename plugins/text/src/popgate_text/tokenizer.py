@@ -140,8 +140,9 @@ class TextTokenizer:
                 ids = encoding.ids
                 if len(ids) > most:
                     msg = (
-                        f"text {len(found)} has {len(ids)} tokens, and the model takes "
-                        f"{most}; shorten it, or allow it to be cut (truncate)"
+                        f"text {len(found)} has {len(ids)} tokens, but the model takes at "
+                        f"most {most}; shorten it, or allow the server to cut it "
+                        "(truncate)"
                     )
                     raise InvalidTensor(msg)
                 if not ids:
@@ -155,9 +156,9 @@ class TextTokenizer:
         most = self.model.max_length * CHARACTERS_A_TOKEN
         if len(text) > most:
             if not truncate:
-                msg = f"a string of {len(text)} characters is longer than {most}"
+                msg = f"a string has {len(text)} characters, expected at most {most}"
                 raise InvalidTensor(
-                    f"{msg}; shorten it, or allow it to be cut (truncate)"
+                    f"{msg}; shorten it, or allow the server to cut it (truncate)"
                 )
             text = text[:most] if side == "right" else text[-most:]
         return text.lower() if self.model.lower_case else text
@@ -218,9 +219,10 @@ class TextTokenizer:
         for number in ids:
             if not 0 <= number < self.size:
                 msg = (
-                    f"token id {number} is outside the vocabulary of {self.size}: the "
-                    f"client seems to send tokens of another model (LangChain: "
-                    f"set check_embedding_ctx_length=False)"
+                    f"token id {number} is outside the vocabulary of "
+                    f"{self.size} tokens; the client seems to send tokens of "
+                    "another model (LangChain: set "
+                    "check_embedding_ctx_length=False)"
                 )
                 raise InvalidTensor(msg)
 
@@ -241,7 +243,7 @@ def _encoded(tokenizer: Any, given: Sequence[Any], first: int) -> Sequence[Any]:
     except (UnicodeEncodeError, TypeError):  # depends on the library's version
         for number, one in enumerate(given, first):
             if not _is_unicode(one):
-                msg = f"text {number} has a lone surrogate, which is no character"
+                msg = f"text {number} has a lone surrogate, which is not a character"
                 raise InvalidTensor(msg) from None
         raise
 

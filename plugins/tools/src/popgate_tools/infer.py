@@ -24,29 +24,34 @@ TIMEOUT = 300.0
 
 @grouped
 def infer(
-    name: Annotated[str, typer.Argument(help="The model, as `GET /v1/models` lists.")],
+    name: Annotated[str, typer.Argument(help=
+        "Name of the model, as `popgate models` lists it.")],
     inputs: Annotated[
         list[str] | None,
         typer.Option(
             "--input", "-i", metavar="NAME=VALUE",
-            help="An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
-            "NAME='[[1, 2]]'; or file.npz for all arrays in it, by their names.",
+            help=
+                "An input: NAME=file.npy, NAME=file.npz, or a JSON value as in "
+                "NAME='[[1, 2]]'. Or file.npz, whose arrays have the names of the "
+                "inputs. May be repeated.",
         ),
     ] = None,
     outputs: Annotated[
         list[str] | None,
         typer.Option(
             "--output", "-o", metavar="NAME=FILE",
-            help="Write an output to a .npy file instead of showing it.",
+            help=
+                "Write this output to a .npy file instead of printing it. May be "
+                "repeated.",
         ),
     ] = None,
     encoding: Annotated[
         str,
         typer.Option("--encoding", "-e", metavar="json|msgpack|binary|npy",
-                     help="How the tensors travel."),
+                     help="Encoding of the tensors."),
     ] = "binary",
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit.")
+        float, typer.Option(metavar="SECONDS", help="Time limit of the request.")
     ] = TIMEOUT,
     *,
     server: Server,
@@ -138,7 +143,10 @@ def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
 
     for name in wanted:
         if name not in results:
-            msg = f"no output {name!r}; there are {', '.join(results)}"
+            msg = (
+                f"--output {name}: the model has no such output; its outputs are "
+                f"{', '.join(results)}"
+            )
             raise CommandError(msg, EXIT_USAGE)
     for name, array in results.items():
         datatype = results.datatypes[name]

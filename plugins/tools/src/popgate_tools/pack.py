@@ -86,14 +86,25 @@ def mlflow(file: Path) -> Packed:
     model = library("mlflow.pyfunc", "mlflow pandas").load_model(str(file))
     given, taken = model.metadata.get_output_schema(), model.metadata.get_input_schema()
     if taken is None:
-        raise CommandError(f"{file} has no signature", EXIT_USAGE)
+        raise CommandError(
+            f"{file} has no signature; log the model with one "
+            "(mlflow.models.infer_signature)",
+            EXIT_USAGE,
+        )
     if taken.is_tensor_spec():
         if len(taken.inputs) != 1:
-            raise CommandError(f"{file} takes several tensors, not one", EXIT_USAGE)
+            raise CommandError(
+                f"{file} takes several tensors; popgate pack supports one tensor, "
+                "or columns",
+                EXIT_USAGE,
+            )
         inputs, value = {X: _of_mlflow(taken.inputs[0])}, X
     else:
         if not all(taken.input_names()):
-            raise CommandError(f"{file} has columns without names", EXIT_USAGE)
+            raise CommandError(
+                f"{file} has columns without names; name all columns of its signature",
+                EXIT_USAGE,
+            )
         inputs = {c.name: _of_mlflow(c) for c in taken.inputs}
         columns = ", ".join(
             f'"{n}": ' + (f"[t.decode() for t in {n}]" if k[:5] == "BYTES" else n)
@@ -103,7 +114,9 @@ def mlflow(file: Path) -> Packed:
     outputs = {"output": "FP64[-1]"}
     if given is not None:
         if len(given.inputs) != 1:
-            raise CommandError(f"{file} has several outputs, not one", EXIT_USAGE)
+            raise CommandError(
+                f"{file} has several outputs; popgate pack supports one", EXIT_USAGE
+            )
         outputs = {"output": _of_mlflow(given.inputs[0])}
     kind, _, dims = outputs["output"].partition("[")
     made = {name: number for number, name in NUMBERS.items()}.get(kind, "object")
@@ -130,47 +143,63 @@ def pack(
         str, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}.")
     ],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What the library has saved.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="The file or folder that the library saved."
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", help="The model's folder; else models/ and FILE's name."
+            "-o",
+            "--out",
+            help="Folder for the model. [default: models/ and FILE's name]",
         ),
     ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="sklearn: rows of the DataFrame that the pipeline was fitted on "
-            "(.csv, .parquet, .jsonl), whose types the inputs get.",
+            help="For sklearn: rows of the DataFrame that the pipeline was fitted "
+            "on (.csv, .parquet, .jsonl). They give the inputs their types.",
         ),
     ] = None,
 ) -> None:
     """Make a model in Python from a file of another library.
 
-    The file is loaded here to find its inputs. Loading a joblib or pickle file, an
-    exported program or an MLflow folder runs code in it: trust it like code.
+    The command loads the file to find its inputs. Loading a joblib or pickle file, an
+    exported program or an MLflow folder runs code in it, so use only files that you
+    trust.
     """
     make = KINDS.get(kind)
     if make is None:
         kinds = ", ".join(KINDS)
-        raise CommandError(f"there is no kind {kind!r}; there are {kinds}", EXIT_USAGE)
+        raise CommandError(
+            f"KIND {kind!r} is unknown; expected one of {kinds}", EXIT_USAGE
+        )
     if not file.exists():
         raise CommandError(f"{file}: no such file", EXIT_USAGE)
     if sample is not None and kind != "sklearn":
-        raise CommandError("--sample is for sklearn", EXIT_USAGE)
+        raise CommandError(
+            f"--sample is for sklearn only; leave it out for {kind}", EXIT_USAGE
+        )
     folder = out or Path("models") / file.stem
     version = folder / "1"
     if (version / "model.py").exists():
-        raise CommandError(f"{version / 'model.py'} is there already", EXIT_USAGE)
+        raise CommandError(
+            f"{version / 'model.py'} exists already; remove it, or name another "
+            "folder with --out",
+            EXIT_USAGE,
+        )
     try:
         made = make(file) if sample is None else sklearn(file, sample)
     except CommandError:
         raise
     except Exception as error:  # any error of the library, or of code in the file
         text = f"{type(error).__name__}: {error}"
-        raise CommandError(f"{file} is no model of {kind}: {text}") from None
+        raise CommandError(
+            f"{file} cannot be loaded as a model of {kind}: {text}"
+        ) from None
     version.mkdir(parents=True, exist_ok=True)
     if file.is_dir():
         shutil.copytree(file, version / file.name)
@@ -205,13 +234,18 @@ def _of_mlflow(spec: Any) -> str:
     name = getattr(spec.type, "name", str(spec.type))
     kind = (NUMBERS if hasattr(spec, "shape") else COLUMNS).get(name)
     if kind is None:
-        raise CommandError(f"there is no name for {spec}", EXIT_USAGE)
+        raise CommandError(
+            f"the type of {spec} has no datatype in the Open Inference Protocol",
+            EXIT_USAGE,
+        )
     return f"{kind}[{','.join(map(str, shape))}]"
 
 
 def _of_torch(value: Any) -> str:
     kind = NUMBERS.get(str(value.dtype).removeprefix("torch."))
     if kind is None:
-        raise CommandError(f"there is no name for tensors of {value.dtype}")
+        raise CommandError(
+            f"tensors of {value.dtype} have no datatype in the Open Inference Protocol"
+        )
     dims = ",".join(str(d) if isinstance(d, int) else "-1" for d in value.shape)
     return f"{kind}[{dims}]"

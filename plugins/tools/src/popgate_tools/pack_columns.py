@@ -62,7 +62,10 @@ def columns_of_sample(frame: Any, names: Sequence[str], file: Path) -> list[Colu
     """Return the columns by the types of a DataFrame. Raises `CommandError`."""
     missing = [name for name in names if name not in frame.columns]
     if missing:
-        msg = f"--sample {file}: the model also takes {', '.join(missing)}"
+        msg = (
+            f"--sample {file}: the model also takes {', '.join(missing)}; add "
+            "these columns"
+        )
         raise CommandError(msg, EXIT_USAGE)
     return [_of_series(name, frame[name], file) for name in names]
 

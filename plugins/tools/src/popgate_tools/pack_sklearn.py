@@ -60,7 +60,7 @@ def _columns(
     try:
         return columns_of(model, names)
     except UnknownType as step:
-        msg = f"{file}: the types of its columns are not to be seen in {step}; "
+        msg = f"{file}: {step}, does not show the types of its columns; "
         msg += "--sample FILE takes them from rows (.csv, .parquet or .jsonl)"
         raise CommandError(msg) from None
 
@@ -256,5 +256,5 @@ def _try(made: Packed, model: Any, file: Path, frame: Any) -> None:
         raise CommandError(msg) from None
     if expected is not None and not np.array_equal(found, expected):
         wrong = int((np.asarray(found) != expected).sum())
-        msg = f"{file} gives other values for {wrong} rows of the sample when its "
+        msg = f"{file} gives other values for {wrong} rows of --sample if its  "
         raise CommandError(f"{msg}columns come as inputs; edit model.py by hand")

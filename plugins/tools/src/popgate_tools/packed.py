@@ -59,7 +59,7 @@ class Packed:
         """Return the text of `model.py`."""
         trust = ""
         if self.is_code:
-            trust = "        # Loading runs what it says: trust it like this one.\n"
+            trust = "        # Loading runs code in the file: trust it like this one.\n"
         names = "/, **columns" if self.takes_columns else ", ".join(self.inputs)
         inputs = self._lines() if self.takes_columns else table_of(self.inputs)
         return (
@@ -105,12 +105,12 @@ def table_of(tensors: Mapping[str, str]) -> str:
 def library(module: str, packages: str = "") -> Any:
     """Return an imported module. Raises `CommandError` if it is not installed.
 
-    `packages` are those that bring it, if they are called otherwise.
+    `packages` are the packages that contain it, if their names differ.
     """
     try:
         return import_module(module)
     except ImportError as error:
-        msg = f"{error}; pip install {packages or module} brings it"
+        msg = f"{error}; install it with pip install {packages or module}"
         raise CommandError(msg) from None
 
 

@@ -39,16 +39,19 @@ def read_archive(path: str) -> dict[str, Array]:
     except (OSError, ValueError, EOFError, AttributeError) as e:
         raise InvalidRequest(f"{path} cannot be read: {e}") from None
     except Exception as e:  # zipfile and zlib have errors of their own
-        raise InvalidRequest(f"{path} is no .npz file: {e}") from None
+        raise InvalidRequest(f"{path} is not a valid .npz file: {e}") from None
     if not arrays:
-        raise InvalidRequest(f"{path} holds no array")
+        raise InvalidRequest(f"{path} contains no array")
     return arrays
 
 
 def pick(arrays: dict[str, Array], name: str, path: str) -> Array:
     """Return the array for input `name`: the one with its name, or the only one."""
     if name not in arrays and len(arrays) != 1:
-        raise InvalidRequest(f"--input {name}={path}: it holds {', '.join(arrays)}")
+        raise InvalidRequest(
+            f"--input {name}={path}: the file has no array {name}; its arrays are "
+            f"{', '.join(arrays)}"
+        )
     return arrays.get(name, next(iter(arrays.values())))
 
 
@@ -81,9 +84,10 @@ def _read_file(path: str, name: str, datatype: str) -> Any:
         return _read(path, name, datatype)
     if datatype != "BYTES":
         msg = (
-            f"input {name}: @{path} is sent as the file's bytes, which a BYTES input "
-            f"takes; {name} is {datatype}: name a .npy file, or let the model take "
-            "pictures by a section [image] in its config.toml"
+            f"input {name}: @{path} sends the file's bytes, which only a BYTES "
+            f"input takes, and {name} is {datatype}; name a .npy file, or add "
+            "a section [image] to the model's config.toml so that it takes "
+            "pictures"
         )
         raise InvalidRequest(msg)
     try:

@@ -186,7 +186,7 @@ def test_sequences(popgate: Call, served: ServedGateway, tmp_path: Path) -> None
     assert popgate(*run, "-i", "x=[2]").code == 1  # it has ended
     missing = popgate("infer", "sum", *at, "-i", "x=[2]", "--sequence-start")
     assert missing.code == 2
-    assert "--sequence-id is missing" in missing.err
+    assert "require --sequence-id" in missing.err
 
     rows, target = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows.write_text("[1]\n[2]\n[3]\n")

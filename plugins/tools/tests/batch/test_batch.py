@@ -171,7 +171,7 @@ def test_kill_it_and_run_it_again(
     done = popgate(*arguments)
     assert done.code == 0, done.err
     assert f"{count - before} rows → " in done.err
-    assert f"{before} done before" in done.err
+    assert f"{before} done earlier" in done.err
     found = by_row(target)
     assert set(found) == set(range(count))
     assert all(found[n]["outputs"]["output"][0] == 2 * n + 1 for n in range(count))
@@ -191,7 +191,7 @@ def test_results_of_something_else(
     os.utime(source, (1, 1))
     done = popgate(*arguments)
     assert done.code == 2
-    assert "has the results of something else" in done.err
+    assert "has the results of another model" in done.err
     other = tmp_path / "mine.jsonl"
     other.write_text("precious\n")
     done = popgate(*arguments, "-o", other)

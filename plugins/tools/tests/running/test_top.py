@@ -36,7 +36,7 @@ def test_no_gateway() -> None:
     ended = run_popgate("top", "--url", "http://127.0.0.1:9")
     assert ended.returncode == 1
     assert "no answer from http://127.0.0.1:9" in ended.stderr
-    assert "is `popgate serve` running there?" in ended.stderr
+    assert "that `popgate serve` runs there" in ended.stderr
     ended = run_popgate("top", "--url", "ftp://nowhere")
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr

@@ -43,7 +43,7 @@ def test_a_model_of_a_folder(
     command = ["tune", "affine", "-m", folder, "--p99", "30s", *QUICK]
     done = popgate(*command)
     assert done.code == 2
-    assert f"{config} is there already; --force" in done.err
+    assert f"{config} exists already; --force" in done.err
     done = popgate(*command, "--force")
     assert done.code == 0, done.err
     head, first, *_, last = done.out.splitlines()

@@ -65,20 +65,22 @@ def adapt(module: ModuleType, config: Mapping[str, Any]) -> type[Any] | None:
     if not inspect.isclass(theirs):
         return None
     if not callable(getattr(theirs, "execute", None)):
-        raise InvalidModel(f"{CLASS} has no execute")
+        raise InvalidModel(f"{CLASS} has no method execute")
     complete = dict(config)
     auto_complete = getattr(theirs, "auto_complete_config", None)
     if auto_complete is not None:
         made = auto_complete(pb_utils.ModelConfig(config))
         if not isinstance(made, pb_utils.ModelConfig):
-            raise InvalidModel("auto_complete_config must return its argument")
+            raise InvalidModel(
+                "auto_complete_config must return the configuration that it received"
+            )
         complete = made.as_dict()
     inputs, outputs = _tensors(complete, "input"), _tensors(complete, "output")
     inputs |= _controls(complete)
     if not inputs or not outputs:
         raise InvalidModel(
-            f"config.pbtxt names no input and output, and {CLASS} has no "
-            "auto_complete_config that does"
+            "config.pbtxt names no input and output; name them there, or in "
+            f"auto_complete_config of {CLASS}"
         )
     decoupled = pb_utils.using_decoupled_model_transaction_policy(complete)
     batches = "dynamic_batching" in complete or "sequence_batching" in complete
@@ -180,8 +182,8 @@ class _Adapted:
             raise _KINDS.get(error.code(), ExecutionFailed)(error.message())
         if response.parameters() != "{}":
             raise Unsupported(
-                "PopGate sends no InferenceResponse(parameters=…): give "
-                f"{response.parameters():.200} as an output"
+                "PopGate does not send InferenceResponse(parameters=…); "
+                f"return {response.parameters():.200} as an output"
             )
         return {t.name(): t.as_numpy() for t in response.output_tensors()}
 
@@ -222,8 +224,8 @@ class _Ordinary(_Adapted):
         if not isinstance(found, list) or len(found) != len(waits):
             count = len(found) if isinstance(found, list) else type(found).__name__
             raise ExecutionFailed(
-                f"execute gave {count}, expected a list of {len(waits)} responses, one "
-                "for each request"
+                f"execute returned {count}; expected a list of {len(waits)} "
+                "responses, one for each request"
             )
         parts = [self.outputs_of(response) for response in found]
         if len(parts) == 1:
@@ -246,11 +248,11 @@ class _Wait:
     def response(self, context: Context) -> Any:
         while not self._done.wait(LOOK):
             if context.cancelled:
-                raise ExecutionFailed("no client waits for it any more")
+                raise ExecutionFailed("the client has cancelled the request")
         if len(self._responses) != 1:
             raise ExecutionFailed(
-                f"there are {len(self._responses)} responses, expected 1: a model that "
-                "gives others needs model_transaction_policy { decoupled: true }"
+                f"the model sent {len(self._responses)} responses, expected 1; other "
+                "numbers require model_transaction_policy { decoupled: true }"
             )
         return self._responses[0]
 
@@ -279,8 +281,8 @@ class _Decoupled(_Adapted):
                 running.add_done_callback(lambda task: _tell_failure(task, given))
             elif running is not None:
                 raise ExecutionFailed(
-                    "execute of a decoupled model must return None: its responses go "
-                    "to the sender of the request"
+                    "execute of a decoupled model must return None; send "
+                    "responses with request.get_response_sender()"
                 )
             while (response := await given.get()) is not None:
                 if isinstance(response, BaseException):

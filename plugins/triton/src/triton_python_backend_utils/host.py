@@ -63,9 +63,12 @@ class MetricFamily:
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         if HOST.metrics is None:
-            raise TritonModelException("there are no metrics before initialize")
+            raise TritonModelException("metrics are not available before initialize")
         if kind not in range(3):
-            raise ValueError(f"metric {name} has no kind {kind!r}")
+            raise ValueError(
+                f"metric {name}: unknown kind {kind!r}; expected COUNTER, GAUGE or "
+                "HISTOGRAM"
+            )
         self._family = HOST.metrics.family(name, description, self._KINDS[kind])
 
     def Metric(  # noqa: N802
@@ -85,7 +88,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     TritonModelException for one that this model may not call.
     """
     if HOST.models is None:
-        raise TritonModelException("there are no models before initialize")
+        raise TritonModelException("models cannot be called before initialize")
     try:
         return HOST.models.is_ready("/".join(filter(None, (model_name, model_version))))
     except KeyError as error:
@@ -104,9 +107,9 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
 
 def _refuse(what: str, name: str) -> NoReturn:
     raise TritonModelException(
-        f"a model cannot {what} others here: run `popgate {what} {name}`, or POST "
-        f"/v2/repository/models/{name}/{what}; what a model calls can be named in "
-        "`models` of its config.toml, and is loaded before it then"
+        f"a model cannot {what} other models; run `popgate {what} {name}`, or "
+        f"POST /v2/repository/models/{name}/{what}. Models named in `models` "
+        "of its config.toml are loaded before it"
     )
 
 

@@ -42,7 +42,7 @@ class ModelConfig:
             if found.get(key) and found[key] != given:
                 raise ValueError(
                     f"{kind} {tensor['name']!r} has {key} {found[key]} in the "
-                    f"configuration, and {given} in auto_complete_config"
+                    f"configuration, but {given} in auto_complete_config"
                 )
             found[key] = given
 
@@ -50,7 +50,7 @@ class ModelConfig:
         before = self._config.get("max_batch_size") or 0
         if before > max_batch_size:
             raise ValueError(
-                f"max_batch_size is {before} in the configuration, and "
+                f"max_batch_size is {before} in the configuration, but "
                 f"{max_batch_size} in auto_complete_config"
             )
         if not before:
@@ -62,7 +62,7 @@ class ModelConfig:
 
     def set_model_transaction_policy(self, policy: Mapping[str, Any]) -> None:
         if policy.keys() != {"decoupled"}:
-            raise ValueError("a transaction policy has 'decoupled', and nothing else")
+            raise ValueError("a transaction policy has only the key 'decoupled'")
         self._config["model_transaction_policy"] = dict(policy)
 
 

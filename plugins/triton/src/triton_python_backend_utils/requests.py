@@ -124,7 +124,10 @@ class InferenceRequest:
 
     def get_response_sender(self) -> InferenceResponseSender:
         if self.sender is None:
-            raise TritonModelException("this request is not one of execute")
+            raise TritonModelException(
+                "this request was not passed to execute; only those have a "
+                "response sender"
+            )
         return self.sender
 
     # -- to other models
@@ -180,7 +183,7 @@ def _called(request: InferenceRequest) -> Any:
     version = request.model_version()
     name = request.model_name() + (f"/{version}" if version > 0 else "")
     if HOST.models is None:
-        raise InvalidInput("no models can be called before initialize")
+        raise InvalidInput("models cannot be called before initialize")
     try:
         return HOST.models[name]
     except KeyError as error:

@@ -76,13 +76,19 @@ class InferenceResponseSender:
         """Send `response`; with TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last."""
         if self._is_closed:
             raise TritonModelException(
-                "a response was sent after the one with "
+                "no response may be sent after the one with "
                 "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
             )
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
-            raise TritonModelException(f"there are no response flags {flags}")
+            raise TritonModelException(
+                f"unknown response flags {flags}; expected 0 or "
+                "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+            )
         if response is None and not flags:
-            raise TritonModelException("a response or the final flag must be sent")
+            raise TritonModelException(
+                "send() needs a response or the flag "
+                "TRITONSERVER_RESPONSE_COMPLETE_FINAL"
+            )
         if response is not None:
             self._give(response)
         if flags:

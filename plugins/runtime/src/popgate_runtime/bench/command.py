@@ -31,14 +31,17 @@ bench = typer.Typer(
 
 _Compiled = Annotated[
     str | None,
-    typer.Option("--compile-batch", metavar="N,...", help="Batch sizes to compile an "
-                 "ONNX file for, one after the other. [default: left free]"),
+    typer.Option("--compile-batch", metavar="N,...", help=
+        "Batch sizes to compile an ONNX file for, one after the other. [default: any "
+        "batch size]"),
 ]  # fmt: skip
-_Threads = Annotated[str, typer.Option(metavar="N,...", help="How many threads.")]
+_Threads = Annotated[
+    str, typer.Option(metavar="N,...", help="Numbers of threads, one after the other.")
+]
 _Seconds = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0.01, max=3600, help="How long to measure each line."
+        metavar="SECONDS", min=0.01, max=3600, help="Duration of each measurement."
     ),
 ]
 
@@ -48,8 +51,9 @@ def callbacks(
     files: Files,
     batch: Annotated[
         str,
-        typer.Option(metavar="N,...", help="Rows of a run, where the model leaves them "
-                     "free; else it runs its own batch."),
+        typer.Option(metavar="N,...", help=
+            "Numbers of rows of a run, one after the other, if the model takes any "
+            "number."),
     ] = "1",
     threads: _Threads = "1",
     compiled: _Compiled = None,
@@ -91,13 +95,15 @@ def callbacks(
 def queues(
     files: Files,
     batch: Annotated[
-        str, typer.Option(metavar="N,...", help="Rows of a request; whole runs, where "
-                     "inputs and outputs differ in how many rows a run takes.")
+        str, typer.Option(metavar="N,...", help=
+            "Numbers of rows of a request, one after the other. If a run takes "
+            "different numbers of rows of inputs and outputs, a request has whole "
+            "runs.")
     ] = "1",
     ring: Annotated[
         str,
-        typer.Option("--ring-multiplier", metavar="N,...", help="Room of each queue, "
-                     "in compiled batches."),
+        typer.Option("--ring-multiplier", metavar="N,...", help=
+            "Sizes of each queue in compiled batches, one after the other."),
     ] = "2",
     threads: _Threads = "1",
     compiled: _Compiled = None,
@@ -200,7 +206,9 @@ def _compiled_batches(files: Sequence[Path], text: str | None) -> list[Any]:
     if text is None:
         return ["auto"]
     if not any(path.suffix == ".onnx" for path in files):
-        msg = "--compile-batch is for ONNX files; a PopEF file has its batch already"
+        msg = (
+            "--compile-batch is for ONNX files only; the batch of a PopEF file is fixed"
+        )
         raise CommandError(msg, EXIT_USAGE)
     return _numbers(text, "--compile-batch")
 
@@ -211,6 +219,9 @@ def _numbers(text: str, option: str) -> list[int]:
         part.strip().isdecimal() and 1 <= int(part) <= MAX_NUMBER for part in parts
     )
     if not good:
-        msg = f"{option} {text}: expected numbers from 1, as in 1,8,64"
+        msg = (
+            f"{option} {text}: expected whole numbers from 1, separated by commas, "
+            "as in 1,8,64"
+        )
         raise CommandError(msg, EXIT_USAGE)
     return [int(part) for part in parts]

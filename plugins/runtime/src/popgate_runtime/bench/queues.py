@@ -102,7 +102,10 @@ def _repeated(array: Array, times: int) -> Array:
 def _checked(anchor: Anchor) -> TensorInfo:
     info = anchor.tensor_info
     if info.data_type is DataType.STRING or info.shape is None:
-        raise InvalidInput(f"{anchor.name!r} is {info}: it has no rows to queue")
+        raise InvalidInput(
+            f"{anchor.name!r} is {info}, which has no rows to queue; use popgate "
+            "bench callbacks"
+        )
     return info
 
 

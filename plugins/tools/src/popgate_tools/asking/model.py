@@ -32,14 +32,14 @@ class AskedModel:
     """Numeric inputs that also accept files, pictures for example."""
 
     def taking_files(self) -> Mapping[str, tuple[str, list[int]]]:
-        """Return the inputs as files fill them: as BYTES, if they can."""
+        """Return the inputs, with BYTES as the datatype of those that accept files."""
         return {
             name: ("BYTES", shape[:1]) if name in self.files else (datatype, shape)
             for name, (datatype, shape) in self.inputs.items()
         }
 
     def takes(self) -> str:
-        """Return the inputs as a person reads them."""
+        """Return the inputs as readable types."""
         from app.spec import notation
 
         return ", ".join(f"{n} {notation(*spec)}" for n, spec in self.inputs.items())

@@ -31,7 +31,7 @@ class RequestOptions(OptionGroup):
             "--parameter",
             "-p",
             metavar="NAME=VALUE",
-            help="Parameter of the request: a JSON value, or a string.",
+            help="Parameter of the request: a JSON value or a string. May be repeated.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -46,13 +46,17 @@ class RequestOptions(OptionGroup):
     sequence_start: Annotated[
         bool,
         typer.Option(
-            "--sequence-start", help="It starts its sequence.", rich_help_panel=_PANEL
+            "--sequence-start",
+            help="The request starts its sequence.",
+            rich_help_panel=_PANEL,
         ),
     ] = False
     sequence_end: Annotated[
         bool,
         typer.Option(
-            "--sequence-end", help="It ends its sequence.", rich_help_panel=_PANEL
+            "--sequence-end",
+            help="The request ends its sequence.",
+            rich_help_panel=_PANEL,
         ),
     ] = False
 
@@ -73,7 +77,7 @@ class RequestOptions(OptionGroup):
         if not self.is_sequence:
             return self.parameters()
         if not self.sequence_id:
-            msg = "--sequence-start, --sequence-end: --sequence-id is missing"
+            msg = "--sequence-start and --sequence-end require --sequence-id"
             raise CommandError(msg, EXIT_USAGE)
         return self.parameters() | sequence_parameters(
             self.identifier(), start=self.sequence_start, end=self.sequence_end

@@ -47,7 +47,7 @@ class Server(OptionGroup):
         str,
         typer.Option(
             metavar="FILE",
-            help="Authorities to trust for https:// (PEM).",
+            help="Certificate authorities to trust for https:// (PEM).",
             envvar="SSL_CERT_FILE",
             rich_help_panel=_PANEL,
         ),
@@ -56,7 +56,8 @@ class Server(OptionGroup):
         str,
         typer.Option(
             metavar="FILE",
-            help="Client certificate (PEM), with its key or beside --cert-key.",
+            help="Client certificate (PEM). The file also contains its key, unless "
+            "--cert-key names it.",
             envvar="POPGATE_CLIENT_CERT",
             rich_help_panel=_PANEL,
         ),
@@ -76,7 +77,7 @@ class Server(OptionGroup):
             "--header",
             "-H",
             metavar="'NAME: VALUE'",
-            help="Header to send with every request.",
+            help="Header to send with every request. May be repeated.",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -113,7 +114,7 @@ class Server(OptionGroup):
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn what a client raises within into a `CommandError`."""
+        """Turn the errors of a client within into `CommandError`."""
         from popgate_client import AuthenticationError, ConnectionFailed, InvalidRequest
         from popgate_client import ClientError as Failed
 
@@ -136,11 +137,17 @@ class Server(OptionGroup):
     def _no_answer(self, error: Exception) -> str:
         said = str(error)
         if "CERTIFICATE_VERIFY_FAILED" in said:
-            hint = "name the authority of its certificate with --cacert (SSL_CERT_FILE)"
+            hint = (
+                "name the authority that signed its certificate with --cacert "
+                "(SSL_CERT_FILE)"
+            )
         elif "alert certificate required" in said or "alert handshake" in said:
-            hint = "the server wants a client certificate: --cert (POPGATE_CLIENT_CERT)"
+            hint = (
+                "the server requires a client certificate; name it with --cert "
+                "(POPGATE_CLIENT_CERT)"
+            )
         else:
-            hint = "is `popgate serve` running there?"
+            hint = "check --url, and that `popgate serve` runs there"
         return f"no answer from {self.url}: {said}; {hint}"
 
     def _options(self) -> dict[str, Any]:
@@ -168,8 +175,8 @@ class Server(OptionGroup):
             context = default_context(self.cacert or None)
             if self.cert:
                 option, file = "--cert", self.cert
-                # Encrypted keys are refused, because perhaps no person can type the
-                # password.
+                # Encrypted keys are refused: the command may run without a terminal for
+                # the password.
                 context.load_cert_chain(
                     self.cert, self.cert_key or None, password=lambda: ""
                 )

@@ -32,36 +32,41 @@ def batch(
         Path,
         typer.Option(
             "--input", "-i", metavar="FILE",
-            help="Rows: a .csv, .jsonl or .parquet file, or a folder of images.",
+            help="The rows: a .csv, .jsonl or .parquet file, or a folder of images.",
         ),
     ],
     target: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", metavar="FILE.jsonl",
-            help="Where results go, one line a row. [default: INPUT.results.jsonl]",
+            help=
+                "File for the results, one line for each row. [default: "
+                "INPUT.results.jsonl]",
         ),
     ] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option("--keep", metavar="COLUMN",
-                     help="Copy a column of the input to the results."),
+                     help=
+                         "Copy this column of the input to the results. May be "
+                         "repeated."),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option("--column", metavar="[INPUT=]COLUMN",
-                     help="Take an input from a column of another name; without "
-                          "INPUT the model's first one.")
+                     help=
+                         "Take an input of the model from a column with another name. "
+                         "Without INPUT, the first input. May be repeated.")
     ] = None,
     in_flight: Annotated[
         int, typer.Option("--in-flight", min=1, max=1024,
-                          help="Requests at the same time.")
+                          help="Number of requests in flight.")
     ] = 32,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time limit of one row.")
     ] = 60.0,
     retries: Annotated[
-        int, typer.Option(min=0, help="Further attempts if the server is busy.")
+        int, typer.Option(min=0, help="Number of retries if the server is busy.")
     ] = 8,
     *,
     server: Server,
@@ -92,15 +97,20 @@ def batch(
         started = time.monotonic()
         run = _Run(client, name, request, in_flight, results)
         if request.sequence_id and before:
-            msg = f"--output {place}: a sequence cannot be resumed; remove the file"
+            msg = (
+                f"--output {place} contains results, and a sequence cannot be "
+                "resumed; remove the file"
+            )
             raise CommandError(msg, EXIT_USAGE)
         try:
             asyncio.run(run.all(rows))
         except KeyboardInterrupt:
-            _tell(results, before, place, "interrupted; run it again to go on")
+            _tell(
+                results, before, place, "interrupted; run the command again to continue"
+            )
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except ClientError:
-            _tell(results, before, place, "ended; run it again to go on")
+            _tell(results, before, place, "stopped; run the command again to continue")
             with server.errors():
                 raise
         seconds = time.monotonic() - started
@@ -114,7 +124,7 @@ def _tell(results: Results, before: int, place: Path, end: str) -> None:
 
     new = len(results.done) - before
     parts = [f"{counted(new, 'row')} → {place}"]
-    parts += [f"{before} done before"] if before else []
+    parts += [f"{before} done earlier"] if before else []
     if results.failed:
         parts.append(f"{counted(results.failed, 'row')} failed → {results.errors}")
     typer.echo(", ".join([*parts, end]), err=True)

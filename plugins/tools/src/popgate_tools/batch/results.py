@@ -52,8 +52,9 @@ class Results:
                 before = None
             if before != said:
                 msg = (
-                    f"--output {place} has the results of something else (another "
-                    f"model, or input that has changed); remove it, or name another"
+                    f"--output {place} has the results of another model or of "
+                    "an --input that has changed; remove the file, or name "
+                    "another"
                 )
                 raise CommandError(msg, EXIT_USAGE)
         self._note.write_text(json.dumps(said) + "\n")
@@ -67,7 +68,10 @@ class Results:
                 try:
                     self.done.add(int(orjson.loads(line)["row"]))
                 except (ValueError, KeyError, TypeError):
-                    msg = f"--output {place}: this is no file of results"
+                    msg = (
+                        f"--output {place} is not a file of results of popgate "
+                        "batch; name another"
+                    )
                     raise CommandError(msg, EXIT_USAGE) from None
                 end += len(line)
         os.ftruncate(self._file, end)

@@ -138,8 +138,9 @@ def _reader(
 def _renamed(
     record: Mapping[str, Any], takes: Takes, columns: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return a record with its columns named as the inputs that they are for. Raises
-    ValueError."""
+    """Return a record whose columns have the names of the inputs that they fill. Raises
+    ValueError.
+    """
     if not columns:
         return record
     found = {}
@@ -147,9 +148,14 @@ def _renamed(
         name, _, column = given.rpartition("=")
         name = name or next(iter(takes))
         if name not in takes:
-            raise ValueError(f"--column: no input {name}; there are {', '.join(takes)}")
+            raise ValueError(
+                f"--column: the model has no input {name}; its inputs are "
+                f"{', '.join(takes)}"
+            )
         if column not in record:
-            raise ValueError(f"no column {column}; there are {', '.join(record)}")
+            raise ValueError(
+                f"no column {column} for --column; the columns are {', '.join(record)}"
+            )
         found[name] = record[column]
     return found
 
@@ -162,8 +168,8 @@ def _inputs(
     *,
     texts: bool,
 ) -> dict[str, Any]:
-    """Return columns by the inputs' names; else all columns are the only input's
-    elements.
+    """Return the columns that have the inputs' names. If there are none, all columns
+    are the elements of the only input.
     """
     read: Callable[[Any, str], Any] = _cell if texts else _value
     absent = [name for name in takes if not _is_given(record, name, optional)]
@@ -176,11 +182,17 @@ def _inputs(
     missing = ", ".join(name for name in absent if name not in optional)
     values = [value for name, value in record.items() if name not in keep]
     if len(takes) != 1 or not values:
-        raise ValueError(f"no column {missing}; there are {', '.join(record)}")
+        raise ValueError(
+            f"no column {missing} for the model's inputs; the columns are "
+            f"{', '.join(record)}; --column names another one"
+        )
     ((name, (datatype, shape)),) = takes.items()
     cells = [read(value, datatype) for value in values]
     if shape and shape[-1] not in (-1, len(cells)):
-        msg = f"{len(cells)} columns for input {name}, which takes {shape[-1]}"
+        msg = (
+            f"the file has {len(cells)} columns, but input {name} takes rows of "
+            f"{shape[-1]}"
+        )
         raise ValueError(msg)
     return {name: cells}
 
@@ -195,8 +207,9 @@ def _is_given(record: Mapping[str, Any], name: str, optional: Optional) -> bool:
 
 
 def _value(value: Any, datatype: str) -> Any:
-    """Return a value of .jsonl or .parquet; null is NaN for a float and the empty
-    string for a string, which it is in .csv."""
+    """Return a value of .jsonl or .parquet. As an empty cell of .csv, null is NaN for a
+    float and the empty string for a string.
+    """
     if value is None and datatype == "BYTES":
         return ""
     if not datatype.startswith(("FP", "BF")):
@@ -209,7 +222,7 @@ def _value(value: Any, datatype: str) -> Any:
 def _cell(text: str | None, datatype: str) -> Any:
     """Return a cell of a .csv file: a string, a number, or a list in JSON."""
     if text is None:
-        raise ValueError("the row is too short")
+        raise ValueError("the row has too few cells")
     if datatype == "BYTES" and not text.startswith("["):
         return text
     if not text.strip() and datatype.startswith(("FP", "BF")):
@@ -224,17 +237,20 @@ def _cell(text: str | None, datatype: str) -> Any:
         try:
             return float(text)
         except ValueError:
-            raise ValueError(f"{text!r} is no {datatype}") from None
+            raise ValueError(f"{text!r} is not a value of {datatype}") from None
 
 
 def _images(folder: Path) -> Rows:
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES)
     if not files:
-        raise CommandError(f"--input {folder}: no images there", EXIT_USAGE)
+        raise CommandError(f"--input {folder}: the folder has no images", EXIT_USAGE)
 
     def read(takes: Takes, optional: Optional) -> Iterator[Row]:
         if len(takes) != 1:
-            msg = f"images are for a model with one input; it takes {', '.join(takes)}"
+            msg = (
+                "a folder of images requires a model with one input; this model "
+                f"has {', '.join(takes)}"
+            )
             raise CommandError(msg, EXIT_USAGE)
         ((name, (datatype, shape)),) = takes.items()
         if datatype == "BYTES":  # the model or the server decodes the file
@@ -285,7 +301,10 @@ def _form(shape: list[int]) -> tuple[str, tuple[int, int] | None, bool]:
     elif len(shape) >= 3 and shape[-1] in channels:
         mode, height, width, first = channels[shape[-1]], shape[-3], shape[-2], False
     else:
-        msg = f"the model's input {shape} is no image of 1, 3 or 4 colours"
+        msg = (
+            f"the model's input has shape {shape}; an image needs a dimension of "
+            "1, 3 or 4 channels"
+        )
         raise CommandError(msg, EXIT_USAGE)
     return mode, (width, height) if width > 0 and height > 0 else None, first
 

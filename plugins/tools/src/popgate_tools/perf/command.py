@@ -30,43 +30,52 @@ def perf(
     concurrency: Annotated[
         str,
         typer.Option("--concurrency", "-c", metavar="N,...",
-                     help="Number of requests in flight: closed loop."),
+                     help="Closed loop: keep this many requests in flight."),
     ] = "1",
     rate: Annotated[
         str,
         typer.Option("--rate", "-r", metavar="N,...",
-                     help="Requests a second, at any speed of the server: open loop."),
+                     help=
+                         "Open loop: send this many requests per second, however fast "
+                         "the server answers."),
     ] = "",
     arrivals: Annotated[
         str, typer.Option(metavar="poisson|constant",
-                          help="Arrivals of an open loop.")
+                          help=
+                              "Times of the requests in an open loop: random or at "
+                              "equal intervals.")
     ] = "poisson",
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Length of a window; three must agree.")
+        float, typer.Option(min=0.1, help=
+            "Length of one measurement. A result is the agreement of three in a row.")
     ] = 2.0,
     warm_up: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Load before measuring.")
+        float, typer.Option(metavar="SECONDS", min=0, help=
+            "Time under load before the first measurement.")
     ] = 1.0,
     within: Annotated[
         float, typer.Option(metavar="PERCENT", min=0,
-                            help="How much windows may differ to agree.")
+                            help="How much measurements may differ and still agree.")
     ] = 10.0,
     connections: Annotated[
-        int, typer.Option(min=1, max=4096, help="Most connections of an open loop.")
+        int, typer.Option(min=1, max=4096, help="Open loop: most connections.")
     ] = 128,
     batch: Rows = 1,
     inputs: Inputs = None,
     shapes: Shapes = None,
     encoding: Annotated[
         str, typer.Option("--encoding", "-e", metavar="json|binary",
-                          help="[default: binary if the server reads it]")
+                          help=
+                              "Encoding of the tensors. [default: binary if the "
+                              "server supports it]")
     ] = "",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers.")
+        Path | None, typer.Option("--json", metavar="FILE", help=
+            "Write all numbers to this file.")
     ] = None,
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE",
-                                  help="Write a report with plots.")
+                                  help="Write a report with plots to this file.")
     ] = None,
     *,
     server: Server,
@@ -171,7 +180,11 @@ def _write(
 
     busy = max((step.cpu for step in steps), default=0.0)
     if busy > BUSY:
-        typer.echo(f"note: the client used {busy:.2f} of one core", err=True)
+        typer.echo(
+            f"note: the client used {busy:.2f} of one core, so it may be slower "
+            "than the server",
+            err=True,
+        )
     if json_file is not None and steps:
         document = {"about": about, "steps": [step.as_dict() for step in steps]}
         json_file.write_text(json.dumps(document, indent=1) + "\n")
@@ -199,6 +212,9 @@ def _numbers(text: str, option: str) -> list[float]:
     except ValueError:
         numbers = []
     if not numbers or not all(0 < n < 1e6 for n in numbers):
-        msg = f"{option} {text}: expected numbers with commas, as in 1,4,16"
+        msg = (
+            f"{option} {text}: expected numbers from 0 to 1000000, separated by "
+            "commas, as in 1,4,16"
+        )
         raise CommandError(msg, EXIT_USAGE)
     return numbers

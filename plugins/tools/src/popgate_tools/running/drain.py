@@ -32,10 +32,10 @@ def drain(
 ) -> None:
     """Take a running gateway out of service; wait until it is idle.
 
-    From then on the server is not ready, so load balancers send no more, and it closes
-    connections after their answers. Requests that still arrive are answered. The server
-    keeps running: end it afterwards (SIGTERM). The exit code is 0 when nothing is in
-    flight, 1 if something is after --timeout.
+    The server stops being ready, so load balancers send no more requests. It still
+    answers requests, and closes the connection after each answer. It keeps running: end
+    it afterwards with SIGTERM. The exit code is 0 if no request is in flight any more,
+    and 1 if one still is after --timeout.
     """
     end = time.monotonic() + timeout
     before = -1
@@ -53,4 +53,7 @@ def drain(
                 break
             time.sleep(LOOK)
     plural = "s are" if left > 1 else " is"
-    raise CommandError(f"{left} request{plural} left after {timeout:g} s")
+    raise CommandError(
+        f"{left} request{plural} in flight after {timeout:g} s; raise --timeout to "
+        "wait longer"
+    )

@@ -35,7 +35,7 @@ def top(
         float, typer.Option(metavar="SECONDS", min=0.1, help="Time between updates.")
     ] = 1.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print the figures once, and end.")
+        bool, typer.Option("--once", help="Print the figures once, then exit.")
     ] = False,
     *,
     server: Server,

@@ -31,8 +31,9 @@ class RunningServerOptions(Server):
 
     url: Annotated[
         str,
-        typer.Option(help="Tune a model of this running server instead, which others "
-                     "should not use meanwhile.", rich_help_panel="Server"),
+        typer.Option(help=
+            "Tune a model of this running server instead. No other client should use "
+            "it meanwhile.", rich_help_panel="Server"),
     ] = ""  # fmt: skip
 
 
@@ -44,12 +45,13 @@ _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 def tune(
     model: Annotated[
         str,
-        typer.Argument(help="A model of the folder, an .onnx or .popef file, the "
-                            "folder of one model; with --url a name there."),
+        typer.Argument(help=
+            "A model in --model-repository, an .onnx or .popef file, or the folder of "
+            "one model. With --url, the name of a model of that server."),
     ],
     p99: Annotated[
-        str, typer.Option(metavar="TIME", help="Latency of 99 of 100 requests, as "
-                                               "in 10ms, 500us, 2s.")
+        str, typer.Option(metavar="TIME", help=
+            "The latency to keep for 99 of 100 requests, as in 10ms, 500us, 2s.")
     ],
     output: Annotated[
         str,
@@ -58,11 +60,12 @@ def tune(
                      "[default: that of the model's folder, or standard output]"),
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Change a config.toml that is there.")
+        bool, typer.Option("--force", help=
+            "Change an existing config.toml. Other keys in it are kept.")
     ] = False,
     budget: Annotated[
         float, typer.Option("--time", metavar="SECONDS", min=0.1,
-                            help="When to try no more settings.")
+                            help="Time limit of the search.")
     ] = 120.0,
     seconds: Annotated[
         float, typer.Option(min=0.05, help="How long to measure each load.")
@@ -80,9 +83,9 @@ def tune(
 ) -> None:  # fmt: skip
     """Find the settings for the most throughput within a latency.
 
-    Starts a server on the model, tries instances, devices (and so threads), batch sizes
-    and queue delays under growing load, and writes the config.toml. The search begins
-    with the settings of an existing file; other keys in it are kept.
+    The command starts a server with the model and tries instances, devices (and so
+    threads), batch sizes and queue delays under growing load. Then it writes the best
+    settings to config.toml. The search begins with the settings of an existing file.
 
     For example: popgate tune digits --p99 10ms
     """
@@ -108,23 +111,23 @@ def tune(
             best = found.best
             if not best.fits:
                 raise CommandError(
-                    f"{place.name} does not keep within {p99}: one request at a time "
-                    f"takes {best.best.latency * 1e3:.3g} ms (p99)"
+                    f"{place.name} cannot keep --p99 {p99}: one request at a "
+                    f"time takes {best.best.latency * 1e3:.3g} ms (p99)"
                 )
             gain = trials.gain(found) if best is not found.first else 1.0
     if gain < BETTER:
-        tell(f"{trials.count} settings tried: none is better than the present one")
+        tell(f"{trials.count} settings tried: none is better than the current one")
         return
     said = f"{best.rate:.0f} requests/s, p99 within {p99}"
-    tell(f"{trials.count} settings tried: x{gain:.2f} of what it has; {said}")
+    tell(f"{trials.count} settings tried: x{gain:.2f} the current throughput; {said}")
     _write(text, trials.changes(found), said, target)
     if best.setting.devices > 1:
         tell(f"serve it with --devices cpu:{best.setting.devices}")
 
 
 class _Place(NamedTuple):
-    """Return the model's name, the folder of its config.toml, and its argument for
-    serve.
+    """A model's name, the folder of its config.toml, and the options that make serve
+    load it.
     """
 
     name: str
@@ -178,7 +181,10 @@ def _place(model: str, repository: Path, url: str) -> _Place:
         if path.exists():
             (name,) = ModelPlaces.of(None, [model]).named
             if path.is_dir() and not is_one_model(path):
-                msg = f"{model} holds several models: name one, with -m {model}"
+                msg = (
+                    f"{model} holds several models; name one of them, and the "
+                    f"folder with -m {model}"
+                )
                 raise CommandError(msg, EXIT_USAGE)
             folder = path if path.is_dir() else None
             return _Place(name, folder, ["--model", f"{name}={path}"])
@@ -186,8 +192,11 @@ def _place(model: str, repository: Path, url: str) -> _Place:
     except InvalidConfig as e:
         raise CommandError(str(e), EXIT_USAGE) from None
     if model not in names:
-        there = f"; there are: {', '.join(names)}" if names else ""
-        msg = f"no model {model!r}, neither here nor in {repository}{there}"
+        there = f", whose models are {', '.join(names)}" if names else ""
+        msg = (
+            f"no model {model!r}, neither as a file nor in --model-repository "
+            f"{repository}{there}"
+        )
         raise CommandError(msg, EXIT_USAGE)
     only = ["--model-control-mode", "explicit", "--load-model", model]
     options = ["--model-repository", str(repository), *only]
@@ -201,8 +210,8 @@ def _target(output: str, place: _Place, *, force: bool) -> Path | None:
     target = Path(output) if output else (place.folder or Path()) / "config.toml"
     if target.exists() and not force:
         msg = (
-            f"{target} is there already; --force changes its settings and leaves the "
-            f"rest, -o - writes to standard output"
+            f"{target} exists already; --force changes its settings and keeps "
+            "the rest, -o - writes to standard output"
         )
         raise CommandError(msg, EXIT_USAGE)
     if output and not target.parent.is_dir():

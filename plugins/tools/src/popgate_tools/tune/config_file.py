@@ -31,5 +31,8 @@ def with_values(text: str, values: Mapping[str, int | float], said: str) -> str:
         same = False
     if not same:
         keys = ", ".join(values)
-        raise ValueError(f"one of {keys} is written so that it cannot be replaced")
+        raise ValueError(
+            f"one of the keys {keys} cannot be replaced as it is written; remove "
+            "it from the file"
+        )
     return made

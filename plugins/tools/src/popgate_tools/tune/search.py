@@ -145,14 +145,14 @@ def search(
     devices: Sequence[int],
     bound: float,
 ) -> Found:
-    """Return the best of what was tried.
+    """Return the best setting found.
 
     Within a group the search continues until `FRUITLESS` values in turn have been no
     better. Raises `OutOfTime` if time ends before the first setting was tried.
     """
     first = best = trial(start, 1)
     if first is None or best is None:
-        raise ValueError("the model cannot be served as it is")
+        raise ValueError("the model cannot be served with its current settings")
     tried = {start}
     for group in neighbours(start, batches=batches, devices=devices, bound=bound):
         base, fruitless = best.setting, 0

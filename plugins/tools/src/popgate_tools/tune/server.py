@@ -141,7 +141,9 @@ class OwnServer:
             if ended or _STARTED in said:
                 lines = "\n  ".join(said.splitlines()[:LOG_LINES])
                 raise CommandError(f"{self._name} is not served:\n  {lines}")
-        raise CommandError(f"{self._name} was not ready after {START:.0f} s")
+        raise CommandError(
+            f"{self._name} was not ready after {START:.0f} s; `popgate serve` shows why"
+        )
 
     def _stop(self) -> None:
         if self._client is not None:
