@@ -1,6 +1,6 @@
 """The tables of the guide for migrating, made of `names.toml` and of the modules.
 
-    python plugins/model_runtime/tests/guide.py      writes them into docs/
+    python -P plugins/model_runtime/tests/guide.py   writes them into docs/
 
 `names.toml` lists every name of the originals and says how it is with each; whether a
 name is there, can be called, and has the default it should have is asked of the

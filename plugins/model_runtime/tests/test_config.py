@@ -131,10 +131,10 @@ def test_options_of_another_type_are_refused_where_they_are_given(
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("timeout_ns", -1, "no negative number, got -1"),
-        ("timeout_ns", -0.5, "a duration is not negative, got -0.5 s"),
+        ("timeout_ns", -1, "a number of at least 0, got -1"),
+        ("timeout_ns", -0.5, "a duration must not be negative, got -0.5 s"),
         ("timeout_ns", float("nan"), "got nan"),
-        ("replication_factor", -1, "no negative number"),
+        ("replication_factor", -1, "a number of at least 0"),
         ("replica_to_save_programs_outputs", {0: {"x": b"1"}}, "is read-only"),
         ("max_look_ahead", "zz", 'max_look_ahead: expected "unlimited" or a number'),
         ("max_look_ahead", "-1", "got '-1'"),

@@ -59,7 +59,7 @@ WITHOUT_A_MODEL: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
     (lambda _: mr.ConstTensorMemoryView(ONES.T), ValueError, "not contiguous in row-"),
     (lambda _: a_view().update(x=[1.0]), TypeError, "'x': expected a numpy array of"),
     (lambda _: a_view().update({WRONG: b""}), TypeError, "the name of a tensor, got i"),
-    (lambda _: a_view()["x"], KeyError, "^there is no 'x'; there are "),
+    (lambda _: a_view()["x"], KeyError, "^there is no 'x'; the names are "),
     (
         lambda _: mr.OutputMemoryView().update(x=b"1"),
         ValueError,
@@ -181,7 +181,7 @@ OF_A_RUNNER: list[tuple[Callable[[mr.ModelRunner], Any], type[Exception], str]] 
         TypeError,
         "expected a whole number, got str: 'P90'",
     ),
-    (lambda r: r.execute(request_of())["x"], KeyError, r"no 'x'; there are \['output'"),
+    (lambda r: r.execute(request_of())["x"], KeyError, r"no 'x'; the names are \['output'"),
     (lambda r: r.executeAsync(request_of())["x"], KeyError, "^there is no 'x'"),
     (lambda r: r.getTimeTrace({}, 0, 5), RuntimeError, "no request number 5"),
     (lambda r: r.getTimeTrace(WRONG), TypeError, "expected dict, got int"),
@@ -259,23 +259,27 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.setCallbackForAnchor("h2d_tensor_A", WRONG),
         TypeError,
-        "expected a callback to call, got int: 3",
+        "expected a callback that can be called, got int: 3",
     ),
-    (lambda s: s.createQueueManager("8"), TypeError, "a number of buffers, or what"),  # type: ignore[arg-type]
+    (
+        lambda s: s.createQueueManager("8"),
+        TypeError,
+        "a number of buffers, or a function",
+    ),  # type: ignore[arg-type]
     (
         lambda s: s.createQueueManager(4).inputQueue("none"),
         UnknownAnchor,
-        "there is no input queue 'none'; there are",
+        "there is no input queue 'none'; the queues are",
     ),
     (
         lambda s: s.createQueueManager(4).inputs["none"],
         KeyError,
-        "^there is no 'none'; there are",
+        "^there is no 'none'; the names are",
     ),
     (
         lambda s: s.createQueueManager(4).inputQueue("tensor_A").enqueueComplete(),
         InvalidInput,
-        "no slot of input queue 'tensor_A' is locked: one is locked and filled first",
+        "no slot of input queue 'tensor_A' is locked; lock and fill one first",
     ),
     (
         lambda s: s.createQueueManager(4).outputQueue("output").enqueueComplete(),
@@ -285,7 +289,7 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.createQueueManager(4).inputQueue("tensor_A").enqueue(ONES.T),
         ValueError,
-        "the memory is not contiguous in row-major order; it is used where it is",
+        "the memory is not contiguous in row-major order, as the queue needs it",
     ),
     (
         lambda s: s.createQueueManager(4).outputQueue("output").enqueue(ONES.tobytes()),

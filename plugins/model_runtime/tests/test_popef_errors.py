@@ -123,7 +123,7 @@ FAULTS: list[tuple[Call, type[Exception], str]] = [
     (
         lambda p: blob(p).write(np.array([object()])),
         TypeError,
-        "objects have no bytes of their own",
+        "an array of objects has no bytes",
     ),
     (lambda p: blob(p).write(b"1", "1"), TypeError, "whole number"),  # type: ignore[arg-type]
     (

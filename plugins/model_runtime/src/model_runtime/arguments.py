@@ -57,7 +57,7 @@ def unsigned(value: SupportsIndex) -> int:
     """Return `value` as a number; raise an error if it is negative."""
     taken = number(value)
     if taken < 0:
-        raise WrongOption(f"expected no negative number, got {taken}")
+        raise WrongOption(f"expected a number of at least 0, got {taken}")
     return taken
 
 

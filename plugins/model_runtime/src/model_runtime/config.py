@@ -75,11 +75,11 @@ def _callback(given: FlushCallback | None) -> FlushCallback | None:
 class ModelRunnerConfig(Options):
     """Options of a `ModelRunner`, which keeps a copy of them.
 
-    `help(ModelRunnerConfig)` says what each is for. What is assigned is copied, memory
-    and devices excepted; a value of another type is refused on assignment, one
-    that cannot be (`InvalidConfig`) at the latest when a runner is made. Durations are
-    `timedelta`, a number of seconds as `float` or of nanoseconds as `int`; they read
-    back as `timedelta`.
+    `help(ModelRunnerConfig)` describes each option. Assigned values are copied, except
+    memory and devices. A value of another type is refused on assignment. An invalid
+    value is refused with `InvalidConfig`, at the latest when a runner is created. A
+    duration is a `timedelta`, a `float` of seconds or an `int` of nanoseconds; reading
+    it returns a `timedelta`.
     """
 
     __slots__ = ()
@@ -87,125 +87,127 @@ class ModelRunnerConfig(Options):
     replication_factor = Member[int, SupportsIndex](
         unsigned,
         1,
-        "Replicas of the model, each with a device of its own; requests name one by "
-        "`replica_id`. Default: 1.",
+        "Number of replicas of the model, each on its own device. Requests "
+        "select one by `replica_id`. Default: 1.",
     )
     run_save_programs = Member[bool, Any](
         truth,
         False,
-        "Whether the save programs of each replica are run when the runner goes. "
-        "Default: False.",
+        "Whether to run the save programs of each replica when the runner is "
+        "closed. Default: False.",
     )
     thread_safe = Member[bool, Any](
         truth,
         False,
-        "Whether several threads may call a replica at once. Ours: they always may. "
-        "Default: False.",
+        "Whether several threads may call a replica at once. In PopGate they "
+        "always may. Default: False.",
     )
     frozen_inputs = Member[InputMemoryView, Any](
         _frozen,
         {},
-        "Name to memory of inputs that are constant: they leave the request, and win "
-        "over the data of the file. Also brings weights that the file lacks. The "
-        "memory must stay as it is until the runner is made. Default: none.",
+        "Memory of constant inputs, by name. Requests then omit these inputs. "
+        "The memory overrides data in the file, and can supply weights that "
+        "the file lacks. It must not change until the runner is created. "
+        "Default: none.",
     )
     replica_to_save_programs_outputs = Member[ReplicaIdToOutputMemoryView, Any](
         _save_outputs,
         {},
-        "Replica to a view of memory, by name, for what its save programs deliver; "
-        "what has no memory is dropped. Default: none.",
+        "For each replica, views of memory by name that receive the data of "
+        "its save programs. Data without memory are dropped. Default: none.",
     )
     replica_to_device = Member[ReplicaIdToDevice, Any](
         _devices,
         {},
-        "Replica to the `Device` it runs on; the others get one by themselves. "
-        "Default: none.",
+        "The `Device` of a replica, by its number. Other replicas choose a "
+        "free device. Default: none.",
     )
     device_wait_config = Member[DeviceWaitConfig, DeviceWaitConfig](
         _wait,
         DeviceWaitConfig(),
-        "How to wait for devices, a `DeviceWaitConfig`. Default: not at all, an error "
-        "where none is free.",
+        "How to wait for devices, a `DeviceWaitConfig`. Default: raise an "
+        "error if no device is free.",
     )
     check_package_hash = Member[bool, Any](
         truth,
         True,
-        "Whether the recorded digests of the graphs are compared before they are "
-        "loaded. Default: True.",
+        "Whether to compare the recorded digests of the graphs before loading "
+        "them. Default: True.",
     )
     timeout_ns = Member[timedelta, Nanoseconds](
         delta,
         timedelta(seconds=5),
-        "How long rows that fill no run wait for those of other requests, before "
-        "zeros, or what `flush_callback` gives, complete it; 0: for ever. "
-        "Default: 5 s.",
+        "How long the rows of an incomplete run wait for rows of other "
+        "requests. After that, zeros or the values of `flush_callback` "
+        "complete the run. 0: without limit. Default: 5 s.",
     )
     validate_io_params = Member[bool, Any](
         truth,
         True,
-        "Whether names, types and shapes of each request are checked; off, a request "
-        "may bring the tensors of one of several fused models. Default: True.",
+        "Whether to check names, types and shapes of each request. If False, "
+        "a request may contain only the tensors of one of several fused "
+        "models. Default: True.",
     )
     batching_dim = Member[int, SupportsIndex](
         unsigned,
         NO_BATCHING_DIM,
-        "The dimension in which requests may have any size; 0xFFFFFFFF: whole "
-        "multiples of the compiled batch, in the first. Default: 0xFFFFFFFF.",
+        "The dimension in which requests may have any size. 0xFFFFFFFF: the "
+        "first one, in multiples of the compiled batch. Default: 0xFFFFFFFF.",
     )
     auto_reset = Member[bool, Any](
         truth,
         False,
-        "Whether a device that failed is started again before the next request, where "
-        "that helps; off, every request raises the error. Default: False.",
+        "Whether to restart a failed device before the next request, if that "
+        "can help. If False, every request raises the error. Default: False.",
     )
     max_look_ahead = Member[str, Text | SupportsIndex](
         look_ahead,
         "unlimited",
-        'How many runs may be prepared beyond the next: "unlimited", or a number as '
-        'text. Default: "unlimited".',
+        'How many runs may be prepared after the next one: "unlimited", or a '
+        'number as a string. Default: "unlimited".',
     )
     ring_buffer_size_multiplier = Member[int, SupportsIndex](
         unsigned,
         2,
-        "Times the batch size, and 16 at least: requests that may be in flight before "
-        "calls wait. Default: 2.",
+        "Factor of the number of requests that may be in flight before calls "
+        "block: this times the batch size, at least 16. Default: 2.",
     )
     flush_on_waiting_outputs = Member[bool, Any](
         truth,
         False,
-        "Whether rows of requests that were given up are left out of runs; also, "
-        "whether times of requests are recorded for the monitoring calls. "
-        "Default: False.",
+        "Whether to leave rows of abandoned requests out of runs, and to "
+        "record the times of requests for the monitoring calls. Default: "
+        "False.",
     )
     batch_size_timeout_ns = Member[timedelta, Nanoseconds](
         delta,
         MAX,
-        "How long an incomplete compiled batch waits, where "
-        "`is_batch_size_timeout_enabled`. Default: the longest there is, for ever.",
+        "How long an incomplete compiled batch waits, if "
+        "`is_batch_size_timeout_enabled`. Default: the maximum, without limit.",
     )
     data_parallel_timeout_ns = Member[timedelta, Nanoseconds](
         delta,
         MAX,
-        "How long device iterations that lack whole batches wait, where "
-        "`is_batch_size_timeout_enabled`. Default: the longest there is, for ever.",
+        "How long a run waits whose device iterations lack whole batches, if "
+        "`is_batch_size_timeout_enabled`. Default: the maximum, without limit.",
     )
     is_batch_size_timeout_enabled = Member[bool, Any](
         truth,
         False,
-        "Whether the two timeouts above count, instead of `timeout_ns`. "
-        "Default: False.",
+        "Whether the two timeouts above apply instead of `timeout_ns`. Default: False.",
     )
     request_tracepoints_buffer_size = Member[int, SupportsIndex](
         unsigned,
         1000,
-        "Requests of each replica whose times are kept; 0: all. Default: 1000.",
+        "Number of requests of each replica whose times are kept; 0: all. "
+        "Default: 1000.",
     )
     flush_callback = Member[FlushCallback | None, FlushCallback | None](
         _callback,
         None,
-        "`flush_callback(tensor_id, inputs, outputs)`, called once rows have waited "
-        "for `timeout_ns`: fills the two empty views in, returns two others, or does "
-        "neither. Default: None, zeros.",
+        "`flush_callback(tensor_id, inputs, outputs)` is called when rows "
+        "have waited for `timeout_ns`. It may fill the two empty views, or "
+        "return two others. Default: None; zeros complete the run.",
     )
 
     def to_engine(self, model: Model) -> engine.ModelRunnerConfig:

@@ -32,17 +32,17 @@ class DataDesc(Struct):
 
     name = Member[str, Text](text, "", "The name of the tensor.")
     size_in_bytes = Member[int, SupportsIndex](
-        number, 0, "Bytes of the tensor. Ours: -1 where a dimension is free."
+        number, 0, "Bytes of the tensor. In PopGate: -1 if a dimension is free."
     )
     shape = _Shape(
         numbers,
         (),
-        "Its dimensions, as a fresh list at each access: assign one to change it. "
-        "Ours: -1 is a size that only the run time knows.",
+        "The dimensions, as a new list at each access; assign a list to "
+        "change them. In PopGate: -1 is a size that is known only at run time.",
     )
     data_type = Member(_data_type, DataType.BOOL, "The type of one element.")
     popef_contains_tensor_data = Member[bool, Any](
-        truth, False, "Whether the file has tensor data for it."
+        truth, False, "Whether the file has data for the tensor."
     )
 
     def __init__(

@@ -30,8 +30,8 @@ class DeviceWaitConfig(Options):
     strategy = Member(
         _strategy,
         DeviceWaitStrategy.NO_WAIT,
-        "What to do if no device is free: NO_WAIT (an error), WAIT_WITH_TIMEOUT or "
-        "WAIT_FOREVER. Default: NO_WAIT.",
+        "What to do if no device is free: NO_WAIT (raise an error), "
+        "WAIT_WITH_TIMEOUT or WAIT_FOREVER. Default: NO_WAIT.",
     )
     timeout = Member[timedelta, Seconds](
         seconds,
@@ -42,7 +42,7 @@ class DeviceWaitConfig(Options):
     sleepTime = Member[timedelta, Seconds](
         seconds,
         timedelta(seconds=15),
-        "How long the waiting strategies pause between two tries. Default: 15 s.",
+        "How long the waiting strategies pause between two attempts. Default: 15 s.",
     )
 
     @overload

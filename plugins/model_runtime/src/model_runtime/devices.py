@@ -55,7 +55,7 @@ class DeviceConstraints(Options):
     __slots__ = ()
 
     requiresRemoteBuffersSupport = Member[bool, Any](
-        truth, False, "Whether it must support remote buffers. Default: False."
+        truth, False, "Whether the device must support remote buffers. Default: False."
     )
 
     def __init__(self, requiresRemoteBuffersSupport: bool = False) -> None:  # noqa: N803

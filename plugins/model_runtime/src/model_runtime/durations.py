@@ -38,12 +38,12 @@ def seconds(duration: Seconds | SupportsIndex) -> timedelta:
             raise WrongType(f"expected a timedelta or a number, {got(duration)}")
         value = float(duration)
         if math.isnan(value):
-            raise WrongOption("a duration is a number, got nan")
+            raise WrongOption("a duration must be a number, got nan")
         limit = MAX.total_seconds()
         duration = MAX if value >= limit else timedelta(seconds=max(value, -1.0))
     if duration < timedelta():
         raise WrongOption(
-            f"a duration is not negative, got {duration.total_seconds():g} s"
+            f"a duration must not be negative, got {duration.total_seconds():g} s"
         )
     return min(duration, MAX)
 

@@ -33,7 +33,7 @@ class ByName(dict[str, Value]):
 
 def wrong_name(name: object, known: Iterable[str]) -> WrongName:
     """Return the error that lists the existing names."""
-    return WrongName(f"there is no {name!r}; there are {list(known)}")
+    return WrongName(f"there is no {name!r}; the names are {list(known)}")
 
 
 class InputMemoryView(UserDict[str, Any]):

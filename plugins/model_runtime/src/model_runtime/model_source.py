@@ -43,7 +43,7 @@ def opened(source: FilesOrModel) -> popef_io.Model:
             raise
         raise engine.InvalidModel(
             f"{str(error).removeprefix(f'{which}: ')}; "
-            "popef.ModelBuilder(reader).createModel(name) makes the model of one"
+            "popef.ModelBuilder(reader).createModel(name) makes one of them"
         ) from cause
 
 

@@ -163,11 +163,14 @@ class Factories(Generic[Policy]):
             accept, reject = self._policies(accept_policy, reject_policy)
             return _face(popgate_sessions.used_by(numbers(items), accept, reject))
         if not all(grouped):
-            raise WrongType("expected ProgramsWithPolicy, and nothing besides")
+            raise WrongType("expected ProgramsWithPolicy and no other argument")
         # as positional arguments, the reject policy is the second
         if accept_policy is not None:
             if reject_policy is not None or accepted_programs_policies is not None:
-                raise WrongType("programs with policies take no accept_policy")
+                raise WrongType(
+                    "accept_policy is not allowed with ProgramsWithPolicy; set "
+                    "the policies there"
+                )
             reject_policy = accept_policy
         _, reject = self._policies(None, reject_policy)
         beneath = [
@@ -237,8 +240,8 @@ def to_engine(
         given = asked(Anchor.from_io(anchor))
         if not isinstance(given, kind):
             raise WrongType(
-                f"the predicate gave no {kind.__name__} for {anchor.name!r}: "
-                f"{got(given)}"
+                f"the predicate must return {kind.__name__} for "
+                f"{anchor.name!r}, {got(given)}"
             )
         return given
 

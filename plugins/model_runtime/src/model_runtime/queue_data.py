@@ -107,11 +107,11 @@ def bytes_of(data: Any, size: SupportsIndex | None = None) -> memoryview:
     view = buffer_of("data", data)
     if not view.c_contiguous:
         raise WrongValue(
-            "the memory is not contiguous in row-major order; it is used where it is: "
-            "np.ascontiguousarray makes a copy that is"
+            "the memory is not contiguous in row-major order, as the queue "
+            "needs it; pass np.ascontiguousarray(array), which copies it"
         )
     view = view.cast("B") if view.nbytes else memoryview(b"")
     wanted = len(view) if size is None else number(size)
     if not 0 <= wanted <= len(view):
-        raise WrongValue(f"data_size is {wanted}, the memory has {len(view)} bytes")
+        raise WrongValue(f"data_size is {wanted}, but the memory has {len(view)} bytes")
     return view[:wanted]

@@ -99,33 +99,35 @@ class SessionConfig(Options):
     policy = Member[LaunchPolicy, LaunchPolicy](
         _policy,
         LaunchPolicy.Deferred,
-        "Who attaches a device: the caller, by `bindToDevice` (Deferred), or the "
-        "session when it is made (Immediate). Default: Deferred.",
+        "When a device is attached. Deferred: by the caller, with "
+        "`bindToDevice`. Immediate: when the session is created. Default: "
+        "Deferred.",
     )
     pred_tensor_data = Member[
         PopefDataUsagePredicate | None, PopefDataUsagePredicate | None
     ](
         _predicate,
         null_popef_data_usage_predicate,
-        "Called with each `popef.Anchor` that the file has data for: a "
-        "`PopefDataUsagePolicy`. Default: none, all data of the file are used.",
+        "A function that returns a `PopefDataUsagePolicy` for each "
+        "`popef.Anchor` with data in the file. Default: None; all data of the "
+        "file are used.",
     )
     check_package_hash = Member[bool, Any](
         truth,
         True,
-        "Whether the recorded digests of the graphs are compared, when the session is "
-        "made. Default: True.",
+        "Whether to compare the recorded digests of the graphs when the "
+        "session is created. Default: True.",
     )
     wait_config = Member[DeviceWaitConfig, DeviceWaitConfig](
         _wait,
         DeviceWaitConfig(),
-        "How an Immediate session waits for a device. Default: not at all.",
+        "How an Immediate session waits for a device. Default: it does not wait.",
     )
     max_look_ahead = Member[str, Text | SupportsIndex](
         look_ahead,
         "unlimited",
-        "How many reads of inputs may be answered before the program needs them: "
-        '"unlimited", or a number as text. Default: "unlimited".',
+        "How many inputs may be read before the program needs them: "
+        '"unlimited", or a number as a string. Default: "unlimited".',
     )
 
     def to_engine(self) -> popgate_sessions.SessionConfig:
@@ -252,7 +254,9 @@ class Session(NotPickled):
 
         size: int | popgate_sessions.RingSizeMultiplier
         if not callable(num_buffers):
-            size = number(num_buffers, "a number of buffers, or what gives one")
+            size = number(
+                num_buffers, "a number of buffers, or a function that returns one"
+            )
         else:
             multiplier = num_buffers
 
@@ -343,8 +347,8 @@ def _factory(factory: CallbackFactory) -> popgate_sessions.CallbackFactory:
         callback = asked(CallbackInfo(Anchor.from_io(info.anchor)))
         if callback is not None and not callable(callback):
             raise WrongType(
-                f"the factory gave nothing to call, and not None, for anchor "
-                f"{info.name!r}: {got(callback)}"
+                "the factory must return a callback or None for anchor "
+                f"{info.name!r}, {got(callback)}"
             )
         return callback
 

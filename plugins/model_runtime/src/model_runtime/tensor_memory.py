@@ -100,10 +100,12 @@ def _first(data: Any, size: SupportsIndex | None) -> np.ndarray[Any, Any]:
         length = view.nbytes
         if not view.c_contiguous:
             raise WrongValue(
-                "the memory is not contiguous in row-major order; a view needs it in "
-                "one piece: np.ascontiguousarray makes a copy that is"
+                "the memory is not contiguous in row-major order, as a view "
+                "needs it; pass np.ascontiguousarray(array), which copies it"
             )
     wanted = length if size is None else number(size)
     if not 0 <= wanted <= length:
-        raise WrongValue(f"data_size_bytes is {wanted}, the memory has {length}")
+        raise WrongValue(
+            f"data_size_bytes is {wanted}, but the memory has {length} bytes"
+        )
     return np.frombuffer(data, np.uint8, wanted) if length else np.zeros(0, np.uint8)

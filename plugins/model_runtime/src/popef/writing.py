@@ -188,18 +188,18 @@ def _first(data: Buffer, size: int | None) -> memoryview:
     try:
         view = data.data if isinstance(data, np.ndarray) else memoryview(data)
         if view.format == "O":
-            raise TypeError("objects have no bytes of their own")
+            raise TypeError("an array of objects has no bytes; convert it to numbers")
         if not view.c_contiguous:
             view = memoryview(view.tobytes())
         view = view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
         raise WrongType(
-            f"expected bytes, text or an array of numbers, {got(data)} ({error})"
+            f"expected bytes, a string or an array of numbers, {got(data)} ({error})"
         ) from None
     if size is None:
         return view
     if not 0 <= number(size) <= len(view):
-        raise WrongValue(f"size is {size}, the data have {len(view)} bytes")
+        raise WrongValue(f"size is {size}, but the data have {len(view)} bytes")
     return view[: index(size)]
 
 
@@ -214,4 +214,4 @@ def _close_forgotten(writer: popef_io.Writer, owner: int) -> None:
     except (popef_io.PopefError, OSError) as error:
         with contextlib.suppress(popef_io.PopefError, OSError):
             writer.discard()
-        logger.warning("%r was left unfinished: %s", writer, error)
+        logger.warning("%r was not finished: %s", writer, error)

@@ -278,7 +278,9 @@ class HostStreams:
             stream.arrived.append(decode_strings(raw, shape))
             return
         if nbytes != stream.dtype.itemsize * prod(shape):
-            raise EngineBug(f"{nbytes} bytes for {stream.anchor.name!r} of {shape}")
+            raise EngineBug(
+                f"got {nbytes} bytes for {stream.anchor.name!r}, of shape {shape}"
+            )
         if fds:
             stream.arrived.append(np.frombuffer(raw, stream.dtype).reshape(shape))
         else:
@@ -292,8 +294,8 @@ class HostStreams:
             data: Any = encode_strings(value)
         elif value.dtype != stream.dtype:
             raise InvalidModel(
-                f"output {stream.anchor.name!r} is {data_type.name}, the program "
-                f"writes {value.dtype}"
+                f"output {stream.anchor.name!r} is {data_type.name}, but the "
+                f"program writes {value.dtype}"
             )
         else:
             data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
@@ -323,7 +325,7 @@ class HostStreams:
                 case "abort":
                     raise Cancelled(str(message.get("why", "")))
                 case other:
-                    raise EngineBug(f"{other!r} in the middle of a run")
+                    raise EngineBug(f"got the message {other!r} during a run")
         finally:
             control.close_all(fds)
 
@@ -362,11 +364,13 @@ class HostStreams:
     def _not_connected(self, kind: TensorType, handle: str) -> Exception:
         anchor = self._anchors.get((kind, handle))
         if anchor is None:
-            return InvalidModel(f"a program uses stream {handle!r}, which is no anchor")
+            return InvalidModel(
+                f"a program uses stream {handle!r}, which is not an anchor of the model"
+            )
         what = "reads" if kind is TensorType.INPUT else "writes"
         return AnchorsNotConnected(
-            f"a program {what} {anchor.name!r} (stream {handle!r}), which is connected "
-            "to nothing"
+            f"a program {what} {anchor.name!r} (stream {handle!r}), which is "
+            "not connected; connect a queue or a callback to it"
         )
 
     def __repr__(self) -> str:

@@ -97,8 +97,8 @@ class CallbackSource:
             if isinstance(array, np.ndarray):
                 found = f"{array.dtype}{list(array.shape)}"
             raise InvalidInput(
-                f"the callback of input {self._anchor.name!r} must return an array "
-                f"that is {info}, got {found}"
+                f"the callback of input {self._anchor.name!r} must return an "
+                f"array of {info}, got {found}"
             )
         data: Buffer
         if info.data_type is DataType.STRING:

@@ -77,7 +77,9 @@ class Connections:
         with this name; UnknownAnchor otherwise.
         """
         if not callable(callback):
-            raise InvalidConfig(f"expected a callback to call, got {callback!r}")
+            raise InvalidConfig(
+                f"expected a callback that can be called, got {callback!r}"
+            )
         streams = [
             (index, anchor)
             for index, anchor in enumerate(self._anchors)
@@ -87,8 +89,9 @@ class Connections:
         found = found or [place for place in streams if place[1].name == handle]
         if len(found) != 1:
             raise UnknownAnchor(
-                f"{len(found)} anchors have the handle or name {handle!r}, one is "
-                f"wanted; handles are {[anchor.handle for _, anchor in streams]}"
+                f"expected one anchor with the handle or name {handle!r}, "
+                f"found {len(found)}; the handles are "
+                f"{[anchor.handle for _, anchor in streams]}"
             )
         self._set_callback(*found[0], callback)
 
@@ -106,8 +109,8 @@ class Connections:
             callback = factory(CallbackInfo(anchor))
             if callback is not None and not callable(callback):
                 raise InvalidConfig(
-                    f"the factory gave nothing to call for anchor {anchor.name!r}, and "
-                    f"not None: {callback!r}"
+                    "the factory must return a callback or None for anchor "
+                    f"{anchor.name!r}, got {callback!r}"
                 )
             if callback is not None:
                 self._set_callback(index, anchor, callback)
@@ -163,7 +166,9 @@ class Connections:
                 f"program {program}: {', '.join(repr(a.name) for a in anchors)}"
                 for program, anchors in missing.items()
             )
-            raise AnchorsNotConnected(f"nothing is connected to anchors of {lines}")
+            raise AnchorsNotConnected(
+                f"these anchors are not connected to a queue or callback: {lines}"
+            )
 
     def check_outlets(self, programs: Iterable[int]) -> None:
         """Raise AnchorsNotConnected if these programs would fail, or wait for ever,
@@ -174,7 +179,9 @@ class Connections:
         for index, sink in self.sinks.items():
             anchor = self._anchors[index]
             if not wanted.isdisjoint(anchor.programs) and not sink.has_room:
-                raise AnchorsNotConnected(f"no buffer waits for output {anchor.name!r}")
+                raise AnchorsNotConnected(
+                    f"output {anchor.name!r} has no buffer; queue one before the run"
+                )
 
     @property
     def all_real(self) -> bool:

@@ -86,20 +86,20 @@ class LoadedSession:
         device = self.bound()
         if self.is_stopped:
             if not self._halted:
-                raise SessionClosed(f"{self!r} is stopped: reload it first")
+                raise SessionClosed(f"{self!r} is stopped; reload it first")
             yield  # `run` returns False: loops over runs need no other way to end
             return
         with device.lease.hold():
             if not self.is_active:
                 if not load:
-                    raise SessionClosed(f"{self!r} is not loaded any more")
+                    raise SessionClosed(f"{self!r} is no longer loaded")
                 self._load_on(device)
             yield
 
     def bound(self) -> Device:
         """Return its device; SessionClosed if it has none."""
         if self.device is None:
-            raise SessionClosed(f"{self!r} cannot run: bind it to a device")
+            raise SessionClosed(f"{self!r} cannot run; bind it to a device first")
         return self.device
 
     def unload(self, *, save: bool) -> None:
@@ -200,7 +200,7 @@ class LoadedSession:
             self.run(programs, time.monotonic() + SAVE_TIMEOUT)
         except Exception as error:
             logger.warning(
-                "%r is unloaded without having run its save programs: %s",
+                "%r was unloaded, but its save programs did not run: %s",
                 self,
                 error,
             )
@@ -212,7 +212,9 @@ class LoadedSession:
         device = self.bound()
         self.is_stopped = True
         if device.restarts != self._restarts:
-            return DeviceLost(f"device {device.id} was lost, and started again since")
+            return DeviceLost(
+                f"device {device.id} was lost and has been restarted since"
+            )
         fd = device.lost_fileno()
         if fd >= 0:
             poller = select.poll()

@@ -73,7 +73,10 @@ class _Arrays:
     def read(self, handle: str) -> Array:
         array = self._inputs.get(handle)
         if array is None:
-            raise UnknownAnchor(f"nothing is given for the input stream {handle!r}")
+            raise UnknownAnchor(
+                f"the input stream {handle!r} has no data; pass an array or a "
+                "function for it"
+            )
         if not isinstance(array, np.ndarray):
             return array()
         at = self._read.get(handle, 0)
@@ -97,7 +100,10 @@ class _Arrays:
     def write(self, handle: str, value: Array) -> None:
         target = self._outputs.get(handle)
         if target is None:
-            raise UnknownAnchor(f"nothing takes the output stream {handle!r}")
+            raise UnknownAnchor(
+                f"the output stream {handle!r} has no destination; pass an array "
+                "or a function for it"
+            )
         if not isinstance(target, np.ndarray):
             target(value)
             return

@@ -20,7 +20,10 @@ class RingMemoryPool:
 
     def __init__(self, blob_size: int, num_blobs: int) -> None:
         if blob_size < 1 or num_blobs < 1:
-            msg = f"RingMemoryPool needs sizes >= 1, got {blob_size} x {num_blobs}"
+            msg = (
+                f"RingMemoryPool needs sizes of at least 1, got {blob_size} x "
+                f"{num_blobs}"
+            )
             raise InvalidConfig(msg)
         if blob_size * num_blobs > MOST_BYTES:
             msg = f"RingMemoryPool of {blob_size} x {num_blobs} bytes is too large"

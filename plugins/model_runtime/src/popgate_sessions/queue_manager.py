@@ -108,6 +108,6 @@ def _find(kind: str, name: str, queues: dict[str, Queue]) -> Queue:
         queue = next((q for q in queues.values() if q.anchor.handle == name), None)
     if queue is None:
         raise UnknownAnchor(
-            f"there is no {kind} queue {name!r}; there are {list(queues)}"
+            f"there is no {kind} queue {name!r}; the queues are {list(queues)}"
         )
     return queue

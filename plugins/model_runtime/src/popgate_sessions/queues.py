@@ -72,10 +72,14 @@ TimeoutCallback = Callable[[InputRingBuffer], None]
 def bytes_per_sample(info: TensorInfo) -> int:
     """Return the bytes of one row; of the whole tensor if it has no dimensions."""
     if info.shape is None or any(dim < 0 for dim in info.shape[1:]):
-        raise InvalidInput(f"queues need a fixed shape after the batch, got {info}")
+        raise InvalidInput(
+            f"queues need a fixed shape after the batch dimension, got {info}"
+        )
     nbytes = info.data_type.item_size
     if not nbytes:
-        raise InvalidInput(f"queues carry no {info.data_type.name}")
+        raise InvalidInput(
+            f"queues do not support {info.data_type.name}; connect a callback instead"
+        )
     for dim in info.shape[1:]:
         nbytes *= dim
     return nbytes
@@ -155,8 +159,9 @@ class AnchorQueue(Generic[Slot]):
             raise self._origin.error(what)
         if self._running.is_me and not self._ring.write_available():
             raise QueueFull(
-                f"{self._direction} queue {self.anchor.name!r} is full, and only this "
-                "thread, which runs the programs, could empty it"
+                f"{self._direction} queue {self.anchor.name!r} is full, and "
+                "only this thread, which runs the programs, could empty it; "
+                "enqueue from another thread"
             )
         return self._locked()
 
@@ -174,8 +179,8 @@ class AnchorQueue(Generic[Slot]):
         """
         if not self._ring.write_locked and self._ring.is_valid():
             raise InvalidInput(
-                f"no slot of {self._direction} queue {self.anchor.name!r} is locked: "
-                "one is locked and filled first"
+                f"no slot of {self._direction} queue {self.anchor.name!r} is "
+                "locked; lock and fill one first"
             )
         slot = self._locked()
         if not 0 < slot.data_size <= len(slot.data) or (
@@ -183,8 +188,8 @@ class AnchorQueue(Generic[Slot]):
         ):
             raise InvalidInput(
                 f"{self._direction} {self.anchor.name!r} takes a multiple of "
-                f"{self.sample_bytes} bytes, got {slot.data_size} of a buffer of "
-                f"{len(slot.data)}"
+                f"{self.sample_bytes} bytes, got {slot.data_size} in a buffer "
+                f"of {len(slot.data)}"
             )
         self._enqueued += slot.data_size
         self._ring.write_complete()

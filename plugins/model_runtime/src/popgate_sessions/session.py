@@ -195,8 +195,8 @@ class Session:
         self._origin.check("Session")
         if self._model.metadata.replication_factor > 1:
             raise InvalidConfig(
-                "queues need a model that is compiled for one replica, this one is for "
-                f"{self._model.metadata.replication_factor}"
+                "queues need a model compiled for one replica; this model is "
+                f"compiled for {self._model.metadata.replication_factor}"
             )
         connections = self._connections
         if self._queues is not None:

@@ -314,7 +314,7 @@ class _Conversation:
             try:
                 self._note_consumed(message)
             except Exception:
-                logger.exception("one more callback failed in a run that ends for one")
+                logger.exception("another callback failed in a run that already fails")
 
     def _note_consumed(self, message: Message) -> None:
         """Report to all sources what the program has read, even if a callback fails."""
@@ -326,7 +326,7 @@ class _Conversation:
                 if failed is None:
                     failed = error
                 else:
-                    logger.exception("one more callback failed")
+                    logger.exception("another callback failed")
         if failed is not None:
             raise failed
 
@@ -368,7 +368,8 @@ class _Conversation:
                 del self._prefetches[position]
                 return place
         raise EngineBug(
-            f"the device waits for anchor {index}, which it never asked for"
+            f"the device waits for anchor {index}, which it has not requested; "
+            "this is a bug"
         )
 
     def _give(self, index: int, place: PlaceMessage) -> None:

@@ -105,7 +105,7 @@ def mortal_device() -> Iterator[Device]:
 
 @pytest.fixture
 def own_device(mortal_device: Device) -> Iterator[Device]:
-    """A device that tests may kill: it is started again after each test."""
+    """A device that tests may kill: it is has been restarted after each test."""
     yield mortal_device
     if not mortal_device.check():
         mortal_device.recover()
@@ -286,7 +286,7 @@ def test_the_device_died_and_was_brought_back(affine: Path, own_device: Device) 
         while own_device.check():
             pass
         own_device.recover()
-        with pytest.raises(DeviceLost, match="started again"):
+        with pytest.raises(DeviceLost, match="has been restarted"):
             session.run_main_programs()
         session.reload()
         check_runs(session)
