@@ -318,8 +318,8 @@ class Settings(BaseSettings):
     May be repeated, or name several, separated by commas; * loads all.
     """
     repository_poll_secs: Annotated[Seconds, Field(ge=0.1, le=86400)] = 15.0
-    """Interval between two scans for changed models, remote ones too, with
-    --model-control-mode poll.
+    """Interval between two scans for changed models, remote ones too, in the control
+    mode poll.
     """
     reload: bool = False
     """For development: load changed models immediately.

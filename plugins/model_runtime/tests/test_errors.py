@@ -51,7 +51,7 @@ WITHOUT_A_MODEL: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
         InvalidModel,
         r"there are several executables; name one of .*; popef\.ModelBuilder",
     ),
-    (lambda _: mr.TensorMemory(-1), ValueError, "no negative number, got -1"),
+    (lambda _: mr.TensorMemory(-1), ValueError, "a number of at least 0, got -1"),
     (lambda _: mr.TensorMemory(WRONG + 0.5), TypeError, "whole number, got float"),
     (lambda _: mr.TensorMemoryView(b"123"), ValueError, "the memory is read-only"),
     (lambda _: mr.TensorMemoryView(bytearray(3), 4), ValueError, "the memory has 3"),
@@ -65,7 +65,11 @@ WITHOUT_A_MODEL: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
         ValueError,
         "the memory for output 'x' is read-only",
     ),
-    (lambda _: mr.RingMemoryPool(0, 1), RuntimeError, "needs sizes >= 1, got 0 x 1"),
+    (
+        lambda _: mr.RingMemoryPool(0, 1),
+        RuntimeError,
+        "needs sizes of at least 1, got 0 x 1",
+    ),
     (lambda _: mr.RingMemoryPool(1, WRONG / 2), TypeError, "whole number, got float"),
     (lambda _: mr.SpscRingBuffer(0, "r"), RuntimeError, "at least one slot, got 0"),
     (lambda _: mr.RingMemoryPool(1 << 62, 1 << 62), RuntimeError, "is too large"),
@@ -181,7 +185,11 @@ OF_A_RUNNER: list[tuple[Callable[[mr.ModelRunner], Any], type[Exception], str]] 
         TypeError,
         "expected a whole number, got str: 'P90'",
     ),
-    (lambda r: r.execute(request_of())["x"], KeyError, r"no 'x'; the names are \['output'"),
+    (
+        lambda r: r.execute(request_of())["x"],
+        KeyError,
+        r"no 'x'; the names are \['output'",
+    ),
     (lambda r: r.executeAsync(request_of())["x"], KeyError, "^there is no 'x'"),
     (lambda r: r.getTimeTrace({}, 0, 5), RuntimeError, "no request number 5"),
     (lambda r: r.getTimeTrace(WRONG), TypeError, "expected dict, got int"),
@@ -238,7 +246,7 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.setUserInputHandler(lambda info: WRONG),
         TypeError,
-        "nothing to call, and not None, for anchor 'tensor_A': got int: 3",
+        "must return a callback or None for anchor 'tensor_A', got int: 3",
     ),
     (
         lambda s: s.setUserOutputHandler(lambda info: WRONG),
@@ -254,7 +262,7 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.setCallbackForAnchor("none", print),
         UnknownAnchor,
-        "0 anchors have the handle or name 'none'",
+        "expected one anchor with the handle or name 'none', found 0",
     ),
     (
         lambda s: s.setCallbackForAnchor("h2d_tensor_A", WRONG),

@@ -118,7 +118,7 @@ FAULTS: list[tuple[Call, type[Exception], str]] = [
     (
         lambda p: blob(p).write(3, 1),  # type: ignore[arg-type]
         TypeError,
-        "expected bytes, text or an array of numbers, got int: 3",
+        "expected bytes, a string or an array of numbers, got int: 3",
     ),
     (
         lambda p: blob(p).write(np.array([object()])),

@@ -101,7 +101,7 @@ def test_a_program_of_replicas(popgate: Call, tmp_path: Path) -> None:
         assert runner.execute({"x": given})["y"].tolist() == [[3, 5, 7]] * 2
     done = popgate("compile", f"{path}:branch")
     assert done.code != 0
-    assert "in a branch that replicas take by themselves" in done.err
+    assert "in a branch that each replica takes by itself" in done.err
 
 
 def test_beside_the_program_by_default(popgate: Call, program: Path) -> None:
@@ -112,10 +112,10 @@ def test_beside_the_program_by_default(popgate: Call, program: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        (":nothing", (), "it has nothing called 'nothing'"),
-        (":popxl", (), "'popxl' is a module, which returns no Ir"),
-        ("", ("--batch", "4"), "only --batch auto and off"),
-        ("", ("--rename-input", "x=z"), "are those of the program's streams"),
+        (":nothing", (), "the program has no name 'nothing'"),
+        (":popxl", (), "'popxl' is a module; expected an Ir"),
+        ("", ("--batch", "4"), "only with --batch auto or off"),
+        ("", ("--rename-input", "x=z"), "do not apply to a program"),
         ("", ("--fuse", "which"), "--fuse joins ONNX models"),
     ],
 )
@@ -133,8 +133,8 @@ def test_what_cannot_be_is_said(
     [
         ("x = 1\n1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
         ("x = (\n", "line 1: SyntaxError: '(' was never closed"),
-        ("raise SystemExit(3)\n", "the program ended itself (3)"),
-        ("import popxl\na, b = popxl.Ir(), popxl.Ir()\n", "NAME; it has a, b"),
+        ("raise SystemExit(3)\n", "the program called sys.exit(3)"),
+        ("import popxl\na, b = popxl.Ir(), popxl.Ir()\n", "NAME; it has several: a, b"),
         ("x = 1\n", "NAME; it has none"),
         ("import popxl\nir = popxl.Ir()\n", "the Ir has no graphs"),
     ],
@@ -150,4 +150,4 @@ def test_a_program_that_fails(
 
 
 def test_a_program_that_is_not_there(popgate: Call, tmp_path: Path) -> None:
-    assert "there is no file" in popgate("compile", tmp_path / "p.py").err
+    assert "does not exist" in popgate("compile", tmp_path / "p.py").err

@@ -68,12 +68,12 @@ def test_another_file_is_noticed(web: Web, files: HttpFiles) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "text"),
     [
-        (403, RemoteError, r"refuses us \(403\): set MY_TOKEN"),
-        (401, RemoteError, r"refuses us \(401\)"),
+        (403, RemoteError, r"denies access \(403\); set MY_TOKEN"),
+        (401, RemoteError, r"denies access \(401\)"),
         (404, RemoteError, "does not exist"),
-        (503, SourceAway, "answers 503"),
-        (429, SourceAway, "answers 429"),
-        (300, RemoteError, "answers 300, which PopGate does not support"),
+        (503, SourceAway, "answered with status 503"),
+        (429, SourceAway, "answered with status 429"),
+        (300, RemoteError, "answered with status 300, which PopGate does not support"),
     ],
 )
 def test_what_a_server_answers_is_told(

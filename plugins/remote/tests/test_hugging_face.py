@@ -117,7 +117,7 @@ def test_tokens_are_those_of_the_library(
             source.close()
         return web.authorizations[-1]
 
-    with pytest.raises(RemoteError, match=r"refuses us \(401\): .* set HF_TOKEN"):
+    with pytest.raises(RemoteError, match=r"denies access \(401\); .* set HF_TOKEN"):
         listed()
     (tmp_path / "hf" / "token").write_text("of-a-file\n")
     assert listed() == "Bearer of-a-file"

@@ -73,7 +73,7 @@ def test_what_is_taken_and_what_is_not() -> None:
         (["a/m.onnx", "tokenizer.json"], "a/m.onnx is nested too deeply"),
         (["a.txt"], "neither an .onnx nor a .popef file"),
         (["a.onnx", "a.onnx"], "two files have the name 'a.onnx'"),
-        (["a/b.onnx", "a"], "'a' is a file and a folder"),
+        (["a/b.onnx", "a"], "'a' is both a file and a folder"),
     ],
 )
 def test_what_is_no_model_is_told(names: list[str], text: str) -> None:

@@ -64,7 +64,7 @@ def test_a_model_is_taken_once_and_again_when_it_changes(
     url = url_of(web)
     assert remote.fetch("model m", url)
     assert served(remote, url) == BODY
-    assert f"model m: taking 1 file, 1.93 MiB, from {url}" in caplog.text
+    assert f"model m: downloading 1 file, 1.93 MiB, from {url}" in caplog.text
     before = web.sent
     assert not remote.fetch("model m", url)
     web.put("/m.onnx", OTHER)
@@ -135,7 +135,7 @@ def test_too_much_is_refused_before_it_comes(
 ) -> None:
     url = url_of(web)
     remote = RemoteModels(tmp_path, FetchOptions(limit=1000))
-    with pytest.raises(RemoteError, match="1000 B are allowed"):
+    with pytest.raises(RemoteError, match=r"more than --model-download-limit .1000 B."):
         remote.fetch("model m", url)
     monkeypatch.setattr(remote_models, "SPARE", 1 << 60)
     remote = RemoteModels(tmp_path)
@@ -395,7 +395,7 @@ def test_files_are_here_or_elsewhere(tmp_path: Path, beside: str) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("ftp://h/m.onnx", "ftp: is not known here, which are az:, gs:"),
+        ("ftp://h/m.onnx", "ftp: is not supported, which are az:, gs:"),
         ("http://h.example/m.onnx", "has no TLS"),
         ("models/digits", "is not supported"),
         ("s3:///", "names no model"),

@@ -199,7 +199,7 @@ def test_the_repository_says_where_a_model_is(web: Web, tmp_path: Path) -> None:
         assert infer(gateway) == 3.0
         # The next place is wrong at first: what serves is served on.
         say(root, f'source = "{web.url}/b.popef"\n')
-        gateway.wait_line("failed to load 'm': there is nothing")
+        gateway.wait_line("failed to load 'm': ")
         assert "does not exist" in gateway.client.get("/v1/models/m").text
         assert infer(gateway) == 3.0
         web.put("/b.popef", file_of(tmp_path, models.mean_over_rows))
@@ -246,7 +246,7 @@ def test_ctrl_c_ends_a_download_at_once(web: Web, tmp_path: Path) -> None:
     answer.gate = threading.Event()  # never set: it hangs for ever
     options = ("--model", f"m={web.url}/m.popef", "--model-cache", str(tmp_path))
     with ServedGateway(None, *options, NETRC="/nowhere") as gateway:
-        gateway.wait_line("taking 1 file")
+        gateway.wait_line("downloading 1 file")
         gateway.process.send_signal(signal.SIGINT)
         assert gateway.process.wait(WAIT) == 0
     assert "ERROR" not in gateway.output

@@ -53,7 +53,7 @@ def test_archives(popgate: Call, gateway: ServedGateway, tmp_path: Path) -> None
         assert done.out == "output  FP32[1,4]\n[[3. 3. 3. 3.]]\n"
     for value, said in (
         (other, "no input 'a'; no input 'b'; --input input=… is missing"),
-        (f"input={other}", "it holds a, b"),
+        (f"input={other}", "its arrays are a, b"),
         (none, "cannot be read"),
     ):
         done = popgate("infer", "affine", "--url", gateway.url, "-i", str(value))
@@ -110,7 +110,11 @@ def test_several_inputs_and_a_version(popgate: Call, gateway: ServedGateway) -> 
         (["gather", "-i", "index=[0.5]"], 2, "do not fit INT64"),
         (["gather", "-i", "index=[99]"], 1, "(status "),
         (["affine", "-e", "xml", "-i", "input=[1,2,3,4]"], 2, "expected one of json"),
-        (["affine", "-i", "input=[1,2,3,4]", "-o", "z=f"], 2, "no output 'z'"),
+        (
+            ["affine", "-i", "input=[1,2,3,4]", "-o", "z=f"],
+            2,
+            "--output z: the model has no such output",
+        ),
         (["weighted", "-e", "npy", "-i", "A=[[1]]", "-i", "B=[[1]]"], 2, "one tensor"),
     ],
 )

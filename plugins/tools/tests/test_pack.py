@@ -125,7 +125,7 @@ def test_models_of_mlflow(tmp_path: Path) -> None:
 def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
     file = tmp_path / "m.joblib"
     for arguments, said in (
-        (("pickle", file), "there is no kind 'pickle'; there are sklearn"),
+        (("pickle", file), "KIND 'pickle' is unknown; expected one of sklearn"),
         (("sklearn", file), "m.joblib: no such file"),
     ):
         done = run_popgate("pack", *arguments)

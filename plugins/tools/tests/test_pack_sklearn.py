@@ -274,7 +274,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         (
             "function",
             make_pipeline(lengths, LogisticRegression()).fit(frame[["a"]], kinds),
-            "not to be seen in FunctionTransformer; --sample FILE",
+            "unknown because of FunctionTransformer; --sample FILE",
         ),
         (
             "unnamed",

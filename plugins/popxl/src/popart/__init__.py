@@ -87,7 +87,7 @@ __all__ = (
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"popart.{name} is not there: of popart there is what programs of popxl use. "
-        "Custom operators in C++ are not supported; write one in Python with "
-        "popxl.custom.CustomOperator"
+        f"popart.{name} is not supported: popart has only the names that "
+        "programs of popxl use. Custom operators in C++ are not supported; "
+        "write one in Python with popxl.custom.CustomOperator"
     )

@@ -78,7 +78,7 @@ class InferenceSession:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise popir.IrError(
-            "an InferenceSession of an ONNX model is not there; use fromIr"
+            "an InferenceSession of an ONNX model is not supported; use fromIr"
         )
 
     @classmethod

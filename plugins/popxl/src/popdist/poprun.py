@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     only = given.only_output_from_instance
     if only is not None and not 0 <= only < instances:
         parser.error(
-            f"--only-output-from-instance {only}: there are instances 0 to "
-            f"{instances - 1}"
+            f"--only-output-from-instance {only}: expected 0 to {instances - 1}"
         )
     for name in WITHOUT_EFFECT:
         value = getattr(given, name.replace("-", "_"))
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.host:
         _hand_over(plan, given.host)
     if shutil.which(plan.command[0]) is None:
-        parser.error(f"there is no program {plan.command[0]!r}")
+        parser.error(f"the program {plan.command[0]!r} was not found")
     sys.exit(launch(plan))
 
 
@@ -88,20 +87,35 @@ def _parser() -> argparse.ArgumentParser:
 
     option("num-instances", type=int, help="processes to start")
     option("num-replicas", "-n", type=int, help="replicas of all instances together")
-    option("ipus-per-replica", type=int, default=1, help="told to the program only")
-    option("host", "-H", help="machines, with commas; instances go over MPI")
-    option("only-output-from-instance", type=int, help="show the output of one only")
-    option("tag-output", default="no", help="yes: each line says its instance")
+    option(
+        "ipus-per-replica",
+        type=int,
+        default=1,
+        help="passed to the program, without other effect",
+    )
+    option("host", "-H", help="machines, separated by commas; instances start over MPI")
+    option(
+        "only-output-from-instance",
+        type=int,
+        help="show the output of this instance only",
+    )
+    option("tag-output", default="no", help="yes: begin each line with its instance")
     option("executable-cache-path", help="folder of compiled programs")
     option(
         "mpi-local-args",
         action="append",
         default=[],
-        help="'-x NAME=VALUE' sets a variable of the instances",
+        help="'-x NAME=VALUE' sets an environment variable of the instances",
     )
-    option("verbose", "-v", action="count", default=0, help="name what has no effect")
+    option(
+        "verbose",
+        "-v",
+        action="count",
+        default=0,
+        help="list the options without effect",
+    )
     for name in WITHOUT_EFFECT:
-        option(name, help="accepted; means nothing here")
+        option(name, help="accepted, but without effect")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="program, arguments")
     return parser
 
@@ -137,13 +151,14 @@ def _hand_over(plan: Plan, hosts: str) -> None:
     command = mpiexec()
     if command is None:
         sys.exit(
-            "poprun: --host needs MPI and there is no mpiexec: pip install "
+            "poprun: --host needs MPI, but mpiexec was not found; pip install "
             "'popgate[mpi]'"
         )
     count = len(hosts.split(","))
     if plan.instances % count:
         sys.exit(
-            f"poprun: {plan.instances} instances cannot be shared by {count} hosts"
+            f"poprun: --num-instances {plan.instances} must be a multiple of "
+            f"the {count} hosts of --host"
         )
     arguments = [command, "-hosts", hosts, "-ppn", str(plan.instances // count)]
     arguments += ["-n", str(plan.instances), *plan.command]

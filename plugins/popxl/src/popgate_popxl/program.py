@@ -45,10 +45,16 @@ def compile_program(
     import popir
 
     if options.inputs or options.outputs or options.shapes:
-        raise CommandError("names and shapes are those of the program's streams")
+        raise CommandError(
+            "--rename-input, --rename-output and --shape do not apply to a "
+            "program; its streams have names and shapes"
+        )
     if options.weights != "data" or isinstance(options.batch, int):
-        raise CommandError("for a program, only --batch auto and off, and --weights "
-                           "data can be")  # fmt: skip
+        msg = (
+            "a program can be compiled only with --batch auto or off, and with "
+            "--weights data"
+        )
+        raise CommandError(msg)
     progress("running the program", 0.0)
     with _told(path):
         ir = _ir_of(_run(path), name, path)
@@ -70,7 +76,7 @@ def compile_program(
 def _run(path: Path) -> Mapping[str, Any]:
     """Run the file as a program that is imported, not as `__main__`."""
     if not path.is_file():
-        raise CommandError(f"there is no file {path}")
+        raise CommandError(f"{path} does not exist")
     argv, found = sys.argv, sys.path
     sys.argv, sys.path = [str(path)], [str(path.resolve().parent), *sys.path]
     try:
@@ -82,21 +88,27 @@ def _run(path: Path) -> Mapping[str, Any]:
 def _ir_of(names: Mapping[str, Any], name: str, path: Path) -> Ir:
     if name:
         if name not in names:
-            raise CommandError(f"it has nothing called {name!r}")
+            raise CommandError(f"the program has no name {name!r}")
         value = names[name]
         if not _is_ir(value) and callable(value):
             value = value()
         if not _is_ir(value):
             kind = type(value).__name__
-            raise CommandError(f"{name!r} is a {kind}, which returns no Ir")
+            raise CommandError(
+                f"{name!r} is a {kind}; expected an Ir or a function that returns one"
+            )
         return _below(value)
     if _is_ir(names.get("ir")):
         return _below(names["ir"])
     found = {k: v for k, v in names.items() if _is_ir(v)}
     different = {id(_below(value)) for value in found.values()}
     if len(different) != 1:
-        given = f"it has {', '.join(sorted(found))}" if found else "it has none"
-        raise CommandError(f"say which Ir, as {path}:NAME; {given}")
+        given = (
+            (f"it has several: {', '.join(sorted(found))}")
+            if found
+            else ("it has none")
+        )
+        raise CommandError(f"name the program's Ir, as in {path}:NAME; {given}")
     return _below(next(iter(found.values())))
 
 
@@ -121,7 +133,7 @@ def _told(path: Path) -> Iterator[None]:
     except (CommandError, KeyboardInterrupt):
         raise
     except SystemExit as end:
-        raise CommandError(f"the program ended itself ({end.code})") from None
+        raise CommandError(f"the program called sys.exit({end.code})") from None
     except BaseException as error:
         here = str(path.resolve())
         lines = [

@@ -106,8 +106,8 @@ def compile_whole(ir: Ir, check_order: bool = True) -> tuple[Program, bool]:
 
     if getattr(ir.options, "enableDistributedReplicatedGraphs", False):
         raise NotYet(
-            "a program of several instances cannot be written to a file: make the Ir "
-            "with the number of replicas instead of 'popdist'"
+            "a program of several instances cannot be written to a file; make "
+            "the Ir with a number of replicas instead of 'popdist'"
         )
     replicas = int(getattr(ir.options, "replicatedGraphCount", 1))
 
@@ -198,7 +198,7 @@ def _rest(ir: Ir, compiled: Program) -> list[Tensor]:
 def _data(variable: Tensor) -> Array:
     assert variable.data is not None
     if variable.dtype.is_complex:
-        raise IrError(f"{variable.id!r} is complex, which no file holds")
+        raise IrError(f"{variable.id!r} is complex, which a file cannot hold")
     return np.ascontiguousarray(to_carrier(variable.data)).reshape(variable.data.shape)
 
 

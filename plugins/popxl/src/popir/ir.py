@@ -382,7 +382,9 @@ class Ir:
     def check_open(self) -> None:
         """Raise IrError if a session was made of it."""
         if self.is_prepared:
-            raise IrError("the Ir cannot be changed any more: a session was made of it")
+            raise IrError(
+                "the Ir can no longer be changed, because a session was made of it"
+            )
 
 
 def called_by(graph: Graph) -> Iterable[Graph]:

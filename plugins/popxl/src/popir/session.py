@@ -391,7 +391,7 @@ def _check_scale(value: Array) -> None:
     scale = int(value)
     if not MIN_SCALE <= scale <= MAX_SCALE:
         raise ValueOutOfRange(
-            f"log2_scale is {scale}, it must be from {MIN_SCALE} to {MAX_SCALE}"
+            f"log2_scale is {scale}; it must be from {MIN_SCALE} to {MAX_SCALE}"
         )
 
 

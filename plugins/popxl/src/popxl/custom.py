@@ -98,7 +98,9 @@ class CustomOperator:
 def _record(operator: CustomOperator) -> Record:
     kind = operator.type or type(operator).__name__
     if kind in RECORDS:
-        raise ValueError(f"There is an operator {kind} already: set `type` of yours")
+        raise ValueError(
+            f"An operator {kind} exists already; set `type` of yours to another name"
+        )
     if not operator._has("onnx") and not operator._has("numpy"):
         raise NotImplementedError(f"{kind} overrides neither `onnx` nor `numpy`")
 

@@ -407,11 +407,12 @@ def _checked(tensor: Variable, data: Any) -> _Array:
         array = _host_array(data, downcast=False)
     if array.dtype != numpy_type:
         raise TypeError(
-            f"{tensor.id} has type {tensor.dtype}, the data are {array.dtype}"
+            f"{tensor.id} has type {tensor.dtype}, but the data are {array.dtype}"
         )
     if array.shape != tensor.shape_on_host:
         raise ValueError(
-            f"{tensor.id} has shape {tensor.shape_on_host}, the data {array.shape}"
+            f"{tensor.id} has shape {tensor.shape_on_host}, but the data have "
+            f"{array.shape}"
         )
     return array
 

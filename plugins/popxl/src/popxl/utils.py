@@ -45,7 +45,9 @@ def _to_device_info(
     manager = popart.DeviceManager()
     if device_type == "cpu":
         if units > 1:
-            raise ValueError(f"A 'cpu' device has one unit, {units} are needed")
+            raise ValueError(
+                f"A 'cpu' device has one unit, but the program needs {units}"
+            )
         return manager.createCpuDevice()
     if device_type == "ipu_model":
         return manager.createIpuModelDevice({"numIPUs": units})

@@ -60,7 +60,7 @@ def _columns(
     try:
         return columns_of(model, names)
     except UnknownType as step:
-        msg = f"{file}: {step}, does not show the types of its columns; "
+        msg = f"{file}: the types of its columns are unknown because of {step}; "
         msg += "--sample FILE takes them from rows (.csv, .parquet or .jsonl)"
         raise CommandError(msg) from None
 

@@ -53,7 +53,7 @@ def test_columns_of_csv(popgate: Call, gateway: ServedGateway, tmp_path: Path) -
     }
     (error,) = lines(tmp_path / "rows.csv.results.jsonl.errors.jsonl")
     assert (error["row"], error["id"]) == (2, "z")
-    assert "'what' is no FP32" in error["error"]
+    assert "'what' is not a value of FP32" in error["error"]
 
 
 def test_empty_cells_are_nan(
@@ -89,7 +89,9 @@ def test_named_inputs_of_jsonl(
     assert found[1]["outputs"]["output"] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     errors = {e["row"]: e for e in lines(tmp_path / "out.jsonl.errors.jsonl")}
     assert set(errors) == {2, 3, 4}
-    assert errors[2]["error"] == "no column B; there are A"
+    assert errors[2]["error"].startswith(
+        "no column B for the model's inputs; the columns are A"
+    )
     assert errors[3]["code"] == "invalid_input"
     assert errors[4]["error"].startswith("not JSON")
 

@@ -40,7 +40,7 @@ def test_a_server_that_is_taken_out_of_service(tmp_path: Path) -> None:
             ended = run_popgate("drain", f"unix:{managed}", "--timeout", "0")
             assert ended.returncode == 1, ended.stderr
             assert "1 in flight" in ended.stderr
-            assert "error: 1 request is left after 0 s" in ended.stderr
+            assert "error: 1 request is in flight after 0 s" in ended.stderr
 
             answer = served.client.get("/v1/health/ready")
             assert answer.status_code == 503

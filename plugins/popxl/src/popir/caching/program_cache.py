@@ -116,7 +116,7 @@ class ProgramCache:
 
         blobs = {blob.name: blob for blob in reader.opaque_blobs}
         if BLOB not in blobs:
-            raise ValueError("it has no compiled session")
+            raise ValueError("the file has no compiled session")
         about = json.loads(bytes(blobs[BLOB].blob.payload()))
         found = str(about["key"])
         if found != key:

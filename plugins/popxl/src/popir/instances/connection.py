@@ -27,7 +27,9 @@ def connect() -> Instances:
             # poprun marks its instances as ended, however they end.
             atexit.register(_connected[1].leave)
     if _connected[0] != pid:
-        raise RunError("a forked process is no instance: start instances with poprun")
+        raise RunError(
+            "a forked process cannot be an instance; start instances with poprun"
+        )
     return _connected[1]
 
 

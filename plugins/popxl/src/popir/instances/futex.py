@@ -27,7 +27,7 @@ _SECOND = ctypes.byref(_Time(1, 0))
 def check_machine() -> None:
     """Raise NotYet if this kind of processor is unknown."""
     if _call is None:
-        raise NotYet(f"several instances do not run on {_machine} processors yet")
+        raise NotYet(f"several instances are not supported on {_machine} processors")
 
 
 def fence() -> None:

@@ -73,12 +73,12 @@ def identity(environment: Mapping[str, str] | None = None) -> Identity:
     replicas = _number(given, REPLICAS, count)
     if not 0 <= index < count <= MOST:
         raise IrError(
-            f"the launcher says instance {index} of {count}; expected 0 to "
-            f"{count - 1} of at most {MOST}"
+            f"the launcher set instance {index} of {count}; expected 0 to "
+            f"{count - 1}, and at most {MOST} instances"
         )
     if replicas < 1 or replicas % count:
         raise IrError(
-            f"{REPLICAS} is {replicas}: it must be a multiple of the number of "
+            f"{REPLICAS} is {replicas}; it must be a multiple of the number of "
             f"instances ({count})"
         )
     return Identity(index, count, replicas, memory, _number(given, IPUS, 1))

@@ -52,8 +52,9 @@ def connection(this: Identity) -> Instances:
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (this.index, this.count):
         raise RunError(
-            f"the variables say instance {this.index} of {this.count}, MPI says "
-            f"{world.rank} of {world.size}: mpi4py must use the MPI of the launcher"
+            f"the environment has instance {this.index} of {this.count}, but "
+            f"MPI has {world.rank} of {world.size}; mpi4py must use the MPI of "
+            "the launcher"
         )
     _end_all_on_errors(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
@@ -187,7 +188,7 @@ class _Messages:
                         # Its earlier messages may still be in flight.
                         last = min(last, time.monotonic() + _LAST)
                         if time.monotonic() > last:
-                            raise RunError(f"instance {one} has left the program")
+                            raise RunError(f"instance {one} has ended")
 
 
 class _Opener:

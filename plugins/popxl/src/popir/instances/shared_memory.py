@@ -64,8 +64,8 @@ class SharedMemory:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise RunError(
-                f"the memory of the other instances cannot be opened: {error}; were "
-                "all started by one poprun, and is it still there?"
+                f"the memory of the other instances cannot be opened: {error}; "
+                "start all instances with one poprun, which must still run"
             ) from error
         row = -(-4 * count // _LINE) * _LINE
         self._notes = _LINE * count + row * count
@@ -129,7 +129,7 @@ class SharedMemory:
                 if (words[place] - wanted) & 0xFFFFFFFF < 0x80000000:
                     break
                 if words[bell + 1]:
-                    raise RunError(f"instance {other} has left the program")
+                    raise RunError(f"instance {other} has ended")
                 if not wait(self._address + _LINE * other, heard):
                     self._check_launcher()
         fence()

@@ -74,7 +74,7 @@ def compile_ir(
     Raises IrError if the program is wrong, NotYet for what does not run yet.
     """
     if not any(graph.operators for graph in ir.reachable()):
-        raise IrError("the Ir has no graphs: there is no operator to run")
+        raise IrError("the Ir has no graphs, so it has no operator to run")
     if check:
         for graph in ir.reachable():
             check_order(graph)
@@ -143,8 +143,8 @@ def _check_groups(ir: Ir, replicas: int) -> None:
     for name, groups in (*of_variables, *of_operators):
         if groups is not None and groups.num_replicas != replicas:
             raise IrError(
-                f"{name} has groups of {groups.num_replicas} replicas; there are "
-                f"{replicas}"
+                f"{name} has groups of {groups.num_replicas} replicas, but the "
+                f"Ir has {replicas}"
             )
 
 

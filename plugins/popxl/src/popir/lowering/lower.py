@@ -226,7 +226,7 @@ class Lowering:
             self._function(operator, [each.get() for each in stored], scope)
             return
         if record.lower is None:
-            raise NotYet(f"the operator {operator.type} does not run yet")
+            raise NotYet(f"the operator {operator.type} is not supported")
         values = [each.get() for each in stored]
         if self._check_scales and operator.type in SCALED:
             handle = f"scale_{operator.id}"

@@ -109,7 +109,8 @@ class _Unrolling:
         total = sum(sizes) * len(self._all)
         if total > MOST_ROWS:
             raise NotYet(
-                f"its remote buffers have {total} bytes; a file holds up to {MOST_ROWS}"
+                f"its remote buffers have {total} bytes; a file can hold up to "
+                f"{MOST_ROWS}"
             )
 
     def _metadata(self) -> Metadata:
@@ -224,8 +225,8 @@ class _Unrolling:
     def _check_all(self, there: Sequence[int], what: str) -> None:
         if len(there) < len(self._all):
             raise NotYet(
-                f"{what} is in a branch that replicas take by themselves; a file "
-                "cannot say that"
+                f"{what} is in a branch that each replica takes by itself, "
+                "which a file cannot express"
             )
 
     def _info(self, variable: str) -> TensorInfo:

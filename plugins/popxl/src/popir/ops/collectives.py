@@ -178,7 +178,9 @@ def _sliced(call: Call) -> list[Spec]:
     count = call["group_size"]
     at = axis_of(call["axis"], len(spec.shape))
     if not spec.shape or spec.shape[at] % count:
-        raise IrError(f"axis {at} of {spec.shape} is no {count} equal blocks")
+        raise IrError(
+            f"axis {at} of {spec.shape} cannot be split into {count} equal blocks"
+        )
     length = spec.shape[at] // count
     middle: Shape = () if length == 1 else (length,)
     return [Spec(spec.dtype, (*spec.shape[:at], *middle, *spec.shape[at + 1 :]))]

@@ -201,7 +201,7 @@ def _infer_top(call: Call) -> list[Spec]:
     (spec,) = call.inputs
     axis = axis_of(call["axis"], len(spec.shape))
     if not 0 <= call["k"] <= spec.shape[axis]:
-        raise IrError(f"k is {call['k']}, the axis has {spec.shape[axis]} elements")
+        raise IrError(f"k is {call['k']}, but the axis has {spec.shape[axis]} elements")
     shape = list(spec.shape)
     shape[axis] = call["k"]
     return [Spec(spec.dtype, tuple(shape)), Spec(INT32, tuple(shape))]

@@ -27,7 +27,7 @@ def _infer_resize(call: Call) -> list[Spec]:
         )
     sizes = tuple(map(_size, spec.shape, scales))
     if min(sizes, default=1) < 1:
-        raise IrError(f"scale factors {list(scales)} leave nothing of {spec.shape}")
+        raise IrError(f"scale factors {list(scales)} leave no element of {spec.shape}")
     return [Spec(spec.dtype, sizes)]
 
 

@@ -70,7 +70,7 @@ def _infer_transpose(call: Call) -> list[Spec]:
     (spec,) = call.inputs
     given = list(call["order"])
     if sorted(given) != list(range(len(spec.shape))):
-        raise IrError(f"{given} is no permutation of {len(spec.shape)} axes")
+        raise IrError(f"{given} is not a permutation of {len(spec.shape)} axes")
     return [Spec(spec.dtype, tuple(spec.shape[axis] for axis in given))]
 
 
@@ -121,7 +121,7 @@ def _infer_slice(call: Call) -> list[Spec]:
         if step not in (None, 1, -1) and not call["any_step"]:
             raise IrError(f"a slice takes steps of 1 and -1, not {step}; see subsample")
         if step == 0:
-            raise IrError("a step of 0 leads nowhere")
+            raise IrError("a step must not be 0")
         axis_of(axis, len(spec.shape))
     return [Spec(spec.dtype, tuple(len(kept) for kept in _ranges(call)))]
 

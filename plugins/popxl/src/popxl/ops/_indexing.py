@@ -46,7 +46,7 @@ def _by_slices(t: Tensor, parts: tuple[Any, ...]) -> Tensor:
     dropped: list[int] = []
     for axis, part in enumerate(parts):
         if isinstance(part, bool | np.bool_):
-            raise TypeError("A bool is no index; an array of them is")
+            raise TypeError("A bool is not an index; use an array of bools")
         if isinstance(part, slice):
             step = 1 if part.step is None else operator.index(part.step)
             starts.append(part.start)

@@ -81,7 +81,7 @@ def squeeze(t: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     else:
         dropped = [handle_negative_axis(t, axis) for axis in axes]
         if len(set(dropped)) != len(dropped):
-            raise ValueError(f"axes has an axis twice: {list(axes)}")
+            raise ValueError(f"axes contains an axis twice: {list(axes)}")
         for axis in dropped:
             if not 0 <= axis < t.rank:
                 raise ValueError(f"axis {axis} is beyond the rank {t.rank}")
@@ -172,7 +172,10 @@ def split(t: Tensor, splits: int | list[int], axis: int = 0) -> list[Tensor]:
     if isinstance(splits, int):
         size = t.shape[axis]
         if splits < 1 or size % splits:
-            raise ValueError(f"axis {axis} of length {size} is no {splits} equal parts")
+            raise ValueError(
+                f"axis {axis} of length {size} cannot be split into {splits} equal "
+                "parts"
+            )
         sizes = [size // splits] * splits
     else:
         sizes = [int(each) for each in splits]

@@ -40,7 +40,7 @@ def host_store(d2h_stream: DeviceToHostStream, t: Tensor) -> None:
 
 def code_copy(graph: Graph, source: str, destination: str) -> NoReturn:
     """Raise NotImplementedError, as the original does."""
-    raise NotImplementedError("code_copy is not there")
+    raise NotImplementedError("code_copy is not supported")
 
 
 def remote_code_load(graph: Graph, destination: str) -> None:
@@ -51,5 +51,7 @@ def remote_code_load(graph: Graph, destination: str) -> None:
             f"{graph.id!r}"
         )
     if destination != "executable":
-        raise NotImplementedError(f"destination {destination!r}: only 'executable' is")
+        raise NotImplementedError(
+            f"destination {destination!r}: only 'executable' is supported"
+        )
     emit_op("RemoteCodeLoad", {}, [], {"graph": graph._below})

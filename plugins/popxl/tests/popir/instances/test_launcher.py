@@ -115,21 +115,21 @@ def test_one_fails() -> None:
 def test_one_ends_early() -> None:
     done = ended(command(2, 2, "one_ends"))
     assert done.returncode == 1
-    assert "instance 1 has left the program" in done.stderr
+    assert "instance 1 has ended" in done.stderr
     assert "poprun: instance 0 ended with exit code 1" in done.stderr
 
 
 def test_one_of_a_pair_ends_early() -> None:
     done = ended(command(4, 4, "one_of_a_pair_ends"))
     assert done.returncode == 1
-    assert "instance 1 has left the program" in done.stderr
+    assert "instance 1 has ended" in done.stderr
     assert "poprun: instance 3 ended with exit code 1" in done.stderr
 
 
 def test_one_leaves_and_stays() -> None:
     done = ended(command(2, 2, "one_stays"))
     assert done.returncode == 1
-    assert "instance 1 has left the program" in done.stderr
+    assert "instance 1 has ended" in done.stderr
 
 
 def test_instances_that_run_different_programs() -> None:

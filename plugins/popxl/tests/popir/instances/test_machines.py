@@ -86,7 +86,7 @@ def test_values_of_several_pieces(instances: int) -> None:
     ("program", "words"),
     [
         ("one_fails", "ValueError: no more data"),
-        ("one_ends", "instance 1 has left the program"),
+        ("one_ends", "instance 1 has ended"),
         ("others", "have left the lockstep"),
     ],
 )
@@ -103,7 +103,7 @@ def test_the_second_instance_of_a_machine_ends_early() -> None:
     # Its partner, the second of the other machine, waits for it by MPI.
     done = ended(4, "one_of_a_pair_ends")
     assert done.returncode != 0
-    assert "instance 1 has left the program" in done.stderr
+    assert "instance 1 has ended" in done.stderr
     assert "instance 3 ended with RunError" in done.stderr
 
 
@@ -111,7 +111,7 @@ def test_the_second_instance_of_a_machine_ends_early() -> None:
 def test_one_leaves_and_stays(instances: int) -> None:
     done = ended(instances, "one_stays")
     assert done.returncode != 0
-    assert "instance 1 has left the program" in done.stderr
+    assert "instance 1 has ended" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

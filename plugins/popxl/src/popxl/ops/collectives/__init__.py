@@ -118,7 +118,9 @@ def replicated_slice(
     members = _members(group)
     size = members["group_size"]
     if isinstance(t, Tensor) and t.rank and t.shape[axis] % size:
-        raise ValueError(f"axis {axis} of {t.shape} is no {size} equal blocks")
+        raise ValueError(
+            f"axis {axis} of {t.shape} cannot be split into {size} equal blocks"
+        )
     given = {"axis": axis, **members}
     return _emit("ReplicatedSlice", t, _named(t, "replicated_slice"), **given)
 
