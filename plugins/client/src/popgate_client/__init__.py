@@ -1,6 +1,6 @@
 """Clients of inference servers: NumPy in, NumPy out.
 
-A core without input or output decides what is sent and interprets answers. Two thin
+A core without input or output makes the requests and interprets the answers. Two thin
 drivers send it, blocking (`Client`) and in an event loop (`AsyncClient`). Runs in the
 user's program. May import no other package of PopGate.
 """

@@ -1,4 +1,4 @@
-"""The client for event loops: the names of the blocking one, awaited."""
+"""The client for event loops, with the names of the blocking client, awaited."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """Run a model once. Return the outputs, by name. As `Client.infer`."""
+        """Run a model once, as `Client.infer` does. Return the outputs, by name."""
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
         )
@@ -116,10 +116,8 @@ class AsyncClient:
         normalize: bool | None = None,
         timeout: float | None = None,
     ) -> Array:
-        """Return the vectors of strings, one row for each; one vector for a single
-        string.
-
-        As `Client.embed`.
+        """Return the vectors of strings, as `Client.embed` does: one row for each, or
+        one vector for a single string.
         """
         parameters = {
             "prompt_name": prompt,
@@ -181,7 +179,9 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> AsyncIterator[Outputs]:
-        """Yield the responses of a model that gives several, as `Client.stream`."""
+        """Yield the responses of a model that returns several, as `Client.stream`
+        does.
+        """
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
         )
@@ -201,8 +201,8 @@ class AsyncClient:
         stream: bool = False,
         **inputs: Any,
     ) -> bytes:
-        """Return a request of `infer`, or of `stream`, as the bytes of HTTP that it
-        would send: for load generators, which send them to `address` again and again.
+        """Return a request of `infer` or `stream` as bytes of HTTP. Load generators
+        send it to `address` repeatedly.
         """
         given = inputs_of(value, inputs)
         options = call_options(None, parameters, 0, "", None, None)
@@ -249,7 +249,7 @@ class AsyncClient:
         sequence_id: int | str | None = None,
         close: bool = True,
     ) -> AsyncSequence:
-        """Return requests to a model with a state, as `Client.sequence`."""
+        """Return requests to a model with a state, as `Client.sequence` does."""
         return AsyncSequence(AsyncModel(self, model, version), sequence_id, close=close)
 
     # The server
@@ -263,8 +263,9 @@ class AsyncClient:
         return await self.run(self._core.says_yes(ready_path(model, version)))
 
     async def wait_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
-        """Wait until the server, or a model, takes requests. DeadlineExceeded after
-        `timeout` seconds."""
+        """Wait until the server, or a model, accepts requests. Raises DeadlineExceeded
+        after `timeout` seconds.
+        """
         path = ready_path(model)
         await self.run(self._core.wait_until(path, timeout, model or self._options.url))
 
@@ -296,8 +297,9 @@ class AsyncClient:
         parameters: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | str | None = None,
     ) -> None:
-        """Load a model, or load it again. Returns when it is ready. `config` is in the
-        form of `config`."""
+        """Load a model, or load it again; return when it is ready. `config` is a
+        configuration in the form that the method `config` returns.
+        """
         document = load_parameters(parameters, config)
         await self.ask("POST", repository_path(model, "load"), document)
 
@@ -309,7 +311,7 @@ class AsyncClient:
     # How it is done
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run the steps, which send, wait and receive, and return their result."""
+        """Run the steps of a call, and return their result."""
         try:
             ask = next(steps)
             while True:
@@ -367,7 +369,7 @@ class AsyncClient:
         return self._http
 
     async def close(self) -> None:
-        """Close the connections. Calls afterwards are refused."""
+        """Close the connections, and refuse further calls."""
         self._closed = True
         if self._pool is not None:
             self._pool.close()
@@ -391,7 +393,7 @@ class AsyncClient:
 
 
 class AsyncModel:
-    """A model of a server, as a function: `Client.infer` with its name filled in."""
+    """A model of a server as a function: `Client.infer` for this model."""
 
     def __init__(self, client: AsyncClient, name: str, version: str = "") -> None:
         self.client = client
@@ -399,25 +401,27 @@ class AsyncModel:
         self.version = version
 
     async def __call__(self, value: Any = None, /, **arguments: Any) -> Outputs:
-        """Run it once, with the arguments of `Client.infer`."""
+        """Run the model once, with the arguments of `Client.infer`."""
         return await self.client.infer(
             self.name, value, version=self.version, **arguments
         )
 
     def stream(self, value: Any = None, /, **arguments: Any) -> AsyncIterator[Outputs]:
-        """Yield its responses as they come, with the arguments of `Client.stream`."""
+        """Yield the model's responses as they come, with the arguments of
+        `Client.stream`.
+        """
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> AsyncSequence:
-        """Return requests that follow each other, as `Client.sequence`."""
+        """Return requests of one sequence, as `Client.sequence` does."""
         return AsyncSequence(self, sequence_id)
 
     async def metadata(self) -> Any:
-        """Return its inputs and outputs."""
+        """Return the model's inputs and outputs."""
         return await self.client.metadata(self.name, version=self.version)
 
     async def ready(self) -> bool:
-        """Return whether it accepts requests."""
+        """Return whether the model accepts requests."""
         return await self.client.ready(self.name, version=self.version)
 
     def __repr__(self) -> str:
@@ -447,7 +451,7 @@ class AsyncSequence:
         timeout: float | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """Send the next request; with `end` the last one."""
+        """Send the next request; if `end`, it is the last one."""
         if self.ended:
             raise ClientError(f"sequence {self.id} has ended")
         given = inputs_of(value, inputs)

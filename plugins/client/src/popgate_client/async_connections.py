@@ -73,7 +73,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._room.set()
 
     async def exchange(self, ask: Exchange) -> Answer:
-        """Send a request and wait for its answer, however long."""
+        """Send a request and wait for its answer without limit."""
         assert self._transport is not None
         self._reader.reset()
         loop = asyncio.get_running_loop()

@@ -34,9 +34,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """Calls models of a server:
-
-    PopGate, Triton, or any other of the Open Inference Protocol. NumPy in, NumPy out.
+    """Calls models of a server of the Open Inference Protocol: PopGate, Triton, others.
 
         with Client("http://127.0.0.1:8000") as client:
             outputs = client.infer("digits", image=pixels)
@@ -44,28 +42,32 @@ class Client:
             digits = client["digits"]                 # the same, as a function
             digits(pixels, outputs=["digit"], timeout=0.5)
 
-    Values are arrays, numbers, strings, or lists of them; they are converted to the
-    model's type if only precision is lost. They travel as binary tensors if the
+    Values are arrays, numbers, strings, or lists of them. They are converted to the
+    model's type if only precision is lost. They are sent as binary tensors if the
     server's metadata says that it reads them, else as JSON.
 
-    `url`: ``http://…``, ``https://…`` (also with a path in front of ``/v2``) or
-    ``unix:PATH`` (``unix:PATH:/base`` with such a path); default: the environment's
-    `POPGATE_URL`, else this machine's port 8000. `timeout`: seconds for a whole call,
-    attempts and waits included, which the server is told; None: no limit.
-    `retries`: how often a call is tried again that no server has seen
-    (connection refused) or that one has refused (429, 503), after
-    `Retry-After` or 0.05 s and more; a request of a sequence is never sent again after
-    503, and none that ended without an answer. `idempotent`: a call may run twice, so
-    those that ended without an answer are tried again too, and those that a proxy
-    answered for a server it had lost (500 and 502 without a code), but for requests of
-    a sequence. `max_connections`: open at the same time; calls beyond wait.
-    `max_answer`: bytes of one answer. `api_key`: sent as ``Authorization: Bearer``.
-    `headers`: sent with every request. `encoding`: ``json``, ``binary``, ``msgpack`` or
-    ``npy`` instead of the one found. `verify`, `cert`, `proxy`: as httpx has them;
-    `SSL_CERT_FILE` names other authorities.
-    `http_client`: an `httpx.Client` that sends everything (and is not closed). Without
-    one, plain HTTP goes over connections of our own, which cost a tenth, TLS, proxies
-    and streams over httpx.
+    - `url`: ``http://…``, ``https://…`` or ``unix:PATH``. A path in front of ``/v2`` is
+      part of the URL, as in ``unix:PATH:/base``. The default is the environment's
+      `POPGATE_URL`, else this machine's port 8000.
+    - `timeout`: seconds for a whole call, with retries and pauses. The server receives
+      it too. None: no limit.
+    - `connect_timeout`: seconds for a new connection.
+    - `retries`: how often to retry a call that no server has received (connection
+      refused), or that a server has refused (429, 503). The pause is `Retry-After`, or
+      0.05 s and more. A request of a sequence is not retried after 503.
+    - `idempotent`: a call may run twice. Calls without an answer are then retried too,
+      and calls that a proxy answered for a lost server (500 and 502 without a code).
+      Requests of a sequence are not.
+    - `max_connections`: most open connections; further calls wait.
+    - `max_answer`: most bytes of one answer.
+    - `api_key`: sent as ``Authorization: Bearer``.
+    - `headers`: sent with every request.
+    - `encoding`: ``json``, ``binary``, ``msgpack`` or ``npy``, instead of the client's
+      own choice.
+    - `verify`, `cert`, `proxy`: as in httpx. `SSL_CERT_FILE` names other authorities.
+    - `http_client`: an `httpx.Client` that sends everything; `close` leaves it open.
+      Without one, plain HTTP uses connections of this package, which cost a tenth.
+      TLS, proxies and streams use httpx.
 
     Thread-safe. In a forked process it opens connections of its own. Raises
     `ClientError`: InvalidRequest, NotFound, AuthenticationError, Unavailable,
@@ -125,10 +127,11 @@ class Client:
             client.infer("m", {"a-b": x, "timeout": y}) # names that are no keywords
             client.infer("m", x=x, outputs={"scores": {"classification": 3}})
 
-        `outputs`: names, or options for each; default: all. `parameters`: of the
-        request, for the model. `priority`: 1 is the highest, 0 the model's own.
-        `request_id` comes back in `Outputs.id`, and is in errors. `timeout`: seconds,
-        in place of the client's.
+        - `outputs`: names, or options for each. Default: all outputs.
+        - `parameters`: parameters of the request, for the model.
+        - `priority`: a level, 1 is the highest; 0: the model's default.
+        - `request_id`: an id, which `Outputs.id` and errors contain too.
+        - `timeout`: seconds, instead of the client's.
         """
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
@@ -217,12 +220,13 @@ class Client:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Iterator[Outputs]:
-        """Yield the responses of a model that gives several, as they come (PopGate).
+        """Yield the responses of a model that returns several, as they come (PopGate
+        only).
 
             for outputs in client.stream("steps", n=[5]):
                 print(outputs["y"])
 
-        Closing the iterator ends the request. Never sent twice.
+        Closing the iterator ends the request. The request is never retried.
         """
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
@@ -242,8 +246,8 @@ class Client:
         stream: bool = False,
         **inputs: Any,
     ) -> bytes:
-        """Return a request of `infer`, or of `stream`, as the bytes of HTTP that it
-        would send: for load generators, which send them to `address` again and again.
+        """Return a request of `infer` or `stream` as bytes of HTTP. Load generators
+        send it to `address` repeatedly.
         """
         given = inputs_of(value, inputs)
         options = call_options(None, parameters, 0, "", None, None)
@@ -298,9 +302,10 @@ class Client:
                 run(x=[1.0])
                 run(x=[2.0], end=True)
 
-        The first carries the start. A block that is left without `end` sends one more
-        request, of zeros, that ends the sequence, and drops its answer; with `close`
-        False, or after an error, the server ends it when it was idle for long enough.
+        The first request starts the sequence. If the block is left without `end`, the
+        client ends the sequence by one more request, of zeros, and drops its answer. If
+        `close` is False, or after an error, the server ends the sequence when it has
+        been idle for long enough.
         """
         return Sequence(Model(self, model, version), sequence_id, close=close)
 
@@ -315,8 +320,9 @@ class Client:
         return self.run(self._core.says_yes(ready_path(model, version)))
 
     def wait_ready(self, model: str = "", *, timeout: float = 60.0) -> None:
-        """Wait until the server, or a model, takes requests. DeadlineExceeded after
-        `timeout` seconds."""
+        """Wait until the server, or a model, accepts requests. Raises DeadlineExceeded
+        after `timeout` seconds.
+        """
         path = ready_path(model)
         self.run(self._core.wait_until(path, timeout, model or self._options.url))
 
@@ -348,8 +354,9 @@ class Client:
         parameters: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | str | None = None,
     ) -> None:
-        """Load a model, or load it again. Returns when it is ready. `config` is in the
-        form of `config`."""
+        """Load a model, or load it again; return when it is ready. `config` is a
+        configuration in the form that the method `config` returns.
+        """
         document = load_parameters(parameters, config)
         self.ask("POST", repository_path(model, "load"), document)
 
@@ -361,7 +368,7 @@ class Client:
     # How it is done
 
     def run(self, steps: Steps[T]) -> T:
-        """Run the steps, which send, wait and receive, and return their result."""
+        """Run the steps of a call, and return their result."""
         try:
             ask = next(steps)
             while True:
@@ -418,7 +425,7 @@ class Client:
         return self._http
 
     def close(self) -> None:
-        """Close the connections. Calls afterwards are refused."""
+        """Close the connections, and refuse further calls."""
         self._closed = True
         if self._pool is not None:
             self._pool.close()
@@ -442,7 +449,7 @@ class Client:
 
 
 class Model:
-    """A model of a server, as a function: `Client.infer` with its name filled in."""
+    """A model of a server as a function: `Client.infer` for this model."""
 
     def __init__(self, client: Client, name: str, version: str = "") -> None:
         self.client = client
@@ -450,23 +457,25 @@ class Model:
         self.version = version
 
     def __call__(self, value: Any = None, /, **arguments: Any) -> Outputs:
-        """Run it once, with the arguments of `Client.infer`."""
+        """Run the model once, with the arguments of `Client.infer`."""
         return self.client.infer(self.name, value, version=self.version, **arguments)
 
     def stream(self, value: Any = None, /, **arguments: Any) -> Iterator[Outputs]:
-        """Yield its responses as they come, with the arguments of `Client.stream`."""
+        """Yield the model's responses as they come, with the arguments of
+        `Client.stream`.
+        """
         return self.client.stream(self.name, value, version=self.version, **arguments)
 
     def sequence(self, sequence_id: int | str | None = None) -> Sequence:
-        """Return requests that follow each other, as `Client.sequence`."""
+        """Return requests of one sequence, as `Client.sequence` does."""
         return Sequence(self, sequence_id)
 
     def metadata(self) -> Any:
-        """Return its inputs and outputs."""
+        """Return the model's inputs and outputs."""
         return self.client.metadata(self.name, version=self.version)
 
     def ready(self) -> bool:
-        """Return whether it accepts requests."""
+        """Return whether the model accepts requests."""
         return self.client.ready(self.name, version=self.version)
 
     def __repr__(self) -> str:
@@ -496,7 +505,7 @@ class Sequence:
         timeout: float | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """Send the next request; with `end` the last one."""
+        """Send the next request; if `end`, it is the last one."""
         if self.ended:
             raise ClientError(f"sequence {self.id} has ended")
         given = inputs_of(value, inputs)

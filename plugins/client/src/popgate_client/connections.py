@@ -153,7 +153,7 @@ class Pool:
         return answer
 
     def _take(self, deadline: float) -> Connection | None:
-        """Return a connection that is open, or None for the right to open one."""
+        """Return an open connection, or None if the caller may open one."""
         with self._changed:
             while True:
                 if self._closed:

@@ -94,7 +94,7 @@ class Core:
         *,
         stream: bool,
     ) -> Steps[bytes]:
-        """Return a request as the bytes that are sent, head and all."""
+        """Return a request as the bytes to send, including its head."""
         known, inputs = yield from self._asked(model, version, value)
         make = known.stream if stream else known.request
         request, parts = make(inputs, options, self.options.timeout)
@@ -113,8 +113,8 @@ class Core:
     def _asked(
         self, model: str, version: str, value: Any
     ) -> Steps[tuple[KnownModel, Mapping[str, Any]]]:
-        """Return the model, whose description is requested the first time, and its
-        inputs by name.
+        """Return the model and its inputs by name. The first call requests its
+        description.
         """
         known = self._models.get((model, version))
         if known is None:
@@ -164,8 +164,8 @@ class Core:
         return _object(answer)
 
     def _learn(self, model: str, version: str) -> Steps[KnownModel]:
-        """Learn the model's inputs, and whether the server reads binary tensors. For a
-        server that does not say, values keep their own types.
+        """Learn the model's inputs, and whether the server reads binary tensors. If the
+        server does not describe the model, values keep their own types.
         """
         path = _model_path(model, version)
         encoding = self.options.encoding
@@ -290,13 +290,13 @@ class Core:
     def _pause(
         self, error: ClientError, attempt: int, deadline: float, *, safe: bool
     ) -> float:
-        """Return seconds until the next attempt.
+        """Return seconds until the next attempt. Raises the error if the call must not
+        be retried.
 
-        Raises the error if there is to be none.
-
-        A call is retried if no server has received it, or if one has refused it.
-        `safe`: also if it may have begun and the answer says so (a lost device). A call
-        without an answer is retried only if the user says that calls may run twice.
+        A call is retried if no server has received it, or if a server has refused it.
+        If `safe`, it is also retried if the answer says that it may have begun (a lost
+        device). A call without an answer is retried only if calls may run twice
+        (`idempotent`).
         """
         refused = isinstance(error, Unavailable) and (
             error.status == 429 or (safe and error.status == 503)
@@ -304,7 +304,7 @@ class Core:
         unseen = isinstance(error, ConnectionFailed) and not error.sent
         again = refused or unseen
         if safe and self.options.idempotent and not again:
-            # The answer of a proxy without its server: inference servers send codes, or
+            # A proxy without its server sent this: inference servers send codes, or
             # JSON.
             lost = error.status in (500, 502) and not error.code
             again = lost or isinstance(error, ConnectionFailed)
@@ -354,7 +354,7 @@ def model_path(model: str = "", version: str = "") -> str:
 
 
 def ready_path(model: str = "", version: str = "") -> str:
-    """Return the path that says whether a model, or the server, accepts requests."""
+    """Return the path of the readiness check of a model, or of the server."""
     return f"{_model_path(model, version)}/ready" if model else "/v2/health/ready"
 
 

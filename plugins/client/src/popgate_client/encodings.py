@@ -24,7 +24,7 @@ from popgate_client.tensors import (
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-#: Pieces of a body, sent one behind the other.
+#: Pieces of a body, sent one after the other.
 Parts: TypeAlias = "list[bytes | Array]"
 #: Names of outputs, or options for each: ``{"scores": {"classification": 3}}``.
 Wanted: TypeAlias = "Sequence[str] | Mapping[str, Mapping[str, Any]]"
@@ -109,14 +109,14 @@ def encode(
     *,
     events: bool = False,
 ) -> tuple[dict[str, str], Parts]:
-    """Return headers and body of a request; `events`: request a stream of JSON as
-    answer.
+    """Return headers and body of a request. If `events`, it requests a stream of
+    JSON.
     """
     media = CONTENT_TYPES[encoding]
     headers = {"Content-Type": media}
     if events:
         headers["Accept"] = "text/event-stream"
-    elif encoding is not Encoding.npy:  # .npy would rule out several outputs
+    elif encoding is not Encoding.npy:  # .npy cannot carry several outputs
         headers["Accept"] = media
     if encoding is Encoding.npy:
         return headers, [_npy(tensors)]
@@ -190,7 +190,7 @@ def _decode_binary(answer: Answer) -> Outputs:
 
 
 def outputs_of(document: Mapping[str, Any]) -> Outputs:
-    """Return the outputs of a document that is whole in itself."""
+    """Return the outputs of a document without binary tensors behind it."""
     outputs = Outputs()
     datatypes = {}
     for output in document["outputs"]:

@@ -1,4 +1,4 @@
-"""Errors of a call, each named after the person who must act."""
+"""Errors of a call, by the person who must act."""
 
 from __future__ import annotations
 
@@ -41,13 +41,11 @@ class InvalidRequest(ClientError, ValueError):
 
 
 class NotFound(ClientError, LookupError):
-    """There is no such model, version or path: you must act."""
+    """The model, version or path does not exist: you must act."""
 
 
 class AuthenticationError(ClientError):
-    """A key or a header is missing or wrong, or does not allow the call: you
-    must act.
-    """
+    """A key or header is missing, wrong, or does not allow the call: you must act."""
 
 
 class Unavailable(ClientError):
@@ -64,7 +62,7 @@ class ConnectionFailed(Unavailable, ConnectionError):
 
 
 class DeadlineExceeded(ClientError, TimeoutError):
-    """The result was not there in time, as the server or this side says."""
+    """The result was not ready in time; the server or the client stopped waiting."""
 
 
 class ServerError(ClientError):
@@ -92,7 +90,7 @@ _UNKNOWN_MODEL = "Request for unknown model"
 def error_of(
     status: int, text: str, code: str, request_id: str, retry_after: float | None
 ) -> ClientError:
-    """Return the error that an answer other than 200 means."""
+    """Return the error for an answer whose status is not 200."""
     kind = _BY_STATUS.get(status)
     if kind is None:
         kind = InvalidRequest if 400 <= status < 500 else ServerError

@@ -94,8 +94,8 @@ class AnswerReader:
         return self._read_head(begin)
 
     def ended(self) -> Answer:
-        """Return the answer that the end of the connection completes. Raises
-        `ConnectionFailed` if the answer is incomplete or missing.
+        """Return the answer that ends with the connection. Raises `ConnectionFailed` if
+        the answer is incomplete or missing.
         """
         if self._chunked is not None and self._chunked.until_end:
             assert self._answer is not None
@@ -166,7 +166,7 @@ class AnswerReader:
 
 
 class _Chunks:
-    """A body without a Content-Length."""
+    """A chunked body, which has no Content-Length."""
 
     def __init__(self, limit: int, *, until_end: bool = False) -> None:
         self.until_end = until_end
@@ -177,7 +177,7 @@ class _Chunks:
         self._trailer = False
 
     def feed(self, data: memoryview) -> bool:
-        """Process bytes; returns whether the body is complete."""
+        """Process bytes; return whether the body is complete."""
         if self.until_end:
             self.data += data
             self._check(0)

@@ -59,7 +59,9 @@ class KnownModel:
         self._prepared: dict[Any, Prepared] = {}
 
     def named(self, model: str, value: Any) -> Mapping[str, Any]:
-        """Return values by name, given all of them or that of the only input."""
+        """Return values by name, from a mapping of all of them or from the value of the
+        only input.
+        """
         if isinstance(value, Mapping):
             return value
         try:
@@ -83,7 +85,7 @@ class KnownModel:
         options: CallOptions,
         limit: float | None,
     ) -> tuple[Prepared, Parts]:
-        """Return the request to send; the part before the tensors is prepared once for
+        """Return the request to send. The part before the tensors is prepared once for
         each combination of shapes.
         """
         if not self.binary:

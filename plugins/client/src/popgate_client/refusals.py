@@ -1,4 +1,4 @@
-"""Answers that are errors, as errors."""
+"""Conversion of answers with an error status to exceptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stream_error(document: Mapping[str, Any]) -> ClientError:
 
 
 def answer_error(answer: Answer, request_id: str = "") -> ClientError:
-    """Return the error that an answer other than 200 means."""
+    """Return the error for an answer whose status is not 200."""
     document: Any = None
     try:
         document = loads(answer.body)

@@ -34,7 +34,7 @@ def client_options(
     cert: Any,
     proxy: str | None,
 ) -> tuple[Options, dict[str, Any], bool]:
-    """Return options, arguments for httpx, and whether plain connections do."""
+    """Return options, arguments for httpx, and whether plain connections suffice."""
     try:
         found = None if encoding is None else Encoding(encoding)
     except ValueError:
@@ -80,7 +80,7 @@ def call_options(
 
 
 def inputs_of(value: Any, inputs: Mapping[str, Any]) -> Any:
-    """Return values by name, or that of the only input."""
+    """Return values by name, or the value of the only input."""
     if not inputs:
         return {} if value is None else value
     if value is None:

@@ -17,8 +17,8 @@ T = TypeVar("T")
 class Prepared(NamedTuple):
     """A request without its tensors:
 
-    `head` is the part before them, including the document. The other fields say the
-    same for another HTTP client.
+    `head` is the part before them, including the document. The other fields have the
+    same content for another HTTP client.
     """
 
     method: str
@@ -40,7 +40,7 @@ class Exchange(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Wait so many seconds."""
+    """A pause of so many seconds."""
 
     seconds: float
 

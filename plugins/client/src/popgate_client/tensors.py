@@ -32,8 +32,9 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named array as it travels: of the datatype's dtype, C-contiguous; BYTES as
-    `bytes` objects, BF16 as float32."""
+    """A named array to send or received. It has the datatype's dtype and is
+    C-contiguous. BYTES are `bytes` objects, BF16 is float32.
+    """
 
     name: str
     datatype: str
@@ -74,8 +75,8 @@ def tensor_of(
 ) -> Tensor:
     """Return the tensor for a value: an array, numbers, strings, or lists of them.
 
-    `datatype` and `shape` are the model's; without a datatype the value's own type
-    counts. Numbers are converted if only precision is lost. Missing leading dimensions
+    `datatype` and `shape` are the model's. Without a datatype the value's own type
+    applies. Numbers are converted if only precision is lost. Missing leading dimensions
     of 1 are added; a list for a column ``[-1, 1]`` is its rows. None is NaN for a
     float. Raises `InvalidRequest`.
     """

@@ -1,4 +1,4 @@
-"""TLS of clients: which authorities they trust."""
+"""TLS of clients: the authorities that they trust."""
 
 from __future__ import annotations
 

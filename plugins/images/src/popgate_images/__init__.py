@@ -1,6 +1,7 @@
-"""Pictures as inputs: a section ``[image]`` lets a model of numbers take JPEG and PNG.
+"""Pictures as inputs: with a section ``[image]`` a model of numbers takes JPEG and PNG.
 
-`config` is the section, `plan` how a picture becomes numbers, `picture` does it,
-`decoder_process` in a process of its own that `decoders` starts and talks to, and
-`scheduler` stands before the model. Pillow is imported in the decoding process only.
+`config` is the section. `planning` makes a plan from it, by which `picture` turns a
+picture into numbers. `decoder_process` is the process that does this, `decoders` starts
+and calls it, and `scheduler` passes the numbers to the model. Pillow is imported in the
+decoding process only.
 """

@@ -1,9 +1,9 @@
 """The processes that decode pictures, as the gateway sees them.
 
-Belongs to the event loop's thread. A process is started when a picture waits and none
-is free, up to `MOST`, and decodes one picture at a time. If the process dies, or is
-killed because it takes too long, its picture fails, and the next picture starts
-another.
+Belongs to the event loop's thread. If a picture waits and no process is free, another
+one is started, up to `MOST`. A process decodes one picture at a time. If the process
+dies, or is killed because it takes too long, its picture fails, and the next picture
+starts another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from popgate_images.wire import MOST_WORDS, NUMBERS, REPLY, REQUEST
 
 #: Most decoding processes. They share the processor with the model.
 MOST: Final = max(1, min(4, (os.cpu_count() or 1) // 2))
-#: Seconds beyond the time limit of the first picture: a process imports its libraries.
+#: Additional seconds for the first picture of a process, which imports its libraries
+#: first.
 _START: Final = 30.0
 
 
@@ -119,7 +120,8 @@ class Decoders:
         self._under_way.discard(task)
         self._places.release()
         if not task.cancelled():
-            task.exception()  # retrieved here, as the caller may be cancelled
+            # retrieve the exception here, because the caller may be cancelled
+            task.exception()
 
     async def _run(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
         decoder = self._free.pop() if self._free else None

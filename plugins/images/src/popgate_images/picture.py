@@ -65,7 +65,7 @@ def _in_mode(opened: Image.Image, plan: Plan) -> Image.Image:
 
 
 def _sized(image: Image.Image, plan: Plan) -> Image.Image:
-    """Bring a picture to the height and width of the plan."""
+    """Resize a picture to the height and width of the plan."""
     width, height, resample = plan.width, plan.height, _RESAMPLE[plan.resample]
     if plan.resize == "stretch":
         return _resized(image, width, height, resample)

@@ -38,7 +38,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the numbers of one picture."""
+        """Return the bytes of the numbers of one picture."""
         size = self.height * self.width * self.channels
         return size * np.dtype(self.dtype).itemsize
 

@@ -43,8 +43,9 @@ def _rank(tensor: TensorSpec) -> int:
 
 
 def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> Plan:
-    """Return the plan of an input. Raises ValueError if section and shape differ,
-    or leave something open."""
+    """Return the plan of an input. Raises ValueError if section and shape contradict
+    each other, or do not decide everything.
+    """
     what = f"input '{tensor.name}' {notation(tensor.datatype, tensor.shape)}"
     if tensor.type.kind not in "fui" or tensor.datatype == "BF16":
         raise ValueError(f"[image]: {what} is not an input of numbers")

@@ -34,7 +34,7 @@ _NEEDS: Final = (
 
 
 class PictureRun(Pending):
-    """A request whose pictures are decoded, and then the run of the model."""
+    """A request: its pictures are decoded, then the model runs."""
 
     def __init__(
         self,

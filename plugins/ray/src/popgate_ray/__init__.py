@@ -1,4 +1,4 @@
-"""PopGate on Ray Serve: `import_path: popgate_ray:application` (docs/scaling.md).
+"""PopGate on Ray Serve: `import_path: popgate_ray:application` (docs/how-to/scale.md).
 
 Runs in the processes of Ray's replicas. May import of PopGate: `app`, `engine`. Needs
 the extra `popgate[ray]`; `saturation` does not.

@@ -13,8 +13,8 @@ PopGate handles requests, batches and devices.
             num_replicas: 2
             ray_actor_options: {num_cpus: 2}
 
-`args` are settings (`app.settings.Settings`), the rest are Ray's own options. Nothing
-here is imported by the rest of `app`; it needs the extra `popgate[ray]`.
+`args` are settings (`app.settings.Settings`), the rest are Ray's own options. This
+module needs the extra `popgate[ray]`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ except ImportError as e:  # pragma: no cover
 
 logger = logging.getLogger(__name__)
 
-#: Requests that a replica has at the same time. Ray's default, 5, would limit batches
-#: to 5 requests. A gateway refuses requests beyond its queue with 429.
+#: Most requests of a replica at the same time. Ray's default, 5, would limit batches to
+#: 5 requests. A gateway refuses requests beyond its queue with 429.
 MOST_ONGOING = 256
 #: Requests that wait in a proxy for a replica. The proxy refuses more with 429 at once.
 MOST_QUEUED = 1024
@@ -165,7 +165,7 @@ class GatewayReplica:
     """A gateway as a replica of Ray Serve, which makes it and sends it requests."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
-        """Raise ValueError for settings that cannot be (`replica_settings`)."""
+        """Raise ValueError for settings that are not allowed (`replica_settings`)."""
         context = serve.get_replica_context()
         self.tag: str = context.replica_tag
         # Ray has already divided the machine, so replicas take nothing from each other.
@@ -256,8 +256,8 @@ def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
 
 
 class ScaleByUtilization:
-    """An autoscaling policy of Ray Serve: as many replicas as keep each busy for the
-    share `target` of its time.
+    """An autoscaling policy of Ray Serve. It chooses the number of replicas at which
+    each is busy for the share `target` of its time.
 
         autoscaling_config:
           min_replicas: 1
@@ -283,7 +283,7 @@ class ScaleByUtilization:
         return replicas_wanted(shares, self.target), {}
 
 
-#: The deployment; `deployment.options(...)` takes all that Ray Serve has.
+#: The deployment. `deployment.options(...)` accepts all options of Ray Serve.
 deployment = serve.deployment(
     serve.ingress()(GatewayReplica),
     name="popgate",
@@ -300,8 +300,8 @@ deployment = serve.deployment(
 def application(args: dict[str, Any]) -> Any:
     """Return the application of a Serve config: `args` are settings of the gateway.
 
-    ``serve.run(application({"model_repository": "/models"}))`` runs it as well.
-    Raises ValueError for settings that cannot be, before anything is deployed.
+    ``serve.run(application({"model_repository": "/models"}))`` runs it as well. Raises
+    ValueError for settings that are not allowed, before anything is deployed.
     """
     replica_settings(args)
     return deployment.bind(dict(args))

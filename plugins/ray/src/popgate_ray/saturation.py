@@ -1,4 +1,4 @@
-"""Load of a server: the fullest of its models, or its process.
+"""Load of a server: that of its busiest model, or of its process.
 
 A mean over all devices is useless: a Python model may be full while the devices of
 other models are idle. A request can go to any device that has its model. So a model is
@@ -82,6 +82,7 @@ class Utilization:
 
 
 def replicas_wanted(shares: Collection[float], target: float) -> float:
-    """Return how many servers are wanted, as a fraction, so that each is busy for the
-    share `target` of its time; `shares` is how busy each is now."""
+    """Return the number of servers, as a fraction, at which each is busy for the share
+    `target` of its time. `shares` has the present busy share of each.
+    """
     return sum(shares) / target

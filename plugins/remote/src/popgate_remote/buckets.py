@@ -24,15 +24,16 @@ from popgate_remote.listing import (
 )
 from popgate_remote.source import Reading
 
-BLOCK = 8 << 20  # bytes asked for at once
-AHEAD = 4  # blocks in flight: a single one would wait for the start of each answer
+BLOCK = 8 << 20  # bytes of one request
+# blocks in flight; with a single one, each answer's start would cause a pause
+AHEAD = 4
 #: Timeouts in seconds for one request, and for one block. Without an answer, the
 #: libraries retry for minutes, which would delay the start and other models.
 QUESTION_SECONDS = 45.0  # Google's library stops after 32 s
 BLOCK_SECONDS = 120.0
 
 Checksums: TypeAlias = tuple[tuple[str, str], ...]
-#: File systems' names for a value that changes with the content, the best first.
+#: Names that file systems give a value which changes with the content, the best first.
 _TAGS = ("generation", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or "
@@ -160,7 +161,7 @@ def _file(name: str, info: dict[str, Any]) -> RemoteFile:
 
 
 def _file_system(scheme: str) -> Any:
-    """Raise anything."""
+    """Return the file system of a scheme. May raise any exception."""
     import fsspec
 
     # The library logs a dozen lines of INFO for each request and a traceback for each

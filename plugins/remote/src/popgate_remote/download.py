@@ -35,7 +35,9 @@ class Digest(Protocol):
 
 
 class Progress:
-    """Logs now and then how far a download is; `limit` bounds its bytes, if not 0."""
+    """Logs the progress of a download regularly. `limit` is its most bytes; 0: no
+    limit.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class Progress:
         self._last = time.monotonic()
 
     def state(self) -> str:
-        """Return how far the download is, and for how long no byte has arrived."""
+        """Return the progress of the download, and for how long no byte has arrived."""
         share = f" ({self._done * 100 // self._total} %)" if self._total else ""
         of = f" of {size_text(self._total)}" if self._total else ""
         silent = time.monotonic() - self._last
@@ -83,9 +85,7 @@ class Progress:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Log the state now and then until the block ends, even if the download
-        stalls.
-        """
+        """Log the state regularly until the block ends, even if the download stalls."""
         done = threading.Event()
 
         def tell() -> None:

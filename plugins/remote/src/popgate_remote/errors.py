@@ -6,8 +6,8 @@ from app.repository.model_sources import RemoteError
 
 
 class SourceAway(RemoteError):
-    """The source does not answer, or an answer broke off; a later attempt
-    may succeed.
+    """The source does not answer, or its answer was cut off; a later attempt may
+    succeed.
     """
 
 

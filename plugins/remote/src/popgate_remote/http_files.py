@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 TIMEOUT = 30.0  # seconds without a byte
 WATCHED = 60.0  # seconds of waiting, over which the least rate is measured:
 LEAST_RATE = 1024.0  # bytes a second
-MAX_DOCUMENT = 32 << 20  # most bytes of an answer that is no file
+MAX_DOCUMENT = 32 << 20  # most bytes of an answer that is not a file
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class HttpFiles:
-    """A client that reads documents and files of one server, and those it points to.
+    """A client that reads documents and files of one server, and of servers that it
+    redirects to.
 
     `denied` says what to set if the server refuses access. Proxies and authorities come
     from the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``). `has_digest`: a
@@ -89,7 +90,7 @@ class HttpFiles:
     def answer(
         self, method: str, url: str, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx.Response]:
-        """Open an answer that is no error. Raises `RemoteError`."""
+        """Open an answer; an error status raises. Raises `RemoteError`."""
         with contextlib.ExitStack() as stack:
             with _explained(url):
                 answer = stack.enter_context(
@@ -188,7 +189,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def tag_of(headers: Mapping[str, str]) -> str:
-    """Return a value that differs for other content: the ETag, or else the time of
+    """Return a value that changes with the content: the ETag, or else the time of
     change.
     """
     return headers.get("etag", "") or headers.get("last-modified", "")

@@ -36,9 +36,9 @@ _CODE = (".py", ".pyc", ".so")
 class RemoteFile:
     """One file. `name` is its path within the model, `place` where its source finds it.
 
-    `size` is in bytes, None if it is not stated. `tag` differs for other content;
-    it is empty if nothing says so. `checksums` are pairs of algorithm (``sha256``,
-    ``md5``, ``git``: that of a git blob) and hexadecimal digits.
+    `size` is in bytes, None if it is not stated. `tag` changes with the content; it is
+    empty if the source has no such value. `checksums` are pairs of algorithm
+    (``sha256``, ``md5``, ``git``: that of a git blob) and hexadecimal digits.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Listing:
     files: tuple[RemoteFile, ...]
     skipped: tuple[str, ...] = ()
     digest: str = field(init=False)
-    """Differs when a file has been changed, added or taken away."""
+    """Return a digest that changes if a file is changed, added or removed."""
 
     def __post_init__(self) -> None:
         text = json.dumps([file.identity for file in self.files])
@@ -82,8 +82,8 @@ class Listing:
     ) -> Self:
         """Return the files to download among those found.
 
-        `limit` bounds their size together, in bytes; 0 is no bound. Raises
-        `RemoteError` for invalid names, too many bytes, or without a model.
+        `limit` is the most bytes of all files; 0: no limit. Raises `RemoteError` for
+        invalid names, too many bytes, or if there is no model.
         """
         taken: dict[str, RemoteFile] = {}
         skipped = []

@@ -1,4 +1,4 @@
-"""The cache of models from elsewhere: whole models only, each under its digest.
+"""The cache of remote models: complete models only, each under its digest.
 
     blobs/SHA256               the content of a file
     parts/KEY                  what has come of one so far
@@ -92,8 +92,8 @@ class ModelCache:
         return self.folder / "blobs" / sha256
 
     def part(self, url: str, file: RemoteFile) -> Path:
-        """Return the path of a partly downloaded file, named by all that identifies the
-        file.
+        """Return the path of a partly downloaded file. Its name contains all that
+        identifies the file.
         """
         text = json.dumps([url, *file.identity])
         key = hashlib.sha256(text.encode()).hexdigest()
@@ -253,7 +253,8 @@ class CacheEntry:
             raise RemoteError(msg) from e
 
     def commit(self, listing: Listing, sha256: Mapping[str, str], url: str) -> Snapshot:
-        """Serve the blobs of a listing from this URL; needs the lock.
+        """Make the blobs of a listing the snapshot of this URL that serves; needs the
+        lock.
 
         `sha256` is by name of the file; `url` is the shown form of the source. Raises
         OSError.
@@ -394,7 +395,7 @@ def _remove(folder: Path) -> None:
         fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (folder / MANIFEST).unlink()  # from now on it is not a snapshot
+            (folder / MANIFEST).unlink()  # after this the folder is not a snapshot
             shutil.rmtree(folder)
         finally:
             os.close(fd)

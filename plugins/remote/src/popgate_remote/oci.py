@@ -127,8 +127,8 @@ class OciSource:
 
 
 class RegistryAuth(httpx.Auth):
-    """Authentication at a registry: by user and password, or with a token of the server
-    that the registry names. Tokens are kept.
+    """Authentication at a registry: by user and password, or with a token from the
+    server that the registry names. Tokens are reused.
     """
 
     def __init__(self, user: str, password: str, scope: str) -> None:

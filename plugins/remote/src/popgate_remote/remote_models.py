@@ -1,4 +1,4 @@
-"""The remote models of a server: which of their files it takes, and when.
+"""The remote models of a server: the files that it downloads, and when.
 
 The server serves models from the cache only. `fetch` contacts their sources: at the
 start and when models are polled, never for a request.
@@ -57,9 +57,8 @@ class RemoteModels:
         return found.folder if found is not None else None
 
     def confirm(self, url: RemoteUrl, files: Collection[Path]) -> None:
-        """Record that these files serve.
-
-        The cache keeps them until others have served, even after a restart.
+        """Record that these files serve. The cache keeps them until other files have
+        served, even after a restart.
         """
         self._cache.entry(url.key).confirm(files)
 
@@ -145,11 +144,11 @@ class RemoteModels:
         return before is None or found.folder != before.folder
 
     def drop_unused(self, url: RemoteUrl, used: Collection[Path]) -> None:
-        """Remove earlier downloads from there, except for the files in use."""
+        """Remove earlier downloads of the URL, except for the files in use."""
         self._cache.entry(url.key).drop(used)
 
     def stop(self) -> None:
-        """Make running downloads end now; they keep the bytes that have arrived."""
+        """Stop running downloads; the bytes that have arrived are kept."""
         self._stop.set()
 
     def __repr__(self) -> str:
@@ -233,7 +232,9 @@ class RemoteModels:
         source: Source,
         listing: Listing,
     ) -> dict[str, str]:
-        """Make blobs of all files; return their SHA-256, by name."""
+        """Download all missing files as blobs; return the SHA-256 of each file, by
+        name.
+        """
         sha256 = self._known(current, listing)
         missing = [file for file in listing.files if file.name not in sha256]
         total = sum(file.size or 0 for file in missing)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from popgate_remote.listing import RemoteFile
 
-#: The position of the first byte (0 if a source cannot start elsewhere), and the bytes.
+#: The position of the first byte, and the bytes. It is 0 if a source cannot resume.
 Reading: TypeAlias = tuple[int, Iterator[bytes]]
 
 
@@ -31,5 +31,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """End connections."""
+        """Close the connections."""
         ...

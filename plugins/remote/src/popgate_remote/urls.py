@@ -27,7 +27,7 @@ _CREDENTIALS_GO = {
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A kind of place.
+    """A kind of URL.
 
     `module` is its required library, installed by the extra `extra`.
     """
@@ -106,7 +106,7 @@ class RemoteUrl:
 
     @property
     def name(self) -> str:
-        """Return the name of a model from there, unless another is given."""
+        """Return the default name of a model at this URL."""
         parts = _bare(self.path).strip("/").split("/")
         last = parts[0] if self.scheme == "mlflow" else parts[-1]
         if self.scheme in ("hf", "oci", "mlflow"):

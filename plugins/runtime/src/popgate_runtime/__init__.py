@@ -1,5 +1,5 @@
 """Models in this process: the commands `run` and `bench`.
 
-A plugin of PopGate (docs/plugins.md). Runs in the process of a command. May import of
-PopGate: `app`, `engine`, `popef_io`, `popgate_client`, `popgate_tools`.
+A plugin of PopGate (docs/how-to/write-a-plugin.md). Runs in the process of a command.
+May import of PopGate: `app`, `engine`, `popef_io`, `popgate_client`, `popgate_tools`.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_ITERATIONS = 100_000_000
 MAX_IN_FLIGHT = 65_536
-#: Time that rows wait for others to fill a run. Perhaps no others come.
+#: Time that rows wait for other rows to complete a run; perhaps none come.
 _FILL_NS = 1_000_000
 
 _Inputs = Annotated[
@@ -147,9 +147,8 @@ def run(
 def _measure(
     runner: ModelRunner, tensors: Mapping[str, Tensor], count: int, in_flight: int
 ) -> tuple[Request | None, Measured]:
-    """Make `count` requests; return the last result and the measurement.
-
-    Control-C ends it early; the measurement then covers the finished part.
+    """Make `count` requests; return the last result and the measurement. Control-C ends
+    the measurement early; it then covers the finished part.
     """
     from popgate_tools.latency import Measured
     from popgate_tools.local import Interrupt, progress

@@ -21,7 +21,7 @@ from popgate_client import Tensor as NamedTensor
 from popgate_tools.synthetic import synthetic_array
 from popgate_tools.tensors import pick, read_archive, read_value, text_of
 
-#: Most elements of synthetic data: more is a mistake, such as --batch 1e9.
+#: Most elements of synthetic data; a higher number is a mistake, such as --batch 1e9.
 MAX_ELEMENTS = 1 << 30
 
 
@@ -47,8 +47,8 @@ def make_inputs(
     """Return the inputs of a request: the `given` ones, and synthetic others (with
     `fill`).
 
-    `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all the names
-    in it. Without `batch`, as many synthetic rows as a run of `iterations` takes.
+    `given` are NAME=file.npy, NAME=file.npz, NAME=JSON, or file.npz for all names in
+    the file. Without `batch`, as many synthetic rows as a run of `iterations` takes.
     Raises `CommandError` for values that do not fit the model.
     """
     known = {desc.name: desc for desc in descs}

@@ -17,9 +17,8 @@ _UNKNOWN: Final = 0.1
 class TextAdmission:
     """Counts texts between their arrival and their answer.
 
-    It measures the time per string while others are in flight, so that a refusal can
-    say when there will be room. `clock` gives seconds. Belongs to the event loop's
-    thread.
+    It measures the time per string, so that a refusal can say when to retry. `clock`
+    gives seconds. Belongs to the event loop's thread.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 #: Inputs that the tokenizer fills.
 INPUTS: Final = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-#: Outputs that hold token vectors, and those that hold whole ones.
+#: Outputs with a vector for each token, and outputs with one vector for each text.
 _TOKENS: Final = ("last_hidden_state", "token_embeddings", "hidden_states")
 _WHOLE: Final = ("sentence_embedding", "pooled_embeddings", "embeddings")
 _PREFIX: Final = "popgate_text/"

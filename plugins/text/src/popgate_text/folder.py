@@ -22,7 +22,7 @@ from popgate_text.config import POOLING_MODES, TextConfig
 #: ONNX files of the model; the first existing one is used.
 ONNX_FILES: Final = ("model.onnx", "onnx/model.onnx")
 TOKENIZER: Final = "tokenizer.json"
-#: Files of the model besides ONNX: a change of one makes another model.
+#: Files of the model besides ONNX; if one changes, it is another model.
 READ: Final = (
     TOKENIZER, "config.json", "modules.json", "config_sentence_transformers.json",
     "sentence_bert_config.json", "sentence_roberta_config.json",
@@ -55,7 +55,9 @@ _ACTIVATIONS: Final = frozenset({"Tanh", "Identity", "ReLU", "GELU", "Sigmoid", 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A linear layer behind the pooling: the file with its weights, its activation."""
+    """A linear layer after the pooling: the file with its weights, and its
+    activation.
+    """
 
     file: str
     digest: str
@@ -103,7 +105,7 @@ class TextModel:
         )
 
     def recipe(self) -> dict[str, Any]:
-        """Return what the conversion of the graph depends on."""
+        """Return the values that the conversion of the graph depends on."""
         return {
             "kind": self.kind,
             "pooling": list(self.pooling),
@@ -195,9 +197,8 @@ def _understood(
 
 
 def describe(folder: Path, taken: Path, options: TextConfig) -> list[str]:
-    """Return the parsed description of a folder, one fact per line.
-
-    Raises as `understand`.
+    """Return the parsed description of a folder, one fact per line. Raises the errors
+    of `understand`.
     """
     model = understand(folder, options)
     what = f"{model.kind} of {taken.relative_to(folder)}"

@@ -31,7 +31,7 @@ from popgate_text.requests import (
 )
 from popgate_text.scheduler import TextOptions
 
-#: Statuses that will not change if the client asks again.
+#: Statuses for which a retry cannot succeed.
 _FINAL: Final = frozenset({400, 401, 403, 404, 406, 413, 415, 422, 424, 501})
 _TYPES: Final = {
     401: "authentication_error",
@@ -204,7 +204,7 @@ class RerankForm(NamedForm):
 
 
 class InfinityRerankForm(RerankForm):
-    """POST /infinity/rerank: the same, with documents as strings."""
+    """POST /infinity/rerank: like `/rerank` of Jina, with documents as strings."""
 
     def document_of(self, number: int) -> Any:
         return self.documents[number]

@@ -65,12 +65,11 @@ def tokenizing_pool() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class TextOptions:
-    """Treatment of the texts of one request, and the findings.
-
-    None is the model's own way. `all_tokens` asks for a vector of each token in place
-    of one for each text. `texts` and their `pairs` are given by forms in place of
-    tensors, and `ids` are token ids in place of texts. The scheduler fills in the rest:
-    `tokens` of each text, and nanoseconds.
+    """Options for the texts of one request, and the results of tokenizing. None stands
+    for the model's default. If `all_tokens`, the result has a vector for each token
+    instead of one for each text. Forms set `texts` and their `pairs` instead of
+    tensors, or `ids`, which are token ids. The scheduler sets the rest: `tokens` of
+    each text, and nanoseconds.
     """
 
     prompt_name: str | None = None
@@ -156,7 +155,7 @@ class TextRun(Pending):
         self._held = texts
 
     def end(self, *, answered: bool) -> None:
-        """Give back what `admit` took."""
+        """Release the texts that `admit` counted."""
         held, self._held = self._held, 0
         if held:
             self._admission.give_back(held, answered=answered)
@@ -229,7 +228,7 @@ class TextScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> TextRun:
-        """Run a request. Raises `InvalidRequest`, and what the runner raises."""
+        """Run a request. Raises `InvalidRequest`, and the runner's errors."""
         options = options_of(request)
         run = TextRun(request, options, deadline, on_done, self._admission)
         given = request.inputs.get(TEXT) or request.inputs.get(ALIAS)
@@ -374,7 +373,7 @@ class TextScheduler:
         self._feed(run)
 
     def _feed(self, run: TextRun) -> None:
-        """Give the engine the next rows. Raises what the runner raises."""
+        """Give the engine the next rows. Raises the runner's errors."""
         run.is_feeding = True
         try:
             while run.next < len(run.rows) and len(run.running) < IN_FLIGHT:
@@ -391,7 +390,7 @@ class TextScheduler:
                 except QueueFull:
                     if not run.running:
                         raise
-                    return  # it continues when one of its own rows is done
+                    return  # it continues when one of its own rows has ended
                 run.next += 1
                 if not submitted.done:
                     run.running[number] = submitted

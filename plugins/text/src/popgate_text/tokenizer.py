@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from app.errors import InvalidTensor
 from popgate_text.folder import TOKENIZER, TextModel
 
-#: Characters per token that are read at most. Text beyond them would be cut off anyway.
+#: Most characters that are read per token. More text would be cut off anyway.
 CHARACTERS_A_TOKEN: Final = 250
 #: Characters that the library tokenizes in one call, at least. Each call takes the
 #: interpreter's lock again.
@@ -43,7 +43,9 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token, for people. `start` and `stop` are characters, None if special."""
+    """One token, in readable form. `start` and `stop` are characters, None if
+    special.
+    """
 
     id: int
     text: str
@@ -184,7 +186,7 @@ class TextTokenizer:
         return Beginnings(len(offsets), *cut)
 
     def tokens(self, text: str, *, special: bool = True) -> list[Token]:
-        """Return the tokens of a string as people read them."""
+        """Return the tokens of a string in readable form."""
         cleaned = self._cleaned(text, True, "right")
         encoding: Any
         (encoding,) = self._whole.encode_batch([cleaned], add_special_tokens=special)

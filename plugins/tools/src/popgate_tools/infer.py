@@ -90,7 +90,7 @@ def _check_encoding(encoding: str) -> None:
 
 
 def _given(inputs: list[str] | None) -> dict[str, str]:
-    """Return the value of each input; a file without a name gives all its arrays."""
+    """Return the value of each input. A file without a name provides all its arrays."""
     from popgate_tools.tensors import read_archive
 
     texts = inputs or []
@@ -123,7 +123,7 @@ def _responses(
     tensors: Mapping[str, Any],
     request: RequestOptions,
 ) -> Iterator[Outputs]:
-    """Yield the response of a request, or all of them as they come."""
+    """Yield the response of a request, or several as they come."""
     options: dict[str, Any] = {
         "version": request.version, "parameters": request.all_parameters(),
     }  # fmt: skip
@@ -134,7 +134,9 @@ def _responses(
 
 
 def _deliver(results: Outputs, wanted: dict[str, str], number: int) -> None:
-    """Show a response, or write it; one of several has a `number` from 1."""
+    """Print a response, or write it to files. `number` counts several responses from
+    1.
+    """
     import numpy as np
 
     from app.spec import notation

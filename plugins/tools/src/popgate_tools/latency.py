@@ -13,8 +13,8 @@ QUANTILES = (0.5, 0.9, 0.99)
 class Measured:
     """Requests made one after another or in parallel.
 
-    `seconds` from the first to the last; `latencies` of each in seconds, from handing
-    it over until its result was there.
+    `seconds` is the time from the first to the last. `latencies` are seconds of each
+    request, from the call until its result was ready.
     """
 
     seconds: float
@@ -42,7 +42,7 @@ class Measured:
         return tuple(1e3 * quantile(sorted(self.latencies), q) for q in QUANTILES)
 
     def lines(self) -> list[str]:
-        """Return a summary for a person."""
+        """Return a readable summary."""
         rate = f"{_number(self.requests_per_second)} requests/s"
         if self.rows:
             rate += f", {_number(self.rows_per_second)} rows/s"

@@ -41,7 +41,7 @@ def engine_errors() -> Iterator[None]:
 def opened(
     files: Sequence[Path], executable: str = "", batch: Batch = "auto"
 ) -> Iterator[Model]:
-    """Open the model in the files; ONNX files become PopEF files for a while.
+    """Open the model in the files. ONNX files are compiled to temporary PopEF files.
 
     `batch` is the option of the compiler, for ONNX files.
     """
@@ -81,10 +81,8 @@ def _compiled(source: Path, target: Path, batch: Batch) -> Path:
 
 
 class Interrupt:
-    """End a measurement by Control-C after the running request, or immediately on a
-    second press.
-
-    A context manager; `asked` says whether it was pressed.
+    """Context manager that ends a measurement on Control-C: after the running request,
+    or immediately on a second press. `asked` is true if it was pressed.
     """
 
     def __init__(self) -> None:
@@ -105,7 +103,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def progress(what: str, count: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, while there is something to wait for."""
+    """Show a progress bar if standard error is a terminal."""
     if not sys.stderr.isatty() or count < 2:
         yield lambda done: None
         return
@@ -113,7 +111,7 @@ def progress(what: str, count: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
     step = max(1, count // 200)
-    # Drawn when there is news: a thread that draws would disturb what is measured.
+    # Draw only on progress: a drawing thread would disturb the measurement.
     console = Console(stderr=True)
     with Progress(console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task(what, total=count)

@@ -12,10 +12,9 @@ import numpy as np
 from app.cli.errors import EXIT_USAGE, CommandError
 from popgate_tools.packed import library
 
-#: Replacement of an empty string in a column: an empty string, or a gap of pandas or
-#: Python.
+#: Value for an empty string in a column: an empty string, or a gap of pandas or Python.
 Gap = Literal["", "nan", "None"]
-#: Type of string columns about which the steps say nothing more.
+#: Type of string columns if the steps do not show more.
 _ANY_TEXT: Final = "BYTES"
 _NUMBER: Final = "FP64"
 _SIZES: Final = {
@@ -27,8 +26,9 @@ _SIZES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column. `values` are some that suit it, `is_category` is the dtype of pandas;
-    `is_known` says that the type is more than a guess."""
+    """A column. `values` are examples of its values. `is_category` is true for the
+    dtype `category` of pandas. `is_known` is false if the type is a guess.
+    """
 
     name: str
     datatype: str
@@ -136,7 +136,7 @@ def _of_transformers(step: Any, names: Sequence[str]) -> dict[str, Column]:
 
 
 def _of_pipeline(steps: Sequence[Any], names: Sequence[str]) -> dict[str, Column]:
-    """Return the type of a column behind an imputer: the encoder after it knows the
+    """Return the type of a column after an imputer; the encoder that follows knows the
     values.
     """
     first, *others = [s for s in steps if not isinstance(s, str) and s is not None]

@@ -211,7 +211,7 @@ def _string(text: str) -> str:
 
 
 def _arrays(columns: Sequence[Column], values: Any) -> dict[str, Any]:
-    """Return values by column as a device gives them to a model."""
+    """Return values by column in the form in which a device passes them to a model."""
     found = {}
     for column in columns:
         given = list(values[column.name])
@@ -225,7 +225,7 @@ def _arrays(columns: Sequence[Column], values: Any) -> dict[str, Any]:
 
 
 def _imported(source: str) -> Any:
-    """Return the module of a source that was written here."""
+    """Return the module of a generated source."""
     with TemporaryDirectory(prefix="popgate-pack-") as folder:
         file = Path(folder) / "packed_model.py"
         file.write_text(source, encoding="utf-8")

@@ -14,8 +14,8 @@ from popef_io import DataType
 def synthetic_array(
     random: np.random.Generator, data_type: DataType, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
-    """Return normally distributed floats; whole numbers 0 or 1, which are good as
-    indices; short strings.
+    """Return synthetic values: normally distributed floats, whole numbers 0 or 1 (which
+    are valid indices), or short strings.
     """
     if data_type is DataType.STRING:
         texts = [f"text {n}".encode() for n in range(math.prod(shape))]

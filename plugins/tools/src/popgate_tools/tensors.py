@@ -1,4 +1,4 @@
-"""Tensors on the command line: read from files and texts, shown to a person."""
+"""Tensors on the command line: read from files and strings, and printed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _read_file(path: str, name: str, datatype: str) -> Any:
 
 
 def text_of(tensor: Tensor) -> str:
-    """Return the values, for a person; large ones in extracts."""
+    """Return the values in readable form, and only extracts of large ones."""
     array = tensor.array
     if tensor.datatype == "BYTES":
         texts = [item.decode(errors="backslashreplace") for item in array.reshape(-1)]

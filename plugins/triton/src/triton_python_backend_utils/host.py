@@ -55,8 +55,9 @@ class Logger:
 
 
 class MetricFamily:
-    """Metrics of one name, on the server's ``/metrics``; to be made from `initialize`
-    on. Raises ValueError for names and labels that cannot be."""
+    """Metrics of one name, on the server's ``/metrics``. They can be made in
+    `initialize` or later. Raises ValueError for invalid names and labels.
+    """
 
     COUNTER, GAUGE, HISTOGRAM = range(3)
     _KINDS = ("counter", "gauge", "histogram")
@@ -85,7 +86,7 @@ class MetricFamily:
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Return whether a model of the server accepts requests. Raises
-    TritonModelException for one that this model may not call.
+    TritonModelException if this model may not call it.
     """
     if HOST.models is None:
         raise TritonModelException("models cannot be called before initialize")
@@ -101,7 +102,7 @@ def load_model(model_name: str, files: Mapping[str, str] | None = None) -> NoRet
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> NoReturn:
-    """Raise TritonModelException, as `load_model`."""
+    """Raise TritonModelException: models may not unload models."""
     _refuse("unload", model_name)
 
 

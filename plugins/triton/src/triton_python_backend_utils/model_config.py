@@ -1,4 +1,4 @@
-"""A model's configuration: completed by the model, and read by it."""
+"""A model's configuration, which the model can complete and read."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _NOT_PARAMETERS = ("timeout", "priority", "binary_data_output")
 
 
 class PreferredMemory:
-    """Wish for the place of outputs; they are in processor memory anyway."""
+    """Preferred memory for outputs. It has no effect: they are in processor memory."""
 
     def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0):
         self.memory_type = preferred_memory_type
@@ -145,7 +145,7 @@ class InferenceRequest:
         return _response(found)
 
     def _exec_decoupled(self) -> Iterator[InferenceResponse]:
-        """Begin the call now, not at the first access to its responses."""
+        """Begin the call immediately, not at the first access to its responses."""
         try:
             found = _called(self).stream(self._feed(), **self._options())
         except EngineError as error:

@@ -12,7 +12,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class TritonModelException(Exception):
-    """Raised by a model that cannot go on."""
+    """Error of a model that cannot continue."""
 
 
 class TritonError:
@@ -64,7 +64,7 @@ class InferenceResponse:
 
 
 class InferenceResponseSender:
-    """Takes the responses to one request, from any thread."""
+    """Sender of the responses to one request. Thread-safe."""
 
     def __init__(
         self, give: Callable[[Any], object], is_cancelled: Callable[[], bool]

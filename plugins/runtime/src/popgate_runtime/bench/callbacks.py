@@ -37,7 +37,7 @@ def rows_of(model: Model) -> int:
 
 
 def batch_name(model: Model) -> str:
-    """Return in words how many rows a run takes."""
+    """Return a description of the rows that a run takes."""
     sizes = {a.tensor_info.shape[0] for a in model.inputs if a.tensor_info.shape}
     return "mixed" if len(sizes) > 1 else str(rows_of(model) or "free")
 
@@ -120,7 +120,7 @@ def connect(
             note(handle)
             if in_place:
                 np.copyto(memory, array)
-            # The result counts only if the data are not copied in place, because only
+            # The result matters only if the data are not copied in place, because only
             # the host knows their size.
             return array
 

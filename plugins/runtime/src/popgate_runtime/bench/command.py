@@ -61,7 +61,7 @@ def callbacks(
     seed: Seed = 0,
     executable: Executable = "",
 ) -> None:  # fmt: skip
-    """Run a model whose inputs and outputs are callbacks of yours.
+    """Run a model whose inputs and outputs are callbacks.
 
     Each thread has its own session and device, and runs the main programs repeatedly.
     The callback of an input copies its data into the device's memory; the callback of
@@ -113,11 +113,10 @@ def queues(
 ) -> None:  # fmt: skip
     """Send requests through the queues of a session.
 
-    One thread runs the main programs. The others enqueue requests, as many as the
-    queues have room for, and wait for their results. Queues join and split requests to
-    the compiled batch. A latency is the time of one request, from its first enqueue to
-    its last row. If several models are fused into one, the generated data choose the
-    model that runs (--seed).
+    One thread runs the main programs. The others fill the queues with requests and wait
+    for their results. Queues join and split requests to the compiled batch. A latency
+    is the time of one request, from its first enqueue to its last row. If several
+    models are fused into one, the generated data choose the model that runs (--seed).
 
     popgate bench queues model.onnx --compile-batch 8 --batch 1,8 --ring-multiplier 1,4
     """

@@ -1,6 +1,4 @@
-"""A model of a server from a command's view: its inputs, and the form of
-its answers.
-"""
+"""A model of a server as a command sees it: its inputs, and the form of its answers."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AskedModel:
-    """A model's inputs, each with datatype and shape, and how it answers.
+    """A model's inputs, each with datatype and shape, and the form of its answers.
 
     A request may leave out the inputs in `optional`. `streams`: the model may give any
     number of responses. `has_sequences`: its requests belong to sequences.

@@ -1,4 +1,6 @@
-"""The command: rows in, a line of JSON for each out, resumable."""
+"""The command. It runs each row of a file, writes a line of JSON for each result, and
+can be resumed.
+"""
 
 from __future__ import annotations
 

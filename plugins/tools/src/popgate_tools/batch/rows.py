@@ -49,7 +49,8 @@ class Rows:
 def open_rows(
     source: Path, keep: Sequence[str], columns: Sequence[str] = ()
 ) -> Iterator[Rows]:
-    """Open the rows of a file or folder. Raises `CommandError` for anything else.
+    """Open the rows of a file or folder. Raises `CommandError` for other kinds of
+    files.
 
     `columns` name the columns of inputs, as ``[INPUT=]COLUMN``.
     """

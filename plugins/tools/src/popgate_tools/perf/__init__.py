@@ -1,4 +1,4 @@
-"""`popgate perf`: how fast a server answers, under which load."""
+"""`popgate perf`: measures how fast a server answers under a load."""
 
 from popgate_tools.perf.command import perf
 

@@ -42,10 +42,14 @@ _LOOK = struct.pack("ll", 0, 50_000)
 
 @dataclass(slots=True)
 class Run:
-    """Results of a run. `ends` and `latencies` in seconds, of answers with 200 only;
-    `ends` are times of `time.monotonic`. `late`: requests that could not be sent when
-    they were due, because no connection was free. `cpu`: share of a core that the
-    generator used. `first_failure` is the reason of the first failed request.
+    """Results of a run.
+
+    - `ends`: times of the answers with 200, of `time.monotonic`.
+    - `latencies`: their latencies in seconds.
+    - `late`: requests that could not be sent when they were due, because no connection
+      was free.
+    - `cpu`: share of a core that the generator used.
+    - `first_failure`: the reason of the first failed request.
     """
 
     seconds: float = 0.0
@@ -82,7 +86,9 @@ class Run:
         self.first_failure = self.first_failure or _BROKEN
 
     def end(self, started: float, used: float) -> None:
-        """End the run; `used` was the process's time when it started."""
+        """End the run. `used` is the processor time that the process had used at its
+        start.
+        """
         self.seconds = _clock() - started
         self.cpu = (time.process_time() - used) / self.seconds
 
@@ -310,7 +316,7 @@ class _AloneConnection:
         # Bytes of the last answer, and the compared places of its head. An answer with
         # equal bytes there is complete too, while its request id may differ.
         self._size, self._length, self._length_at, self._end_at = -1, b"", 0, 0
-        self._reason = ""  # why the last answer failed
+        self._reason = ""  # the reason why the last answer failed
         self._is_last = False  # of its connection
 
     def __enter__(self) -> _AloneConnection:
@@ -371,8 +377,8 @@ class _AloneConnection:
         raise TimeoutError
 
     def _read_on(self, size: int, end: float, stopped: Callable[[], int]) -> bool:
-        """Receive the rest of an answer of which `size` bytes are there, and remember
-        its form. Returns whether its status is 200.
+        """Receive the rest of an answer, of which `size` bytes have arrived, and
+        remember its form. Return whether its status is 200.
         """
         head = b""
         while True:
@@ -442,7 +448,8 @@ async def closed_loop(
     seconds: float,
     tls: ssl.SSLContext | None = None,
 ) -> Run:
-    """Keep a number of connections busy for a time. Raises OSError without a server.
+    """Keep a number of connections busy for a time. Raises OSError if there is no
+    server.
 
     One connection blocks the event loop meanwhile, until the task is cancelled.
     """
@@ -471,7 +478,7 @@ async def open_loop(
     """Send requests when they are due, `gaps` seconds after each other, over a limited
     number of connections.
 
-    Raises OSError without a server.
+    Raises OSError if there is no server.
     """
     generator = _OpenGenerator(address, requests, tls)
     generator.idle.extend([await generator.connect() for _ in range(connections)])

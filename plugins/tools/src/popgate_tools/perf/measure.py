@@ -20,7 +20,7 @@ from popgate_tools.perf.load import Run, closed_loop, open_loop
 
 Arrivals: TypeAlias = Literal["constant", "poisson"]
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
-#: Windows that have to agree.
+#: Number of windows that must agree.
 AGREEING = 3
 MOST_WINDOWS = 10
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -43,7 +43,7 @@ class Load:
 
 
 class Target(NamedTuple):
-    """The server that is measured: its client, and the TLS of further connections."""
+    """The measured server: its client, and the TLS context of further connections."""
 
     client: Client
     tls: ssl.SSLContext | None = None
@@ -114,8 +114,9 @@ def run_step(
 ) -> Measurement:
     """Measure windows of so many seconds under a load, until three agree.
 
-    `on_window` is called after each with its number and its requests a second. Raises
-    OSError and `ConnectionFailed` without a server, KeyboardInterrupt for Control-C.
+    `on_window` is called after each window with its number and its requests per second.
+    Raises OSError and `ConnectionFailed` without a server, KeyboardInterrupt for
+    Control-C.
     """
     client = target.client
 
@@ -187,8 +188,9 @@ def measured(
 
 
 def phases(before: Any, after: Any) -> dict[str, float]:
-    """Return milliseconds a request of each phase, and the `count` of requests that the
-    server answered, by difference of a model's statistics; empty if it has none.
+    """Return the milliseconds per request of each phase, and the `count` of answered
+    requests, from the difference of two statistics of a model. Return {} if the server
+    has none.
     """
 
     def total(document: Any, name: str, key: str) -> int:

@@ -34,7 +34,8 @@ def prepared_requests(
     request: RequestOptions | None = None,
     in_flight: int = 1,
 ) -> Sequence[bytes]:
-    """Return whole requests, whose synthetic values differ. One is tried first.
+    """Return complete requests, whose synthetic values differ. One is sent first, as a
+    check.
 
     If the model has sequences, each request is a sequence of its own, and there are
     more than twice as many requests as are in flight.

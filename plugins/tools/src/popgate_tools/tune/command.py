@@ -1,4 +1,4 @@
-"""The command: the tuned model, its server, and the written file."""
+"""The command: chooses the model, starts its server, and writes the file."""
 
 from __future__ import annotations
 

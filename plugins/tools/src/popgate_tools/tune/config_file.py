@@ -11,7 +11,7 @@ _MARK = "# tuned by popgate:"
 
 
 def with_values(text: str, values: Mapping[str, int | float], said: str) -> str:
-    """Return `text` with these keys, their lines in front, below a comment.
+    """Return `text` with these keys, as its first lines, below a comment.
 
     Raises ValueError if the text is not TOML, or a key of it cannot be replaced.
     """

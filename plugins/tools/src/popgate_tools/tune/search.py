@@ -1,6 +1,6 @@
 """The search: vary one setting after the other, each as long as it helps.
 
-It knows no server: `Trial` measures a setting.
+It knows no server; a `Trial` measures a setting.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-#: Factor by which another setting must be better: less is noise.
+#: Factor by which another setting must be better; a smaller gain is noise.
 BETTER = 1.03
 #: Fruitless steps after which a group of trials ends.
 FRUITLESS = 2
@@ -42,9 +42,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Reached:
     """The most requests per second that a setting answered within the bound, and the
-    number in flight.
-
-    `fits` is False if even one at a time took longer.
+    number in flight. `fits` is False if even a single request at a time took longer.
     """
 
     setting: Setting
@@ -108,11 +106,11 @@ def neighbours(
 ) -> Iterator[Iterable[Callable[[Setting], Setting]]]:
     """Yield the next trials: groups of changes to the best setting so far, in order.
 
-    `devices` are the numbers of them to try; `batches`: whether rows of requests run
-    together; `bound` in seconds.
+    `devices` are the numbers of devices to try. `batches` is true if rows of requests
+    run together. `bound` is in seconds.
     """
     for count in devices:
-        # A program of one thread leaves its core idle between two requests.
+        # A program with one thread leaves its core idle between two requests.
         yield [_devices(count, per) for per in (1, 2, 4)]
     if not batches:
         return

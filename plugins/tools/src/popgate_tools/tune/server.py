@@ -1,4 +1,4 @@
-"""The tuned server: one started for this purpose, or a running one."""
+"""The tuned server: started by the command, or already running."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LOG_LINES = 12
 #: Most bytes of the place: a socket's path has at most 107, including the folder's
 #: name.
 LONGEST_PLACE = 70
-#: Key with which models are loaded there; no other client has it.
+#: Key for loading models there; no other client has it.
 _KEY = secrets.token_hex()
 _STARTED = "  docs     "
-#: The server's process ends when this one ends, in any way.
+#: The server's process ends when this one ends, however that happens.
 _SERVE = """
 import sys
 from engine import die_with
@@ -171,7 +171,7 @@ def _place() -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment without the settings of another server."""
+    """Return this process's environment without the settings of another server."""
     own = ("POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_PURE")
     kept = {
         name: value

@@ -21,13 +21,13 @@ from popgate_tools.tune.search import (
 )
 from popgate_tools.tune.server import Tuned
 
-#: Warm-up of each load, as a share of what is measured of it.
+#: Warm-up of each load, as a share of its measured time.
 WARM_UP = 0.2
-#: Number of comparisons between the best setting and the first at the end.
+#: Number of final comparisons between the best setting and the first.
 ROUNDS = 2
-#: Cores that a gateway keeps.
+#: Cores that the gateway's own process keeps.
 _RESERVED = 1
-#: Keys of config.toml; those after the first are of models whose rows run together.
+#: Keys of config.toml. Only the first applies to models whose rows do not run together.
 KEYS = ("instances", "max_batch_size", "max_queue_delay")
 HEAD = (
     f"{'devices':>7}{'threads':>8}{'instances':>10}{'batch':>7}{'delay':>10}"
@@ -36,7 +36,7 @@ HEAD = (
 
 
 class Status:
-    """One line of a terminal that is written over."""
+    """One line of a terminal that is overwritten."""
 
     def show(self, text: str) -> None:
         if sys.stderr.isatty():
@@ -47,10 +47,10 @@ class Status:
 
 
 class Trials:
-    """Measures what a model reaches with a setting, within `bound` seconds.
-
-    `count` settings have been tried. `seconds` is the time of one load, `budget` that
-    of the search once the model is loaded; `tell` receives the lines of the table.
+    """Measures the throughput of a model with a setting, within `bound` seconds.
+    `count` is the number of settings tried. `seconds` is the time of one load, `budget`
+    the time of the search after the model is loaded. `tell` receives the lines of the
+    table.
     """
 
     def __init__(
@@ -128,14 +128,15 @@ class Trials:
         return found
 
     def gain(self, found: Found) -> float:
-        """Return how much more the best setting answers than the first, measured again
-        in turns.
+        """Return the throughput of the best setting relative to the first. Both are
+        measured again, in turns.
         """
         rates: dict[Setting, float] = {}
-        self._deadline = float("inf")  # these loads are few
+        self._deadline = float("inf")  # few loads follow
         pair = (found.best, found.first)
         for number in range(ROUNDS):
-            # Back and forth: another number of devices is another server.
+            # Alternate the order, because another number of devices needs another
+            # server.
             for each in pair[:: -1 if number % 2 else 1]:
                 client = self._loaded(each.setting)
                 assert client is not None  # the server ran with it before
@@ -181,7 +182,7 @@ class Trials:
 
 
 def row(reached: Reached) -> str:
-    """Return a setting and what it reached, as a line below `HEAD`."""
+    """Return a setting and its results, as a line below `HEAD`."""
     best = reached.best
     much = "" if reached.fits else "  too slow"
     return (
