@@ -309,8 +309,8 @@ class Settings(BaseSettings):
     model_control_mode: ControlModeName = "managed"
     """Which models are loaded. managed: all at the start, then by load and unload
     requests. none: all at the start, and load and unload requests are refused. poll: as
-    the folder changes. explicit: those of --load-model at the start, then by load and
-    unload requests.
+    the folder changes. explicit: the named models (--load-model) at the start, then by
+    load and unload requests.
     """
     load_model: Annotated[Names, Shown("NAME")] = ()
     """Load this model at the start, with --model-control-mode explicit.

@@ -221,12 +221,12 @@ def parse_url(text: str) -> RemoteUrl:
     shown = _SHOWN.match(text)
     place = f"{shown[1]}://{shown[2]}: " if shown else ""
     what = (
-        f"which are {known}"
+        f"supported are {known}"
         if known
-        else f"as no plugin of the group {MODEL_SOURCES} is installed; PopGate's wheel "
+        else f"no plugin of the group {MODEL_SOURCES} is installed; PopGate's wheel "
         "has one (pip install --force-reinstall --no-deps popgate)"
     )
-    raise InvalidConfig(f"{place}{scheme}: is not known here, {what}")
+    raise InvalidConfig(f"{place}{scheme}: is not supported; {what}")
 
 
 def download_caches(folder: Path) -> list[DownloadCache]:

@@ -139,7 +139,7 @@ def test_too_much_is_refused_before_it_comes(
         remote.fetch("model m", url)
     monkeypatch.setattr(remote_models, "SPARE", 1 << 60)
     remote = RemoteModels(tmp_path)
-    with pytest.raises(RemoteError, match=r"it has 1.93 MiB, and .*parts has .* free"):
+    with pytest.raises(RemoteError, match=r"it has 1.93 MiB, but .*parts has .* free"):
         remote.fetch("model m", url)
 
 
@@ -395,7 +395,7 @@ def test_files_are_here_or_elsewhere(tmp_path: Path, beside: str) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("ftp://h/m.onnx", "ftp: is not supported, which are az:, gs:"),
+        ("ftp://h/m.onnx", "ftp: is not supported; supported are az:, gs:"),
         ("http://h.example/m.onnx", "has no TLS"),
         ("models/digits", "is not supported"),
         ("s3:///", "names no model"),

@@ -40,7 +40,7 @@ def test_a_model_that_is_elsewhere(
         ]
         for wrong, text, code in (
             (f"{web.url}/none.onnx", "does not exist", 1),
-            ("ftp://host/m.onnx", "ftp: is not known here", 2),
+            ("ftp://host/m.onnx", "ftp: is not supported", 2),
         ):
             with pytest.raises(CommandError, match=text) as raised:
                 validate(wrong, cache_dir=tmp_path)
@@ -81,7 +81,7 @@ def test_a_folder_with_models_that_are_elsewhere(
         assert both["versions"][0]["inputs"]
     for text, why in (
         (f'source = "{web.url}/b.popef"', "Connection refused"),
-        ('source = "ftp://h/m.onnx"', "ftp: is not known here"),
+        ('source = "ftp://h/m.onnx"', "ftp: is not supported"),
     ):
         config.write_text(text)
         with pytest.raises(typer.Exit):

@@ -79,7 +79,7 @@ def test_an_archive_gives_what_it_holds(tmp_path: Path) -> None:
     made = inputs(str(path))
     assert made["image"].numpy().dtype == np.float32
     assert made["index"].numpy().tolist() == [3]
-    with pytest.raises(CommandError, match="holds image, index"):
+    with pytest.raises(CommandError, match="its arrays are image, index"):
         inputs(f"other={path}", descs=[DataDesc("other", (1,), DataType.F32)])
 
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_packed_is_said(tmp_path: Path) -> None:
     out = tmp_path / "models" / "m"
     done = run_popgate("pack", "sklearn", file, "-o", out)
     assert done.returncode == 1
-    assert "m.joblib is no model of sklearn: " in done.stderr
+    assert "m.joblib cannot be loaded as a model of sklearn: " in done.stderr
     assert not out.exists()
     (out / "1").mkdir(parents=True)
     shutil.copy(file, out / "1" / "model.py")

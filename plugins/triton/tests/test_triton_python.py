@@ -576,7 +576,7 @@ def test_codes_of_errors(client: Any, code: int, status: int) -> None:
 
 
 def test_parameters_of_a_response_are_not_lost_in_silence(client: Any) -> None:
-    said = 'give {"key": "value"} as an output'
+    said = 'return {"key": "value"} as an output'
     with pytest.raises(triton.InferenceServerException, match=said) as failed:
         infer(client, "told", IN=np.array([-2], np.int32))
     assert failed.value.status() == "501"
@@ -607,7 +607,7 @@ def test_business_logic(client: Any, name: str) -> None:
         ("ready? bls_sync", "bls_sync is True"),
         ("ready? nothing", "nothing is False"),
         ("ready? bare", "bare is False"),
-        ("load bare", "cannot load others here: run `popgate load bare`, or POST"),
+        ("load bare", "cannot load other models; run `popgate load bare`, or POST"),
     ],
 )
 def test_a_model_asks_who_is_ready(client: Any, asked: str, said: str) -> None:

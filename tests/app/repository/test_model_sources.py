@@ -84,7 +84,7 @@ def test_what_is_a_url() -> None:
 
 def test_without_a_source_the_reason_says_what_to_install(install: Install) -> None:
     install({})
-    why = "hf://me: hf: is not known here, as no plugin of the group"
+    why = "hf://me: hf: is not supported; no plugin of the group"
     with pytest.raises(InvalidConfig, match=why) as raised:
         parse_url("hf://user:secret@me/digits?token=secret")
     assert "pip install" in str(raised.value)
@@ -95,7 +95,9 @@ def test_without_a_source_the_reason_says_what_to_install(install: Install) -> N
 def test_a_source_has_the_urls_of_its_schemes(install: Install, tmp_path: Path) -> None:
     shelves = Shelves()
     install({"shelves": shelves})
-    with pytest.raises(InvalidConfig, match="hf: is not known here, which are rack:, "):
+    with pytest.raises(
+        InvalidConfig, match="hf: is not supported; supported are rack:, "
+    ):
         parse_url("hf://me/digits")
     caches = RemoteCaches(tmp_path)
     places = ModelPlaces.of(None, ["shelf://a", "c=rack://b"], caches)

@@ -1,9 +1,9 @@
 """Inference under the names of Graphcore's `model_runtime` module.
 
 A thin front end of `engine`, with the original's spelling, conventions and defaults.
-docs/how-to/migrate-from-model-runtime.md says name by name what works, what differs,
-and why a name is not there. Errors are RuntimeErrors; values of a wrong type also raise
-a TypeError.
+docs/how-to/migrate-from-model-runtime.md says for each name whether it works, how it
+differs, or why it is missing. Errors are RuntimeErrors; values of a wrong type also
+raise a TypeError.
 """
 
 from importlib.metadata import version

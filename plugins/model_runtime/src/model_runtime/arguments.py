@@ -14,7 +14,7 @@ UNLIMITED = "unlimited"
 
 
 class WrongOption(InvalidConfig, ValueError):
-    """An option, or an argument, has a value it cannot have."""
+    """The value of an option or argument is not allowed."""
 
 
 def one_of(names: str, *given: Any) -> Any:
@@ -33,7 +33,7 @@ def at_most_one_of(names: str, *given: Any) -> Any:
 def checked_callback(name: str, callback: T) -> T:
     """Return `callback`; raise WrongType if it cannot be called.
 
-    So the error comes when a callback is given, not when it is called.
+    So the error is raised when a callback is passed, not when it is called.
     """
     if not callable(callback):
         raise WrongType(f"expected a {name} to call, {got(callback)}")
@@ -41,7 +41,7 @@ def checked_callback(name: str, callback: T) -> T:
 
 
 def optional_callback(name: str, callback: T) -> T:
-    """Take a callback or None."""
+    """Return `callback`, which may be None; raise WrongType if it cannot be called."""
     return callback if callback is None else checked_callback(name, callback)
 
 
@@ -62,7 +62,7 @@ def unsigned(value: SupportsIndex) -> int:
 
 
 def look_ahead(value: Text | SupportsIndex) -> str:
-    """Return the look-ahead as text: "unlimited" or a number."""
+    """Return the look-ahead as a string: "unlimited" or a number."""
     taken = str(number(value)) if isinstance(value, SupportsIndex) else text(value)
     if taken != UNLIMITED and not (
         taken.isascii() and taken.isdigit() and len(taken) < 10

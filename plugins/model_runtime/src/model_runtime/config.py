@@ -211,9 +211,7 @@ class ModelRunnerConfig(Options):
     )
 
     def to_engine(self, model: Model) -> engine.ModelRunnerConfig:
-        """Return the engine's options. Raises InvalidConfig for what it cannot
-        do yet.
-        """
+        """Return the engine's options. Raises InvalidConfig for unsupported options."""
         inputs, outputs = _descs(model, TensorType.INPUT, TensorType.OUTPUT)
         return engine.ModelRunnerConfig(
             replication_factor=self.replication_factor,
@@ -263,7 +261,7 @@ def _descs(model: Model, *kinds: TensorType) -> list[dict[str, engine.DataDesc]]
 def _over_views(
     callback: FlushCallback | None, inputs: Descs, outputs: Descs
 ) -> engine.FlushCallback | None:
-    """Return the engine's callback, which calls `callback` with the original's
+    """Return a callback for the engine, which calls `callback` with the original's
     views.
     """
     if callback is None:

@@ -18,7 +18,7 @@ def _data_type(value: DataType) -> DataType:
 
 
 class _Shape(Member[list[int], Iterable[SupportsIndex]]):
-    """A list that is fresh at each access."""
+    """A member whose value is a new list at each access."""
 
     def __get__(self, owner: Any, kind: type) -> Any:
         held = super().__get__(owner, kind)
@@ -67,7 +67,7 @@ class DataDesc(Struct):
 
     @classmethod
     def from_engine(cls, desc: engine.DataDesc) -> DataDesc:
-        """Make the description from the engine's (ours)."""
+        """Make the description from the engine's (an addition of PopGate)."""
         return cls(
             desc.name,
             desc.size_in_bytes,

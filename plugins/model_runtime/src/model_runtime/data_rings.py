@@ -17,7 +17,7 @@ Data = TypeVar("Data", InputData, OutputData)
 
 
 class _DataRing(SpscRingBuffer[Data]):
-    """A ring whose buffers exist from the beginning, to be filled.
+    """A ring whose buffers exist from the beginning; writers fill them.
 
     `write` copies the members of `obj`, but not the memory to which `obj` refers.
     """
@@ -40,14 +40,14 @@ class _DataRing(SpscRingBuffer[Data]):
         self._ring.write(copy.copy(expected(obj, self._face)._slot))
 
     def writeLock(self) -> Data:
-        """Return the buffer to fill: waits for a free one, or until the ring is
+        """Return the buffer to fill. Waits for a free buffer, or until the ring is
         invalid.
         """
         data: Data = self._face(self._ring.write_lock())
         return data
 
     def readLock(self) -> Data:
-        """Return the next published buffer: waits for one, or until the ring is
+        """Return the next published buffer. Waits for a buffer, or until the ring is
         invalid.
         """
         data: Data = self._face(self._ring.read_lock())
@@ -55,15 +55,13 @@ class _DataRing(SpscRingBuffer[Data]):
 
 
 class InputRingBuffer(_DataRing[InputData]):
-    """Batches of an input, from the thread that writes them to the thread that reads
-    them.
-    """
+    """Ring of batches of an input, with one writing and one reading thread."""
 
     _buffer, _face = popgate_sessions.InputData, InputData
 
 
 class OutputRingBuffer(_DataRing[OutputData]):
-    """Room for batches of an output."""
+    """Ring of memory for batches of an output."""
 
     _buffer, _face = popgate_sessions.OutputData, OutputData
 

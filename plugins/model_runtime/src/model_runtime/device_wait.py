@@ -74,7 +74,7 @@ class DeviceWaitConfig(Options):
             self.strategy = DeviceWaitStrategy.WAIT_WITH_TIMEOUT
 
     def to_engine(self) -> engine.DeviceWaitConfig:
-        """Return the engine's configuration (ours)."""
+        """Return the engine's configuration (an addition of PopGate)."""
         return engine.DeviceWaitConfig(
             self.strategy,
             self.timeout.total_seconds(),

@@ -20,7 +20,7 @@ DeviceOptions: TypeAlias = Mapping[str, str]
 
 
 class _Version(int):
-    """An IPU version that differs in type from an equal number."""
+    """The version of an IPU, a type of its own: an equal number is not a version."""
 
 
 #: The default version. In the overload for models this argument holds the tiles.
@@ -28,12 +28,13 @@ _MK2 = _Version(2)
 
 
 class Device(NotPickled):
-    """An attached device; made by `DeviceManager`. Detached once it is no longer
-    referenced."""
+    """An attached device; made by `DeviceManager`. It is detached when nothing refers
+    to it.
+    """
 
     def __init__(self, device: engine.Device) -> None:
         self.engine = device
-        """The device beneath."""
+        """The engine's device."""
         close_with(self, device.close)
 
     def ipuVersion(self) -> int:
@@ -47,9 +48,8 @@ class Device(NotPickled):
 
 
 class DeviceConstraints(Options):
-    """Requirements on a device.
-
-    All devices of PopGate meet them. False: not required.
+    """Requirements on a device, which all devices of PopGate meet. False: not
+    required.
     """
 
     __slots__ = ()
@@ -90,7 +90,7 @@ class DeviceManager:
         model: Model | None = None,
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device:
-        """Return a device of `num_ipus` units, or for a model; raises if there is none.
+        """Return a device of `num_ipus` units, or for a model. Raises if none is free.
 
         The requirements have two spellings; both are accepted.
         """
@@ -108,7 +108,7 @@ class DeviceManager:
         model: Model | None = None,
         constraints: DeviceConstraints | bool | None = None,
     ) -> Device | None:
-        """Return a device like `getDevice`, but None if there is none."""
+        """Return a device like `getDevice`, but None if none is free."""
         flags, wait = _split(device_options, wait_config)
         _constrained(constrains, constraints)
         device = self._manager.try_get_device(_io(num_ipus, model), wait, flags)
@@ -122,7 +122,7 @@ class DeviceManager:
         *,
         model: Model | None = None,
     ) -> Device:
-        """Attach this device; raises if it cannot be attached. A model may be given
+        """Attach this device; raise if it cannot be attached. A model may be passed
         instead of options.
         """
         flags, wait = _split(device_options, wait_config, model)
@@ -167,9 +167,8 @@ class DeviceManager:
         model: Model | None = None,
     ) -> Device:
         """Return a software device outside the pool: of so many IPUs, or for a model.
-
-        A device for a model has the model's version, and the tiles are the next
-        argument.
+        With a model, the device has the model's version, and the next argument is the
+        number of tiles.
         """
         wanted = _io(num_ipus, model)
         make = self._manager.create_ipu_model_device
@@ -229,7 +228,7 @@ def _split(
 ) -> tuple[Any, engine.DeviceWaitConfig]:
     """Return the options, or the model that has them, and the wait policy.
 
-    Without options, the wait policy may be in their place.
+    Without options, the wait policy may take their position.
     """
     if isinstance(options, DeviceWaitConfig):
         options, config = None, one_of("wait_config", options, config)

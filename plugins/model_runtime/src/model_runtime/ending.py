@@ -1,8 +1,8 @@
 """Closing of open objects at the end of the program.
 
 Python then runs the finalizers of the remaining objects, so save programs run and
-devices become free. Daemon threads still run and suddenly meet closed objects. Their
-errors are not reported.
+devices become free. Daemon threads that still run then use closed objects. Their errors
+are not reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def close_with(owner: object, close: Callable[[], object]) -> None:
 
 
 def _hush() -> None:
-    """Silence daemon threads that meet closed objects from now on."""
+    """Silence the errors of daemon threads that use closed objects from now on."""
     before = threading.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:

@@ -17,10 +17,8 @@ Given = TypeVar("Given")
 
 
 class Member(Generic[Held, Given]):
-    """One member.
-
-    `take` converts a given value into the held one, and raises WrongType or
-    WrongOption. `default` is the first value; `doc` is for help().
+    """One member. `take` converts an assigned value to the stored one, and raises
+    WrongType or WrongOption. `default` is the first value; `doc` is for help().
     """
 
     def __init__(self, take: Callable[[Given], Held], default: Any, doc: str) -> None:
@@ -80,7 +78,7 @@ class Struct:
 
 
 class Options(Struct):
-    """A configuration. Two with equal members are equal."""
+    """A configuration. Configurations with equal members are equal."""
 
     __slots__ = ()
 

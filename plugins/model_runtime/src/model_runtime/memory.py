@@ -37,9 +37,9 @@ def wrong_name(name: object, known: Iterable[str]) -> WrongName:
 
 
 class InputMemoryView(UserDict[str, Any]):
-    """Name to memory of inputs: numpy arrays, or anything with their buffer protocol.
+    """Memory of inputs, by name: numpy arrays, or any objects with the buffer protocol.
 
-    It refers to the assigned memory, and may be changed and used again for many calls.
+    The view refers to the assigned memory. It may be changed, and used for many calls.
     """
 
     def __setitem__(self, name: Text, memory: Any) -> None:
@@ -61,7 +61,7 @@ class InputMemoryView(UserDict[str, Any]):
 
 
 class OutputMemoryView(InputMemoryView):
-    """Name to writable memory of outputs."""
+    """Writable memory of outputs, by name."""
 
     def _check(self, name: str, memory: Any) -> None:
         with buffer_of(name, memory) as view:
@@ -70,7 +70,7 @@ class OutputMemoryView(InputMemoryView):
 
 
 def buffer_of(name: str, memory: Any) -> memoryview:
-    """Return the buffer of `memory`; WrongType if it has none."""
+    """Return the buffer of `memory`; raise WrongType if it has none."""
     try:
         return memoryview(memory)
     except (TypeError, ValueError, BufferError):
@@ -103,8 +103,8 @@ def arrays_of(
 def typed(memory: Any, desc: DataDesc | None, name: str = "") -> Array:
     """Return `memory` as an array of the tensor `desc`, without a copy.
 
-    The original sees memory as bytes with a length. So plain bytes, and arrays of the
-    right type in another shape, count as the rows that they hold.
+    For the original, memory is bytes with a length. So plain bytes, and arrays of the
+    right type in another shape, are accepted for the rows that they hold.
     """
     array: Array
     if isinstance(memory, np.ndarray):

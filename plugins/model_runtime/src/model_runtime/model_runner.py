@@ -31,7 +31,7 @@ class ModelRunner(NotPickled):
 
     `model` is the path of a file, `PopefPaths` or another sequence of paths, or a
     `popef.Model`; paths also by their own names. Devices are attached and the model is
-    loaded when this returns. The runner is unloaded once nothing refers to it; results
+    loaded when this returns. The runner is unloaded when nothing refers to it. Results
     refer to it. Errors are RuntimeErrors. Thread-safe.
     """
 
@@ -82,8 +82,8 @@ class ModelRunner(NotPickled):
         output_data: Outputs | SupportsIndex | None = None,
         replica_id: SupportsIndex = 0,
     ) -> OutputMemory | None:
-        """Run a request and wait for it: its outputs by name, or None if they went
-        to `output_data`.
+        """Run a request and wait for its result. Return its outputs by name, or None if
+        they were written to `output_data`.
 
         Both are views or dicts of memory by tensor name: arrays of the type and shape
         that `getExecuteInputs` and `getExecuteOutputs` tell, or a multiple of the batch
@@ -122,7 +122,8 @@ class ModelRunner(NotPickled):
         output_data: Outputs | SupportsIndex | None = None,
         replica_id: SupportsIndex = 0,
     ) -> OutputFutureMemory:
-        """Queue a request, as `execute` runs it; the result waits on first access.
+        """Queue a request with the arguments of `execute`. The first access to the
+        result waits for it.
 
         The memory of its inputs must not change before the result arrives.
         """
@@ -145,7 +146,7 @@ class ModelRunner(NotPickled):
         return _listed(self._runner.model_outputs)
 
     def config(self) -> ModelRunnerConfig:
-        """Return a copy of the options of its construction."""
+        """Return a copy of the options with which the runner was created."""
         return copy.copy(self._config)
 
     # Each method fills the given dictionary, or a new one, and returns it.
@@ -156,7 +157,7 @@ class ModelRunner(NotPickled):
         replica_id: SupportsIndex = 0,
         cur: SupportsIndex = -1,
     ) -> dict[str, float]:
-        """Return the times of the last request, or of number `cur` of those kept."""
+        """Return the times of the last request, or of the kept request number `cur`."""
         values = self._traced(replica_id).trace(number(cur))
         return _filled(time_info, values, "duration_us")
 

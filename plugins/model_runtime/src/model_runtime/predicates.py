@@ -20,7 +20,7 @@ Policy = TypeVar("Policy", bound=IntEnum)
 Predicate: TypeAlias = Callable[[Anchor], Policy]
 #: Decides whether an anchor's callback, or queue, is set: `AnchorCallbackPolicy`.
 AnchorCallbackPredicate: TypeAlias = Predicate[AnchorCallbackPolicy]
-#: Decides whether an anchor takes the data of the file: `PopefDataUsagePolicy`.
+#: Decides whether an anchor uses the data of the file: `PopefDataUsagePolicy`.
 PopefDataUsagePredicate: TypeAlias = Predicate[PopefDataUsagePolicy]
 
 null_anchor_callback_predicate: AnchorCallbackPredicate | None = None
@@ -149,8 +149,8 @@ class Factories(Generic[Policy]):
         *,
         accepted_programs_policies: Iterable[Any] | None = None,
     ) -> Predicate[Policy]:
-        """Accept the anchors of any of these programs; for programs with policies, give
-        theirs.
+        """Accept the anchors of any of these programs. Programs with policies have
+        their own.
         """
         given = one_of(
             "program_indexes and accepted_programs_policies",
@@ -186,7 +186,7 @@ class Factories(Generic[Policy]):
         accepted_anchors_policies: Iterable[AnchorWithPolicy[Policy]],
         reject_policy: Policy | None = None,
     ) -> Predicate[Policy]:
-        """Give the policies of these anchors."""
+        """Return the policies of these anchors."""
         _, reject = self._policies(None, reject_policy)
         named = [
             popgate_sessions.AnchorWithPolicy(
@@ -200,7 +200,7 @@ class Factories(Generic[Policy]):
     def andBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
-        """Accept if all of `pred` give the accept policy."""
+        """Accept if all predicates in `pred` accept."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
         return _face(popgate_sessions.and_bind(*policies, *beneath))
@@ -208,7 +208,7 @@ class Factories(Generic[Policy]):
     def orBind(
         self, accept_policy: Policy, reject_policy: Policy, *pred: Predicate[Policy]
     ) -> Predicate[Policy]:
-        """Accept if any of `pred` gives the accept policy."""
+        """Accept if any predicate in `pred` accepts."""
         policies = self._policies(accept_policy, reject_policy)
         beneath = [to_engine(p, self._kind) for p in pred]
         return _face(popgate_sessions.or_bind(*policies, *beneath))

@@ -1,5 +1,5 @@
 # ruff: noqa: N802 - the names are the original's
-"""Content of the slots of queues: a user's batch, or room for one."""
+"""Content of the slots of queues: a user's batch, or memory for a batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from model_runtime.memory import buffer_of
 from popef.errors import WrongValue
 from popef.taking import number
 
-#: Called just before the first byte of the enqueued memory is taken.
+#: Called just before the first byte of the enqueued memory is read.
 ReadStartCallback: TypeAlias = Callable[[], None]
-#: Called when the last byte of the enqueued memory was taken: the memory is free.
+#: Called after the last byte of the enqueued memory was read: the memory is free.
 ReadCompleteCallback: TypeAlias = Callable[[], None]
 #: Called after results were written to the memory that was enqueued for them.
 WriteCompleteCallback: TypeAlias = Callable[[], None]
@@ -32,7 +32,7 @@ class _Data(Generic[Slot]):
 
     @property
     def data(self) -> Any:
-        """The memory; bytes of it beyond `data_size` are left alone."""
+        """The memory. Bytes beyond `data_size` are not used."""
         return self._slot.data
 
     @data.setter
@@ -41,7 +41,7 @@ class _Data(Generic[Slot]):
 
     @property
     def data_size(self) -> int:
-        """Bytes of the batch."""
+        """Size of the batch in bytes."""
         return self._slot.data_size
 
     @data_size.setter
@@ -62,7 +62,7 @@ class InputData(_Data[popgate_sessions.InputData]):
 
     @property
     def readStartCallback(self) -> ReadStartCallback | None:
-        """Called just before the first byte is taken."""
+        """Called just before the first byte is read."""
         return self._slot.read_start_callback
 
     @readStartCallback.setter
@@ -72,7 +72,7 @@ class InputData(_Data[popgate_sessions.InputData]):
 
     @property
     def readCompleteCallback(self) -> ReadCompleteCallback | None:
-        """Called when the last byte was taken."""
+        """Called after the last byte was read."""
         return self._slot.read_complete_callback
 
     @readCompleteCallback.setter
@@ -82,7 +82,7 @@ class InputData(_Data[popgate_sessions.InputData]):
 
 
 class OutputData(_Data[popgate_sessions.OutputData]):
-    """Room for a batch of one output: `data_size` bytes of `data`."""
+    """Memory for a batch of one output: `data_size` bytes of `data`."""
 
     __slots__ = ()
 
@@ -91,7 +91,7 @@ class OutputData(_Data[popgate_sessions.OutputData]):
 
     @property
     def writeCompleteCallback(self) -> WriteCompleteCallback | None:
-        """Called when it is full."""
+        """Called when the memory is full."""
         return self._slot.write_complete_callback
 
     @writeCompleteCallback.setter

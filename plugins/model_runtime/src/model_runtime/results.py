@@ -1,8 +1,8 @@
 """Results of execute calls (Model Runtime User Guide 3.1).
 
 On every supported Python, only subclasses of numpy's array can have both the buffer
-protocol and a method `numpy`. So the future arrays are arrays, and access to one in a
-result waits.
+protocol and a method `numpy`. So the future arrays are such arrays, and accessing one
+in a result waits for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from popef.taking import NotPickled, text
 
 
 class OutputMemory(ByName[Array]):
-    """Name to the memory of an output: an array, or `TensorMemory` if the request was a
+    """Memory of the outputs, by name: arrays, or `TensorMemory` if the request was a
     view.
     """
 
@@ -43,9 +43,10 @@ class FuturePyArrayView(TensorMemoryView):
 
 
 class OutputFutureMemory(NotPickled, Mapping[str, Array]):
-    """The result of `executeAsync`: name to array, waiting on first access.
+    """The result of `executeAsync`: arrays by name. The first access waits for the
+    result.
 
-    The result refers to `runner`, which must not end before it.
+    The result refers to `runner`, which must not end before the result.
     """
 
     _array: type[FuturePyArray] | type[FuturePyArrayView] = FuturePyArray
@@ -59,8 +60,8 @@ class OutputFutureMemory(NotPickled, Mapping[str, Array]):
         self._result.wait()
 
     def memory(self, *, as_memory: bool) -> OutputMemory:
-        """Return the outputs as arrays, or as `TensorMemory` (ours: what
-        `execute` returns)
+        """Return the outputs as arrays or `TensorMemory`, like `execute` (an addition
+        of PopGate).
         """
         arrays = self._result.arrays()
         if as_memory:

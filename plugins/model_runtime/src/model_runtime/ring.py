@@ -20,11 +20,12 @@ T = TypeVar("T")
 class SpscRingBuffer(NotPickled, Generic[T]):
     """A ring between one writing thread and one reading thread.
 
-    An addition of PopGate: `make` makes the buffers, which `writeLock` returns to be
-    filled. Without `make`, `write` puts objects into the ring (any but None).
+    An addition of PopGate: `make` makes the buffers, and writers fill the buffer that
+    `writeLock` returns. Without `make`, `write` puts objects other than None into the
+    ring.
     """
 
-    #: Called with the ring when a reader has waited for as long as its timeout says.
+    #: Called with the ring after a reader has waited for its timeout.
     ReadTimeoutCallback = Callable[["SpscRingBuffer[Any]"], None]
 
     def __init__(
@@ -65,7 +66,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.write(obj)
 
     def writeLock(self) -> T:
-        """Return the buffer to fill: waits for a free one, or until the ring is
+        """Return the buffer to fill. Waits for a free buffer, or until the ring is
         invalid.
         """
         buffer: T = self._ring.write_lock()
@@ -76,7 +77,7 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.write_complete()
 
     def readLock(self) -> T:
-        """Return the next published buffer: waits for one, or until the ring is
+        """Return the next published buffer. Waits for a buffer, or until the ring is
         invalid.
         """
         buffer: T = self._ring.read_lock()
@@ -91,11 +92,11 @@ class SpscRingBuffer(NotPickled, Generic[T]):
         self._ring.read_reset()
 
     def readAvailable(self) -> bool:
-        """Return whether `readLock` would return at once with a buffer."""
+        """Return whether `readLock` would return a buffer immediately."""
         return self._ring.read_available()
 
     def invalidate(self) -> None:
-        """Make every call return at once; ignore the results."""
+        """Make every call return immediately, with a result that must be ignored."""
         self._ring.invalidate()
 
     def isValid(self) -> bool:
@@ -139,7 +140,7 @@ class IMemoryPool(ABC):
 
 
 class RingMemoryPool(NotPickled, IMemoryPool):
-    """`num_blobs` blobs of `blob_size` bytes, handed out round and round."""
+    """A pool of `num_blobs` blobs of `blob_size` bytes, which it returns in turn."""
 
     def __init__(self, blob_size: SupportsIndex, num_blobs: SupportsIndex) -> None:
         self._pool = popgate_sessions.RingMemoryPool(
@@ -162,7 +163,7 @@ class RingMemoryPool(NotPickled, IMemoryPool):
         return self._pool.num_blobs
 
     def getMemoryBlob(self) -> memoryview:
-        """Return the next blob; after the last comes the first again."""
+        """Return the next blob, and the first blob again after the last."""
         return self._pool.get_memory_blob()
 
     def __repr__(self) -> str:

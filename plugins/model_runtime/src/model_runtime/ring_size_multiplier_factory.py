@@ -14,7 +14,7 @@ import popgate_sessions
 from popef import Anchor, Model
 from popef.taking import expected, number, numbers
 
-#: Returns how many batches the ring of an anchor's queue has room for.
+#: Returns the number of batches for which the ring of an anchor's queue has room.
 RingSizeMultiplierProdType: TypeAlias = Callable[[Anchor], int]
 
 

@@ -51,7 +51,9 @@ from popgate_sessions import AnchorCallbackPolicy, PopefDataUsagePolicy
 
 
 class LaunchPolicy(IntEnum):
-    """Deferred: the caller binds a device; Immediate: the session attaches one."""
+    """Deferred: the caller binds a device. Immediate: the session attaches a device
+    itself.
+    """
 
     Deferred = 0
     Immediate = 1
@@ -70,7 +72,8 @@ class CallbackInfo:
 #: Called with an array of the anchor's shape and type, valid only during the call. Fill
 #: the array of an input; read that of an output.
 CallbackHandle: TypeAlias = Callable[[Any], Any]
-#: Called with each anchor to serve; returns its callback, or None to leave it.
+#: Called with each anchor to serve. Returns the anchor's callback, or None to leave it
+#: unchanged.
 CallbackFactory: TypeAlias = Callable[[CallbackInfo], CallbackHandle | None]
 
 
@@ -131,7 +134,7 @@ class SessionConfig(Options):
     )
 
     def to_engine(self) -> popgate_sessions.SessionConfig:
-        """Return the engine's options (ours)."""
+        """Return the engine's options (an addition of PopGate)."""
         predicate = self.pred_tensor_data
         return popgate_sessions.SessionConfig(
             policy=popgate_sessions.LaunchPolicy(self.policy.value),
@@ -147,7 +150,7 @@ class SessionConfig(Options):
 
 
 class Session(NotPickled):
-    """Links a model to a device; ends once it is no longer referenced.
+    """Links a model to a device, and ends when nothing refers to it.
 
     `model` is as for `ModelRunner`. One thread runs programs; any thread may call
     `stop`. Errors are RuntimeErrors. A run raises the exceptions of callbacks
@@ -172,10 +175,9 @@ class Session(NotPickled):
         self._device: Device | None = None
 
     def bindToDevice(self, device: Device) -> None:
-        """Load the model on a device, and leave the previous one.
-
-        Another session on this device leaves it. The save programs of a leaving session
-        run first.
+        """Load the model on a device, and leave the previous device. Another session on
+        this device leaves the device first. Before a session leaves, its save programs
+        run.
         """
         self._session.bind_to_device(expected(device, Device).engine)
         self._device = device
@@ -222,7 +224,7 @@ class Session(NotPickled):
     def anchorsNotConnectedToCallbacks(
         self, progs: Iterable[SupportsIndex]
     ) -> dict[int, list[Anchor]]:
-        """Return the unconnected anchors of the programs that have any."""
+        """Return the unconnected anchors of each program that has some."""
         missing = self._session.anchors_not_connected_to_callbacks(numbers(progs))
         return {program: _listed(anchors) for program, anchors in missing.items()}
 
@@ -241,8 +243,9 @@ class Session(NotPickled):
         input_predicate: AnchorCallbackPredicate | None = None,
         output_predicate: AnchorCallbackPredicate | None = None,
     ) -> QueueManager:
-        """Return the queues of this session; a new call replaces them. Each takes
-        `num_buffers` user batches; the predicates say which anchors get one."""
+        """Return the queues of this session; a new call replaces them. Each queue takes
+        `num_buffers` user batches. The predicates select the anchors that get a queue.
+        """
         timed_out = None
         if timeout_cb is not None:
             callback = checked_callback("timeout_cb", timeout_cb)
@@ -301,8 +304,8 @@ class Session(NotPickled):
         self._session.reload()
 
     def isStopped(self) -> bool:
-        """Return whether the session was stopped, or its device lost: nothing runs
-        until `reload`.
+        """Return whether the session was stopped, or its device was lost. If so, no
+        program runs until `reload`.
         """
         return self._session.is_stopped
 
@@ -323,7 +326,7 @@ class Session(NotPickled):
         return _listed(self._session.user_output_anchors)
 
     def model(self) -> Model:
-        """Return its model."""
+        """Return the session's model."""
         return self._model
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 class ConstTensorMemoryView(_Memory):
     """A read-only view of the first `data_size_bytes` bytes of `data`; without a size,
-    of all of them. The argument `other` views another view.
+    of all bytes. With the argument `other` it is a view of another view.
     """
 
     def __new__(
@@ -62,7 +62,7 @@ class ConstTensorMemoryView(_Memory):
 
 
 class TensorMemoryView(_Memory):
-    """A view of the first `data_size_bytes` bytes of `data`, which is writable."""
+    """A writable view of the first `data_size_bytes` bytes of `data`."""
 
     def __new__(
         cls, data: Any = None, data_size_bytes: SupportsIndex | None = None
@@ -74,25 +74,24 @@ class TensorMemoryView(_Memory):
 
 
 class TensorMemory(_Memory):
-    """A block of `data_size_bytes` bytes of its own, zero at first.
-
-    A runner makes it for a tensor.
+    """A block of `data_size_bytes` bytes, which are zero at first. A runner makes one
+    for a tensor.
     """
 
     def __new__(cls, data_size_bytes: SupportsIndex = 0) -> TensorMemory:
         return np.zeros(unsigned(data_size_bytes), np.uint8).view(cls)
 
     def getView(self) -> TensorMemoryView:
-        """Return its bytes, to be read and written in place."""
+        """Return the bytes, which can be read and written in place."""
         return TensorMemoryView(self)
 
     def getConstView(self) -> ConstTensorMemoryView:
-        """Return its bytes, to be read in place."""
+        """Return the bytes, which can be read in place."""
         return ConstTensorMemoryView(self)
 
 
 class InputMemory(ByName[TensorMemory]):
-    """Name to the memory of an input."""
+    """Memory of inputs, by name."""
 
 
 def _first(data: Any, size: SupportsIndex | None) -> np.ndarray[Any, Any]:

@@ -3,7 +3,8 @@
 
 A thin front end of `popef_io`. Spelling and conventions are the original's, the bytes
 of the files are PopGate's (docs/reference/popef-format.md).
-docs/how-to/migrate-from-model-runtime.md says name by name what works and what differs.
+docs/how-to/migrate-from-model-runtime.md says for each name whether it works and how it
+differs.
 
 Metadata, anchors and similar objects are values: a getter has the name of its field, a
 setter the name with `set` before it. All errors are RuntimeErrors. A value of a wrong

@@ -19,11 +19,11 @@ class _DataInfo:
         self._executable = ""
 
     def name(self) -> str:
-        """Name of the anchors whose data these are."""
+        """Return the name of the anchors to which the data belong."""
         return self._name
 
     def setName(self, name: Text) -> None:
-        """Take the name of the anchors whose data these are."""
+        """Set the name of the anchors to which the data belong."""
         self._name = text(name)
 
     def tensorInfo(self) -> TensorInfo:
@@ -31,7 +31,7 @@ class _DataInfo:
         return self._tensor_info
 
     def setTensorInfo(self, info: TensorInfo) -> None:
-        """Take a copy of the shape and type of one tensor."""
+        """Set the shape and type of one tensor, by a copy."""
         self._tensor_info = taken(info, TensorInfo)
 
     def executable(self) -> str:
@@ -42,7 +42,7 @@ class _DataInfo:
         return self._executable
 
     def setExecutable(self, executable: Text) -> None:
-        """Take the name of the executable it belongs to."""
+        """Set the name of the executable to which the data belong."""
         self._executable = text(executable)
 
 
@@ -60,7 +60,7 @@ class TensorDataInfo(_DataInfo):
         return made
 
     def to_io(self) -> popef_io.TensorDataInfo:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         info = self._tensor_info.to_io()
         return popef_io.TensorDataInfo(self._name, info, self._executable)
 
@@ -82,7 +82,7 @@ class FeedDataInfo(_DataInfo):
         return self._num_tensors
 
     def setNumTensors(self, num_tensors: int) -> None:
-        """Take how many tensors the feed has."""
+        """Set the number of tensors in the feed."""
         self._num_tensors = number(num_tensors)
 
     @classmethod
@@ -95,7 +95,7 @@ class FeedDataInfo(_DataInfo):
         return made
 
     def to_io(self) -> popef_io.FeedDataInfo:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         return popef_io.FeedDataInfo(
             self._name,
             self._tensor_info.to_io(),

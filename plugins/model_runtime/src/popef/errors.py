@@ -16,7 +16,7 @@ class WrongType(TypeError, RuntimeError):
 
 
 class WrongValue(ValueError, RuntimeError):
-    """An argument has the right type and a value it cannot have."""
+    """An argument has the right type, but its value is not allowed."""
 
 
 class FileError(OSError, RuntimeError):
@@ -24,11 +24,11 @@ class FileError(OSError, RuntimeError):
 
 
 class FileMissing(FileError, FileNotFoundError):
-    """There is no such file, or no directory for it."""
+    """The file, or its directory, does not exist."""
 
 
 class FileRefused(FileError, PermissionError):
-    """The file may not be read, or not be written."""
+    """The process may not read or write the file."""
 
 
 @contextlib.contextmanager

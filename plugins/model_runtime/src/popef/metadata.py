@@ -201,7 +201,7 @@ class Metadata:
         return made
 
     def to_io(self) -> popef_io.Metadata:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         return popef_io.Metadata(
             executable=self._executable,
             anchors=tuple(a.to_io() for a in each(self._anchors, Anchor)),

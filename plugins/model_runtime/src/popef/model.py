@@ -26,7 +26,7 @@ class Model(NotPickled):
 
     def __init__(self, model: popef_io.Model) -> None:
         self.io = model
-        """The model beneath."""
+        """The model of `popef_io`."""
         self.metadata = Metadata.from_io(model.metadata)
         self.executable = ExecutableReader(model.executable)
         self.tensors = [TensorReader(t) for t in model.tensors.values()]
@@ -44,7 +44,7 @@ class ModelBuilder(NotPickled):
         self._builder = popef_io.ModelBuilder(expected(reader, Reader).io)
 
     def createModel(self, executable: Text = "") -> Model:
-        """Return the model of an executable; without a name, of the only one.
+        """Return the model of an executable; without a name, of the only executable.
 
         Raises a RuntimeError if there is none, or its metadata or data do not fit.
         """

@@ -55,7 +55,7 @@ class ExecutableReader(_Face[popef_io.ExecutableReader]):
         self.name = reader.name
 
     def executable(self) -> bytes:
-        """Return its contents, decompressed if needed."""
+        """Return the contents, decompressed if needed."""
         return bytes(self._reader.raw())
 
     def getStandaloneExecutableStream(self) -> BinaryIO:
@@ -99,7 +99,7 @@ class OpaqueReader(_DataFace[popef_io.OpaqueReader]):
         self.executable = reader.executable
 
     def data(self) -> bytes:
-        """Return its contents."""
+        """Return the contents."""
         return bytes(self._reader.raw())
 
 
@@ -112,7 +112,7 @@ class Reader(NotPickled):
 
     def __init__(self) -> None:
         self.io = popef_io.Reader()
-        """The reader beneath."""
+        """The reader of `popef_io`."""
 
     def parseFile(self, path: Path) -> None:
         """Add the blobs of a file."""

@@ -1,4 +1,4 @@
-"""Taking a value from the caller, as a setter of C++ does.
+"""Checks and copies of values from the caller, as a setter of C++ makes them.
 
 An assignment of a wrong type raises `WrongType`. Strings may also be bytes: the
 original accepts both.
@@ -17,9 +17,9 @@ from popef.errors import WrongType, WrongValue
 T = TypeVar("T")
 
 Text: TypeAlias = str | bytes
-"""What is taken for a string of C++; bytes are UTF-8."""
+"""Values accepted for a string of C++; bytes are UTF-8."""
 Path: TypeAlias = Text | os.PathLike[str] | os.PathLike[bytes]
-"""What is taken for the path of a file."""
+"""Values accepted for the path of a file."""
 
 
 def expected(value: object, kind: type[T]) -> T:
@@ -30,18 +30,18 @@ def expected(value: object, kind: type[T]) -> T:
 
 
 def got(value: object) -> str:
-    """Return the value that came instead, for a message."""
+    """Return the received value in words, for a message."""
     text = repr(value)
     return f"got {type(value).__name__}: {text if len(text) < 200 else text[:200]}"
 
 
 def taken(value: object, kind: type[T]) -> T:
-    """Return a copy of `value`, so that changing it afterwards changes nothing here."""
+    """Return a copy of `value`, so that later changes of `value` have no effect."""
     return copy.deepcopy(expected(value, kind))
 
 
 def all_taken(values: Iterable[object], kind: type[T]) -> list[T]:
-    """Take each of several values."""
+    """Return copies of several values."""
     return copy.deepcopy(each(values, kind))
 
 
@@ -83,7 +83,7 @@ def number(value: SupportsIndex, what: str = "a whole number") -> int:
 
 
 def numbers(values: Iterable[SupportsIndex]) -> list[int]:
-    """Take each of several numbers."""
+    """Return several numbers as Python integers."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise WrongType(f"expected a list of whole numbers, {got(values)}")
     return [number(value) for value in values]

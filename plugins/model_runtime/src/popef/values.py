@@ -2,9 +2,9 @@
 """Values of metadata, with the accessors of the PopEF User Guide (5.1).
 
 A getter has the name of its field, a setter the name with `set` before it. The getter
-of a list or an object returns the held one, which can be changed in place. A setter
-takes a copy, as in C++; a wrong type raises a TypeError. If the guide names no default,
-it is zero, false or empty.
+of a list or an object returns the object itself, which can be changed in place. A
+setter takes a copy, as in C++; a wrong type raises a TypeError. If the guide names no
+default, it is zero, false or empty.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Option:
         return self._value
 
     def setValue(self, value: Text) -> None:
-        """Set the value, as a string whatever it means."""
+        """Set the value, which is always a string."""
         self._value = text(value)
 
     @classmethod
@@ -50,7 +50,7 @@ class Option:
         return cls(option.name, option.value)
 
     def to_io(self) -> popef_io.Option:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         return popef_io.Option(self._name, self._value)
 
     def __eq__(self, other: object) -> bool:
@@ -116,7 +116,7 @@ class TensorInfo:
         return made
 
     def to_io(self) -> popef_io.TensorInfo:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         shape = tuple(self._shape) if self._has_rank or self._shape else None
         return popef_io.TensorInfo(shape, self._data_type)
 
@@ -142,7 +142,7 @@ class ProgramFlow:
         self._save: list[int] = []
 
     def load(self) -> list[int]:
-        """Return the numbers of the programs that bring weights to the device."""
+        """Return the numbers of the programs that load weights to the device."""
         return self._load
 
     def setLoad(self, programs: Iterable[int]) -> None:
@@ -176,7 +176,7 @@ class ProgramFlow:
         return made
 
     def to_io(self) -> popef_io.ProgramFlow:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         return popef_io.ProgramFlow(
             tuple(self._load), tuple(self._main), tuple(self._save)
         )
@@ -272,7 +272,7 @@ class Anchor:
         return made
 
     def to_io(self) -> popef_io.Anchor:
-        """Return the value beneath (ours)."""
+        """Return the value of `popef_io` (an addition of PopGate)."""
         return popef_io.Anchor(
             self._name,
             self._handle,

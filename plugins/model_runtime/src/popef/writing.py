@@ -2,8 +2,8 @@
 """Writing containers (PopEF User Guide 5.2).
 
 One blob is written at a time: beginning the next one closes the one before. The file
-appears in its place when the writer is closed. A writer also closes when nothing refers
-to it any more, or the program ends, but only `close` reports errors.
+appears in its place when the writer is closed. A writer is also closed when nothing
+refers to it, or when the program ends, but only `close` reports errors.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ Buffer = str | bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
 class BlobWriter(NotPickled):
-    """Takes the bytes of one blob, until it is closed or the next one is begun; made by
-    a `Writer`, which it holds.
+    """Writes the bytes of one blob, until it is closed or the next blob is begun. A
+    `Writer` makes it.
 
     Text is written in UTF-8, memory that is not contiguous in row-major order.
     """
 
     def __init__(self, blob: popef_io.BlobWriter, writer: object) -> None:
         self._blob = blob
-        self._writer = writer  # must live until the blob is written
+        self._writer = writer  # keep the writer until the blob is written
 
     def write(self, data: Buffer, size: int | None = None) -> None:
         """Append the first `size` bytes of `data`; without `size`, all of them.
@@ -62,7 +62,7 @@ class BlobWriter(NotPickled):
 
     @property
     def stream(self) -> BlobWriter:
-        """Return the stream for writing, by its C++ name: this writer."""
+        """Return this writer, which is the stream for writing under its C++ name."""
         return self
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class BlobWriter(NotPickled):
 
 
 class FeedsWriter(NotPickled):
-    """Takes the tensors of several feeds in turns; made by a `Writer`."""
+    """Writes the tensors of several feeds in turn. A `Writer` makes it."""
 
     def __init__(self, feeds: popef_io.FeedsWriter, writer: object) -> None:
         self._feeds = feeds
@@ -166,7 +166,7 @@ class Writer(NotPickled):
 
 
 class FileWriter(Writer):
-    """Adds blobs to the container at `path`, or begins one."""
+    """Adds blobs to the container at `path`, or creates it."""
 
     class Mode(Enum):
         """Ways to open the file."""

@@ -35,7 +35,7 @@ class DeviceSession:
     def __init__(
         self, number: int, sock: socket.socket, message: Message, fds: Sequence[int]
     ) -> None:
-        """Load the model. Raises what loading raises."""
+        """Load the model. Raises the errors of loading."""
         self.number = number
         self._sock = sock
         #: Set when the session has released everything.
@@ -55,7 +55,7 @@ class DeviceSession:
     def serve(self) -> None:
         """Run the host's commands until it, or `end`, closes the connection."""
         try:
-            # Cancelled: it was ended before it could say what became of a run.
+            # Cancelled: the session ended before it could report the outcome of a run.
             with contextlib.suppress(OSError, EOFError, Cancelled):
                 while True:
                     message, fds = control.receive(self._sock)
@@ -69,7 +69,7 @@ class DeviceSession:
     def end(self) -> None:
         """End the connection and the run; from any thread.
 
-        Waits a moment for the end, so that its memory is free when a caller goes on.
+        Waits shortly for the end, so that its memory is free when a caller goes on.
         """
         self._options.terminate = True
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class DeviceSession:
             self._streams.send({"op": "done", "prefetches": self._streams.prefetches()})
 
     def _prepare(self, programs: list[int]) -> None:
-        """Make ready for a run of these programs."""
+        """Prepare for a run of these programs."""
         streams = self._streams
         executable = self._executor.executable
         streams.begin(upcoming_reads(executable, programs, streams.foreseeable()))

@@ -59,9 +59,9 @@ from popgate_session_worker.stream_places import (
 
 #: Outputs of one stream that wait for the host before the program waits too.
 _WRITES_AHEAD = 4
-#: Prefetch requests in flight, over all streams; "unlimited" means this.
+#: Most prefetch requests in flight, over all streams; the meaning of "unlimited".
 MAX_PREFETCHES = 64
-#: Bytes of inputs that are prefetched, over all streams.
+#: Most bytes of prefetched inputs, over all streams.
 _PREFETCH_BYTES = 64 * 1024 * 1024
 
 
@@ -115,7 +115,7 @@ class HostStreams:
         empty: Collection[int],
         file: Collection[int],
     ) -> None:
-        """Set the source of each anchor from now on: the host, none, or the file.
+        """Set the source of each anchor: the host, none, or the file.
 
         `ready` are the host's anchors that can be prefetched.
         """
@@ -145,7 +145,7 @@ class HostStreams:
         """Begin a run that will read `coming` (`upcoming_reads`)."""
         self._coming = coming
         self._prefetched = self._prefetched_bytes = 0
-        # Drop what the last run left if it failed.
+        # Drop the data that a failed run left.
         for stream in self._all_inputs.values():
             stream.prefetched = 0
             stream.expected.clear()
@@ -260,7 +260,7 @@ class HostStreams:
         return place.to_message()
 
     def take(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Take data for the oldest waiting place of an anchor."""
+        """Store data in the oldest waiting place of an anchor."""
         stream = self._all_inputs[message["anchor"]]
         place = stream.expected.popleft()
         place.busy = False

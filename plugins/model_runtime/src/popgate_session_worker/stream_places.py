@@ -52,8 +52,8 @@ class Place:
         return not self.busy and (self._held is None or self._held() is None)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return the bytes as an array; the place is taken while anything refers
-        to it.
+        """Return the bytes as an array. The place is in use while anything refers to
+        the array.
         """
         nbytes = dtype.itemsize * prod(shape)
         if not nbytes:
@@ -99,11 +99,11 @@ class Places:
         return self._grow(nbytes) if place is None else place
 
     def take_expected(self) -> Place:
-        """Return a free place for what is expected."""
+        """Return a free place for the expected data."""
         return self.take(self.room)
 
     def expect(self, nbytes: int) -> None:
-        """Expect data of so many bytes: smaller places are not needed any more."""
+        """Expect data of so many bytes, and drop smaller places."""
         self.room = max(self.room, _aligned(nbytes))
 
     def _grow(self, nbytes: int) -> Place:
@@ -123,7 +123,7 @@ class Places:
             place.busy = False
 
     def at(self, number: int, offset: int) -> Place | None:
-        """Return the place that a message of the host means."""
+        """Return the place that a message of the host names."""
         for place in self._places:
             if place.number == number and place.offset == offset:
                 return place

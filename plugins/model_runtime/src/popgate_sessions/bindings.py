@@ -1,8 +1,8 @@
-"""Connections of a session's anchors, from the view of the host end of a run.
+"""Connections of a session's anchors, as the host's end of a run uses them.
 
-A source gives an input's data when the device needs it (`fetch`), and some can give it
-earlier (`try_fetch`). Prefetched data belongs to the program after `consumed`. Data
-that the program did not reach is given again after `rewind`.
+A source returns an input's data when the device needs it (`fetch`); some sources can
+return it earlier (`try_fetch`). Prefetched data belongs to the program after
+`consumed`. Data that the program did not reach is returned again after `rewind`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from popgate_sessions.callbacks import CallbackHandle
 from popgate_sessions.queues import Alive, InputQueue, OutputQueue
 
 Shape = tuple[int, ...]
-#: Gives room for so many bytes of an input.
+#: Returns memory for so many bytes of an input.
 Room = Callable[[int], memoryview]
 
 
 class InputSource(Protocol):
     """Source of the data of an input."""
 
-    #: False if the source was disconnected, so that it gave zeros.
+    #: False if the source was disconnected and therefore returned zeros.
     is_real: bool
     #: Whether `try_fetch` is of any use.
     can_look_ahead: bool
@@ -37,8 +37,8 @@ class InputSource(Protocol):
         ...
 
     def try_fetch(self, room: Room) -> Shape | None:
-        """Fetch without waiting; None if there is nothing, or nothing can be given
-        before the program needs it.
+        """Fetch without waiting. Return None if no data is ready, or if the source does
+        not prefetch.
         """
         ...
 
@@ -47,7 +47,7 @@ class InputSource(Protocol):
         ...
 
     def rewind(self) -> None:
-        """Take back data that were given and not consumed."""
+        """Take back data that were returned but not consumed."""
         ...
 
 
@@ -57,7 +57,7 @@ class OutputSink(Protocol):
     is_real: bool
 
     def put(self, data: memoryview, shape: Shape, alive: Alive) -> None:
-        """Take data that are valid during the call only; may wait."""
+        """Store data, which are valid only during the call; may wait."""
         ...
 
     @property
@@ -122,7 +122,7 @@ class CallbackSource:
 
 
 class CallbackSink:
-    """A user's callback that is shown what the device wrote."""
+    """A user's callback that receives the data which the device wrote."""
 
     is_real = True
     has_room = True
@@ -139,7 +139,7 @@ class CallbackSink:
 
 
 class QueueSource:
-    """An input queue. A disconnected one gives zeros, so that the program ends."""
+    """An input queue. A disconnected queue returns zeros, so that the program ends."""
 
     can_look_ahead = True
 
@@ -189,7 +189,7 @@ class QueueSource:
 
 
 class QueueSink:
-    """An output queue. A disconnected one drops data."""
+    """An output queue. A disconnected queue drops data."""
 
     def __init__(self, queue: OutputQueue) -> None:
         self.queue = queue

@@ -19,7 +19,7 @@ class AnchorCallbackPolicy(IntEnum):
     """Policies for an anchor (Model Runtime: `AnchorCallbackPolicy`).
 
     BIND_USER_CB: connect the user's callback, or a queue. BIND_EMPTY_CB: connect a
-    dummy that gives zeros and drops data, unless something is connected already.
+    dummy, which returns zeros and drops data, unless the anchor is connected already.
     SKIP_CB: leave it unchanged; a program that uses an unconnected anchor fails.
     """
 
@@ -68,9 +68,9 @@ class CallbackInfo:
 
 
 #: `callback(memory)`, called whenever the device reads from or writes to the stream.
-#: `memory` is an array of the anchor's shape and type that is valid during the call
-#: only: an input's is to be filled, an output's to be read. If the shape of an input
-#: is known only at run time, or it holds strings, `memory` is empty and the callback
+#: `memory` is an array of the anchor's shape and type, which is valid during the call
+#: only: an input's is to be filled, an output's to be read. If the shape of an input is
+#: known only at run time, or it holds strings, `memory` is empty and the callback
 #: returns an array instead.
 CallbackHandle: TypeAlias = Callable[[Array], Any]
 #: Makes the callback for an anchor; None leaves the anchor as it is.

@@ -74,7 +74,7 @@ class Connections:
 
     def set_callback(self, handle: str, callback: CallbackHandle) -> None:
         """Connect the anchor with this stream handle, or the only anchor of a tensor
-        with this name; UnknownAnchor otherwise.
+        with this name. Raises UnknownAnchor if there is none.
         """
         if not callable(callback):
             raise InvalidConfig(
@@ -171,8 +171,8 @@ class Connections:
             )
 
     def check_outlets(self, programs: Iterable[int]) -> None:
-        """Raise AnchorsNotConnected if these programs would fail, or wait for ever,
-        because an output has no room.
+        """Raise AnchorsNotConnected if these programs would fail, or would wait for
+        ever because an output has no buffer.
         """
         self.check(programs)
         wanted = set(programs)

@@ -1,7 +1,7 @@
 """Predicates: choose the policy of an anchor (Model Runtime: `predicate_factory`).
 
-Each function makes one that gives `accept` if the anchor has the property and `reject`
-if it has not. They serve both kinds of policies, `AnchorCallbackPolicy` and
+Each function makes a predicate. The predicate returns `accept` if the anchor has the
+property, else `reject`. They serve both kinds of policies, `AnchorCallbackPolicy` and
 `PopefDataUsagePolicy`:
 
     create_queue_manager(
@@ -23,8 +23,8 @@ from popef_io import Anchor, Model, ProgramFlow
 
 PolicyT = TypeVar("PolicyT", bound=IntEnum)
 Predicate: TypeAlias = Callable[[Anchor], PolicyT]
-#: How many compiled batches the ring of an anchor's queue holds (Model Runtime:
-#: `RingSizeMultiplierProdType`).
+#: Returns the number of compiled batches in the ring of an anchor's queue (Model
+#: Runtime: `RingSizeMultiplierProdType`).
 RingSizeMultiplier: TypeAlias = Callable[[Anchor], int]
 
 
@@ -115,14 +115,14 @@ def anchor_policies(
 def and_bind(
     accept: PolicyT, reject: PolicyT, *predicates: Predicate[PolicyT]
 ) -> Predicate[PolicyT]:
-    """Return `accept` if every predicate gives `accept`, else `reject`."""
+    """Return `accept` if every predicate returns `accept`, else `reject`."""
     return _when(lambda a: all(p(a) == accept for p in predicates), accept, reject)
 
 
 def or_bind(
     accept: PolicyT, reject: PolicyT, *predicates: Predicate[PolicyT]
 ) -> Predicate[PolicyT]:
-    """Return `accept` if any predicate gives `accept`, else `reject`."""
+    """Return `accept` if any predicate returns `accept`, else `reject`."""
     return _when(lambda a: any(p(a) == accept for p in predicates), accept, reject)
 
 

@@ -24,10 +24,10 @@ Queue = TypeVar("Queue", InputQueue, OutputQueue)
 class QueueManager:
     """The queues of a session; made by `Session.create_queue_manager`.
 
-    Each queue has room for `num_buffers` user batches; if that is a function, for
-    its value times the rows of the compiled batch. `timeout_cb(ring)` is called after
-    each `timeout_ns` nanoseconds for which a run waits for data of an input (0: never),
-    in the thread of that run.
+    Each queue has room for `num_buffers` user batches. If that is a function, the room
+    is its value times the rows of the compiled batch. `timeout_cb(ring)` is called
+    after each `timeout_ns` nanoseconds for which a run waits for data of an input (0:
+    never), in the thread of that run.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class QueueManager:
 
     def input_queue(self, name: str) -> InputQueue:
         """Return the queue of an input, by the name of its tensor or the handle of its
-        stream; UnknownAnchor if there is none.
+        stream. Raises UnknownAnchor if there is none.
         """
         return _find("input", name, self.inputs)
 

@@ -33,8 +33,8 @@ from popef_io import Anchor, TensorInfo
 logger = logging.getLogger("engine.session.queues")
 
 Callback = Callable[[], None]
-#: Called every so often while the side that runs the program waits; it raises what ends
-#: the wait.
+#: Called regularly while the side that runs the program waits. It raises an error to
+#: end the wait.
 Alive = Callable[[], None]
 
 
@@ -174,8 +174,8 @@ class AnchorQueue(Generic[Slot]):
         return slot
 
     def enqueue_complete(self) -> None:
-        """Publish the locked slot; InvalidInput if none is locked, or it does not hold
-        a whole number of samples.
+        """Publish the locked slot. Raises InvalidInput if no slot is locked, or if it
+        does not hold a whole number of samples.
         """
         if not self._ring.write_locked and self._ring.is_valid():
             raise InvalidInput(
@@ -195,7 +195,7 @@ class AnchorQueue(Generic[Slot]):
         self._ring.write_complete()
 
     def disconnect(self) -> None:
-        """Make all waits return; ignore their results."""
+        """Make all waits return, with results that must be ignored."""
         self._ring.invalidate()
 
     def reset(self) -> None:
@@ -204,8 +204,8 @@ class AnchorQueue(Generic[Slot]):
         self._enqueued = 0
 
     def _missing(self) -> int:
-        """Return the bytes that complete a partial batch; a whole batch if there is
-        none.
+        """Return the number of bytes that complete a partial batch, or those of a whole
+        batch if there is none.
         """
         if not self.batch_bytes:
             return self.sample_bytes
@@ -253,9 +253,8 @@ class InputQueue(AnchorQueue[InputData]):
         self.enqueue_complete()
 
     def flush(self) -> None:
-        """Complete a partial batch with zeros; a whole one if there is none.
-
-        A disconnected queue is left alone: nothing waits for it any more.
+        """Complete a partial batch with zeros, or add a batch of zeros if there is
+        none. Does nothing for a disconnected queue, for which no run waits.
         """
         missing = self._missing()
         logger.debug("input queue %r is flushed: %d bytes", self.anchor.name, missing)
@@ -269,8 +268,8 @@ class InputQueue(AnchorQueue[InputData]):
         self._cursor = self._at = self._done = 0
 
     def take_batch(self, alive: Alive) -> list[memoryview] | None:
-        """Return the parts of the next compiled batch, waiting for them; None:
-        disconnected.
+        """Wait for the parts of the next compiled batch, and return them; None if the
+        queue is disconnected.
 
         For the side that runs the program. The parts are views of users' memory, which
         stays theirs until `batch_done`.
@@ -278,7 +277,7 @@ class InputQueue(AnchorQueue[InputData]):
         return self._take(lambda: self._wait_for_slot(alive), at_once=True)
 
     def try_take_batch(self) -> list[memoryview] | None:
-        """Take a batch without waiting: None if it is not complete."""
+        """Take a batch without waiting. Return None if the batch is not complete."""
         return self._take(self._ring.try_read_lock, at_once=False)
 
     def batch_done(self) -> None:
@@ -297,7 +296,7 @@ class InputQueue(AnchorQueue[InputData]):
                 callback()
 
     def put_back(self) -> None:
-        """Put back the batches that were taken and are not done."""
+        """Put back the batches that were taken and not finished."""
         self._taken.clear()
         self._cursor, self._at = 0, self._done
 
@@ -387,8 +386,8 @@ class OutputQueue(AnchorQueue[OutputData]):
         return self._current is not None or self._ring.read_available()
 
     def put_batch(self, data: Buffer, alive: Alive) -> bool:
-        """Copy the bytes of a compiled batch to the waiting buffers, and wait for
-        buffers if there are none; False: disconnected.
+        """Copy the bytes of a compiled batch to the waiting buffers. Wait for buffers
+        if there are none. Return False if the queue is disconnected.
         """
         view = memoryview(data)
         while view:

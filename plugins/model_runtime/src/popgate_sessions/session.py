@@ -76,8 +76,8 @@ class Session:
 
     @property
     def device(self) -> Device | None:
-        """Return the device it is bound to, even if another session has taken that
-        device.
+        """Return the device to which the session is bound, even if another session has
+        taken the device.
         """
         return self._loaded.device
 
@@ -88,8 +88,8 @@ class Session:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the session is stopped: after `stop` or the loss of its
-        device, until `reload`.
+        """Return whether the session is stopped. It is stopped after `stop` or the loss
+        of its device, until `reload`.
         """
         return self._loaded.is_stopped
 
@@ -145,9 +145,7 @@ class Session:
         self, anchor_handle: str, callback: CallbackHandle
     ) -> None:
         """Connect the anchor with this stream handle to a callback, replacing its
-        present connection.
-
-        UnknownAnchor if there is none.
+        present connection. Raises UnknownAnchor if there is no such anchor.
         """
         self._origin.check("Session")
         self._connections.set_callback(anchor_handle, callback)
@@ -231,11 +229,11 @@ class Session:
     def run_load_programs(self, timeout: float | None = None) -> bool:
         """Run the load programs, which bring weights to the device.
 
-        All runs: DeadlineExceeded ends the session after `timeout` seconds (None:
-        never). Return False if the session is or was stopped, or if data came from
-        disconnected queues. Raises the error of a callback, or of the programs:
-        AnchorsNotConnected, ExecutionFailed, DeviceLost (and SessionClosed from then
-        on), SessionClosed if the session is bound to no device, DeviceBusy.
+        For all runs: after `timeout` seconds (None: never), DeadlineExceeded is raised
+        and the session ends. Return False if the session is or was stopped, or if data
+        came from disconnected queues. Raises the error of a callback, or of the
+        programs: AnchorsNotConnected, ExecutionFailed, DeviceLost (and SessionClosed
+        from then on), SessionClosed if the session is bound to no device, DeviceBusy.
         """
         deadline = _deadline(timeout)
         with self._hold() as loaded:
@@ -266,8 +264,9 @@ class Session:
     ) -> bool:
         """Run programs by their numbers, each once, in this order, and nothing else.
 
-        The order is the caller's affair: main programs need load programs before them.
-        InvalidModel for a number that does not exist; otherwise as `run_load_programs`.
+        The caller is responsible for the order: main programs need load programs before
+        them. Raises InvalidModel for a number that does not exist. Otherwise like
+        `run_load_programs`.
         """
         deadline = _deadline(timeout)
         programs = [operator.index(number) for number in programs]
@@ -292,8 +291,9 @@ class Session:
         self._loaded.end()
 
     def reload(self) -> None:
-        """Load the executable again on the bound device, after `stop` or after the
-        device was lost (which is started again). Disconnected queues are emptied."""
+        """Load the executable again on the bound device, after `stop` or the loss of
+        the device. A lost device is restarted, and disconnected queues are emptied.
+        """
         self._origin.check("Session")
         self._loaded.reload()
         if self._queues is not None:
@@ -303,7 +303,7 @@ class Session:
         """Stop and leave the device; the save programs are not run.
 
         Gives back a device that the session attached itself. Idempotent. In a forked
-        child it stops nothing, because everything belongs to the parent.
+        child it stops nothing, because everything belongs to the parent process.
         """
         if self._origin.left:
             self._loaded.abandon()
@@ -313,7 +313,7 @@ class Session:
         self.stop()
         device = self._loaded.device
         if device is not None:
-            # A callback that does not return keeps the turn for ever.
+            # A callback that does not return would keep the device's turn for ever.
             with contextlib.suppress(DeviceBusy), device.lease.hold():
                 self._loaded.unload(save=False)
             self._loaded.device = None

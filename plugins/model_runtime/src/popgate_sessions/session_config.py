@@ -14,7 +14,9 @@ _MOST = (1 << 32) - 1
 
 
 class LaunchPolicy(Enum):
-    """DEFERRED: the caller binds a device; IMMEDIATE: the session attaches one."""
+    """DEFERRED: the caller binds a device. IMMEDIATE: the session attaches a device
+    itself.
+    """
 
     DEFERRED = 0
     IMMEDIATE = 1
@@ -22,14 +24,17 @@ class LaunchPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """Options of a session (Model Runtime: `SessionConfig`), with its defaults.
+    """Options of a session, with the defaults of Model Runtime's `SessionConfig`.
 
-    `policy`: who attaches the device. `pred_tensor_data`: which anchors are fed from
-    the data of the file (None: all that have some). `check_package_hash` compares the
-    recorded digests of the executable with what is about to run. `wait_config`: how an
-    IMMEDIATE session waits for a device. `max_look_ahead`: how many reads of inputs
-    may be answered before the program needs them: "unlimited" (as many as the device
-    sees fit, 64 and 64 MiB at most), or a number as text; "0": none.
+    - `policy`: whether the caller or the session attaches the device.
+    - `pred_tensor_data`: the anchors that use the data of the file. None: all anchors
+      with data in the file.
+    - `check_package_hash`: whether to compare the recorded digests of the executable
+      with the executable.
+    - `wait_config`: how an IMMEDIATE session waits for a device.
+    - `max_look_ahead`: how many inputs may be read before the program needs them.
+      "unlimited": the device decides, up to 64 inputs and 64 MiB. A number as a
+      string; "0": none.
     """
 
     policy: LaunchPolicy = LaunchPolicy.DEFERRED

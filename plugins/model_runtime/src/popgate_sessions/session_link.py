@@ -1,4 +1,5 @@
-"""The host's end of a session: answers the reads of programs and takes their writes.
+"""The host's end of a session: it answers the reads of programs and stores their
+writes.
 
 The messages are described at the head of `popgate_session_worker.host_streams`. The
 thread that called `run` does everything, including calls of callbacks.
@@ -134,7 +135,7 @@ class SessionLink:
         self.abandon()
 
     def abandon(self) -> None:
-        """Release its resources here, without a message to the device."""
+        """Release the host's resources, without a message to the device."""
         self._sock.close()
         for memory in self._segments.values():
             memory.close()
@@ -183,7 +184,7 @@ class SessionLink:
         return self._segments[number].view[offset : offset + room]
 
     def alive(self) -> None:
-        """Raise if waiting any longer is pointless."""
+        """Raise an error if further waiting is pointless."""
         if self.ended:
             raise SessionEnded
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -214,7 +215,7 @@ class SessionLink:
 
 
 class _Answer:
-    """The data of one read, in a place that the device chose, or in one made for it."""
+    """The data of one read, in a place that the device chose or that the host made."""
 
     __slots__ = ("_index", "_link", "_made", "_nbytes", "_place", "shape")
 
@@ -286,7 +287,9 @@ class _Conversation:
         return self._next
 
     def rewind(self) -> None:
-        """Take back prefetched data that were not read, to give them again."""
+        """Take back prefetched data that were not read, so that they can be sent
+        again.
+        """
         for index in +self._given:
             self._sources[index].rewind()
 

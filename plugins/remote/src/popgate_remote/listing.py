@@ -70,7 +70,7 @@ class Listing:
     files: tuple[RemoteFile, ...]
     skipped: tuple[str, ...] = ()
     digest: str = field(init=False)
-    """Return a digest that changes if a file is changed, added or removed."""
+    """Digest that changes if a file is changed, added or removed."""
 
     def __post_init__(self) -> None:
         text = json.dumps([file.identity for file in self.files])

@@ -95,9 +95,13 @@ def test_an_onnx_file_is_compiled_for_each_batch(popgate: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("callbacks", "--threads", "0"), 2, "--threads 0: expected numbers from 1"),
+        (
+            ("callbacks", "--threads", "0"),
+            2,
+            "--threads 0: expected whole numbers from 1",
+        ),
         (("callbacks", "--threads", "1000"), 3, "1000 replicas of 1 device each were"),
-        (("queues", "--batch", "a"), 2, "--batch a: expected numbers"),
+        (("queues", "--batch", "a"), 2, "--batch a: expected whole numbers"),
         (("queues", "--compile-batch", "8"), 2, "is for ONNX files"),
         (("queues", "--executable", "other"), 1, "no executable 'other'"),
     ],

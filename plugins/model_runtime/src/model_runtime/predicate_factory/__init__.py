@@ -1,7 +1,7 @@
 """Predefined predicates (Model Runtime: namespace `predicate_factory`).
 
 `anchor_callbacks` and `popef_data_usage` have the predicates for the two kinds of
-policies. As in older releases, those of `anchor_callbacks` are here too.
+policies. As in older releases, the predicates of `anchor_callbacks` are here too.
 """
 
 from model_runtime.predicate_factory import (

@@ -1,4 +1,4 @@
-"""The place of `andBind` and `orBind` in older releases."""
+"""The module of `andBind` and `orBind` in older releases."""
 
 from model_runtime.predicate_factory.anchor_callbacks import andBind, orBind
 
