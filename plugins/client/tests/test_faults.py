@@ -144,7 +144,7 @@ def test_answers_that_are_none(way: str, answer: bytes) -> None:
 
 def test_answers_beyond_the_limit(way: str) -> None:
     with Peer(GOOD) as peer, Driven(way, peer.url, max_answer=100) as client:
-        with pytest.raises(ServerError, match="allowed are 100|more than 100"):  # noqa: RUF043
+        with pytest.raises(ServerError, match=r"max_answer .100."):
             client.infer("m", x=X)
         assert len(peer.inferences) == 1
 

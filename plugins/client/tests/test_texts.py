@@ -56,7 +56,7 @@ def test_strings_become_vectors(client: Client) -> None:
     for bad in ([], ["a", 3]):
         with pytest.raises(InvalidRequest):
             client.embed("unit", bad)
-    with pytest.raises(InvalidRequest, match="there is no prompt 'query'"):
+    with pytest.raises(InvalidRequest, match="the model has no prompt 'query'"):
         client.embed("unit", TEXTS, prompt="query")
 
 

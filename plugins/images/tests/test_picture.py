@@ -152,13 +152,13 @@ def bomb(side: int) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "none of JPEG"),
-        (b"not a picture", "none of JPEG.*b'not a pi'"),
-        (bomb(60_000), "60000 x 60000 pixels, at most 50000000"),
+        (b"", "expected one of JPEG"),
+        (b"not a picture", "expected one of JPEG.*b'not a pi'"),
+        (bomb(60_000), "60000 x 60000 pixels, more than max_pixels .50000000."),
         (bomb(10), "cannot be decoded"),
         (encoded(noise(500, 500), "JPEG")[:3000], "cannot be decoded"),
         (encoded(Image.new("1", (60_000, 1))), "too narrow"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "none of JPEG"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 1 1\n", "expected one of JPEG"),
     ],
 )
 def test_what_is_no_picture(
@@ -185,7 +185,11 @@ def test_damaged_pictures_are_decoded_or_refused(data: st.DataObject) -> None:
     ("spec", "keys", "words"),
     [
         (model(shape=(-1, 3, -1, -1)), {}, r"needs size = \[HEIGHT"),
-        (model(shape=(-1, 3, -1, 5)), {"size": 7}, "size is .7, 7.; .* differs"),
+        (
+            model(shape=(-1, 3, -1, 5)),
+            {"size": 7},
+            "size is .7, 7., which does not fit",
+        ),
         (model(shape=(-1, 5, 4, 6)), {}, "needs layout"),
         (model(shape=(-1, 3, 4, 3)), {}, "needs layout"),
         (model(shape=(-1, 4)), {}, "needs layout"),

@@ -267,13 +267,13 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.setCallbackForAnchor("h2d_tensor_A", WRONG),
         TypeError,
-        "expected a callback that can be called, got int: 3",
+        "expected a callback to call, got int: 3",
     ),
     (
-        lambda s: s.createQueueManager("8"),
+        lambda s: s.createQueueManager("8"),  # type: ignore[arg-type]
         TypeError,
         "a number of buffers, or a function",
-    ),  # type: ignore[arg-type]
+    ),
     (
         lambda s: s.createQueueManager(4).inputQueue("none"),
         UnknownAnchor,
@@ -307,7 +307,7 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.createQueueManager(4).inputQueue("tensor_A").enqueue(ONES, 64),
         ValueError,
-        "data_size is 64, the memory has 48 bytes",
+        "data_size is 64, but the memory has 48 bytes",
     ),
     (
         lambda s: s.createQueueManager(4).inputQueue("tensor_A").enqueue(ONES, 7),

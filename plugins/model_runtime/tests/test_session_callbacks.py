@@ -206,10 +206,10 @@ def test_policies_of_another_kind_are_refused(folder: Path) -> None:
         callbacks.predProgramFlowMain([1])  # type: ignore[arg-type]
     # True is 1, which would pass for BIND_EMPTY_CB.
     truth: Any = lambda _: True  # noqa: E731 - what a caller would write
-    with pytest.raises(TypeError, match="no AnchorCallbackPolicy for"):
+    with pytest.raises(TypeError, match="must return AnchorCallbackPolicy for"):
         callbacks.andBind(user, skip, truth)(anchor)
     session = mr.Session(str(folder / "simple.popef"))
-    with pytest.raises(TypeError, match="no AnchorCallbackPolicy for"):
+    with pytest.raises(TypeError, match="must return AnchorCallbackPolicy for"):
         session.createQueueManager(8, None, 0, truth)
 
 

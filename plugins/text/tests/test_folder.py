@@ -54,7 +54,7 @@ def test_several_modes_are_joined_in_the_order_of_the_library(tmp_path: Path) ->
         ({"pooling_mode_median_tokens": True}, "pooling_mode_median_tokens is not"),
         ({"word_embedding_dimension": 16}, "has neither pooling_mode nor"),
         ({"pooling_mode": "cls", **OLD, "pooling_mode_cls_token": False,
-          "pooling_mode_mean_tokens": True}, "say ['mean']"),
+          "pooling_mode_mean_tokens": True}, "select ['mean']"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
     ],
 )  # fmt: skip

@@ -59,7 +59,7 @@ def embed(gateway: ServedGateway, texts: list[str]) -> httpx.Response:
     [
         (["a"] * 5, 400, "at most 4 texts, got 5 (max_texts"),
         (["a cat " * 40], 400, "has 82 tokens, but the model takes at most 64"),
-        (["a cat " * 7] * 3, 400, "has 48 tokens, at most 40"),
+        (["a cat " * 7] * 3, 400, "has 48 tokens, expected at most 40"),
         (["a" * 5000], 413, "4096"),
     ],
 )
@@ -129,7 +129,7 @@ def test_texts_beyond_the_limit_are_refused_until_others_have_ended(
         refused = embed(served, ["a"] * 4)
         assert refused.status_code == 429, refused.text
         error = refused.json()["error"]
-        why = "3 texts are in flight and the request has 4; at most 6"
+        why = "3 texts are in flight and the request has 4; the limit is 6"
         assert why in error["message"]
         assert error["type"] == "rate_limit_error"
         assert int(refused.headers["retry-after"]) >= 1

@@ -241,13 +241,13 @@ def test_an_ensemble_may_not_go_past_the_tokenizer(served: ServedGateway) -> Non
     ("inputs", "parameters", "why"),
     [
         ({"text": []}, {}, "at least one text"),
-        ({"text": ["a"]}, {"prompt_name": "query"}, "there is no prompt 'query'"),
+        ({"text": ["a"]}, {"prompt_name": "query"}, "the model has no prompt 'query'"),
         ({"text": ["a"]}, {"dimensions": 17}, "dimensions must be 1 to 16"),
         ({"text": ["a"]}, {"truncate": "no"}, "must be true or false"),
         (
             {"text": ["a cat " * 99]},
             {"truncate": False},
-            "has 200 tokens, and the model",
+            "has 200 tokens, but the model",
         ),
         ({"text": ["a"] * 3000}, {}, "2048"),
     ],

@@ -352,7 +352,7 @@ def test_two_sessions_share_a_device(accumulator: Path, shared_device: Device) -
             ("load", 2),
             ("sum", 3),
         ]
-        with pytest.raises(SessionClosed, match="not loaded"):
+        with pytest.raises(SessionClosed, match="no longer loaded"):
             two.session.run_save_programs()
         one.session.unload_from_device()
         assert one.events[-1] == ("total", 3)
