@@ -199,7 +199,7 @@ def test_what_is_refused(served: ServedGateway) -> None:
     files = [("image", ("a", GREEN)), ("image", ("b", b"bad"))]
     assert "picture 1" in post(served, files=files).json()["error"]
     files = [("image", ("a", GREEN))] * 5
-    assert "at most 4 are taken" in post(served, files=files).json()["error"]
+    assert "expected at most 4" in post(served, files=files).json()["error"]
     large = post(served, content=GREEN + bytes(1_000_000))
     assert "max_bytes in the section [image]" in large.json()["error"]
 

@@ -251,7 +251,7 @@ OF_A_SESSION: list[tuple[Callable[[mr.Session], Any], type[Exception], str]] = [
     (
         lambda s: s.setUserOutputHandler(lambda info: WRONG),
         TypeError,
-        "for anchor 'output': got int: 3",
+        "for anchor 'output', got int: 3",
     ),
     (lambda s: s.setUserInputHandler(WRONG), TypeError, "a factory to call, got int"),
     (

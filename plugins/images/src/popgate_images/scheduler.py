@@ -96,17 +96,17 @@ class PictureScheduler:
     def _check(self, pictures: Sequence[bytes]) -> None:
         config, name = self._config, self._tensor.name
         if len(pictures) > config.max_pictures:
-            msg = f"input '{name}' has {len(pictures)} pictures, expected at most  "
-            msg += f"{config.max_pictures}"
-            raise InvalidTensor(f"{msg} (max_pictures in the section [image])")
+            raise InvalidTensor(
+                f"input '{name}' has {len(pictures)} pictures, expected at most "
+                f"{config.max_pictures} (max_pictures in the section [image])"
+            )
         for number, picture in enumerate(pictures):
             if len(picture) > config.max_bytes:
-                msg = (
+                raise InvalidTensor(
                     f"picture {number} of input '{name}' has {len(picture)} bytes, "
-                    "expected  "
+                    f"expected at most {config.max_bytes} (max_bytes in the section "
+                    "[image])"
                 )
-                msg += f"at most {config.max_bytes}"
-                raise InvalidTensor(f"{msg} (max_bytes in the section [image])")
 
     async def _decode(self, pictures: Sequence[bytes]) -> Tensor:
         """Return the numbers of all pictures. Raises InvalidTensor and HttpError."""

@@ -41,7 +41,7 @@ popart_exception = IrError
 
 
 class popart_internal_exception(popart_exception):
-    """A mistake of the library's own."""
+    """An error inside the library."""
 
 
 class popart_runtime_error(popart_exception):

@@ -57,7 +57,7 @@ class Settings:
 
 
 class ConvOptions:
-    """Hints of a convolution, kept and without effect."""
+    """Hints of a convolution. They are stored and have no effect."""
 
     def __init__(self, attributes: Mapping[str, Any] | None = None) -> None:
         hints = (attributes or {}).get("hints", {})

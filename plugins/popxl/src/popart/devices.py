@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine import Device
 
 _numbers = itertools.count()
-#: Seconds between two tries to attach a device.
+#: Seconds between two attempts to attach a device.
 _PAUSE = 0.05
 
 
@@ -53,8 +53,9 @@ class DeviceSelectionCriterion(Enum):
 
 
 class DeviceInfo:
-    """One device. Ipu: a device of the pool, while it is attached; other kinds run in
-    the caller's process."""
+    """One device. An attached device of kind Ipu is a device of the pool. Other kinds
+    run in the caller's process.
+    """
 
     def __init__(self, type_: DeviceType, units: int = 1, wait: float = 0.0) -> None:
         self.type = type_
@@ -105,7 +106,7 @@ class DeviceInfo:
         return True
 
     def tryAttachUntilTimeout(self) -> bool:
-        """Attach the device, waiting for the time set at the manager."""
+        """Attach the device, waiting for the time that the manager sets."""
         return self.attach()
 
     def detach(self) -> None:
@@ -164,7 +165,7 @@ class DeviceManager:
         return DeviceInfo(DeviceType.OfflineIpu, numIpus)
 
     def createOfflineIpuFromDeviceInfo(self, info: DeviceInfo) -> DeviceInfo:
-        """Return a device to compile for, like another one."""
+        """Return a device to compile for, with the properties of another one."""
         return DeviceInfo(DeviceType.OfflineIpu, info.numIpus)
 
     def createHostDevice(self, type_: DeviceType, options: Any = None) -> DeviceInfo:

@@ -78,7 +78,7 @@ class ExecutionContext(IntEnum):
 
 
 class MatMulPartialsType(Enum):
-    """Types of partial sums: kept, without effect."""
+    """Types of partial sums. They are stored and have no effect."""
 
     HALF = 0
     FLOAT = 1
@@ -127,8 +127,8 @@ class ExpectedConnectionType(Enum):
 
 
 class RequireOptimalSchedule(Enum):
-    """Requirement that a schedule is the best: accepted, but there is only one
-    schedule.
+    """Requirement that a schedule is optimal. It has no effect, because there is only
+    one schedule.
     """
 
     No = 0
@@ -136,7 +136,7 @@ class RequireOptimalSchedule(Enum):
 
 
 class VirtualGraphMode(Enum):
-    """Placement of operators on devices: as the program says."""
+    """Placement of operators on devices, as the program sets it."""
 
     Off = 0
     Manual = 1

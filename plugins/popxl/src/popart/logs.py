@@ -1,7 +1,7 @@
-"""Logging as the original's environment variables say.
+"""Logging by the original's environment variables.
 
-POPART_LOG_LEVEL, POPART_LOG_DEST, POPART_LOG_CONFIG and POPART_LOG_FORMAT are read
-whenever something is logged, so that a running process may set them.
+POPART_LOG_LEVEL, POPART_LOG_DEST, POPART_LOG_CONFIG and POPART_LOG_FORMAT are read at
+every log call, so a running process may set them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _set_level(module: str) -> int:
 def log(module: str, level: str, text: str, least: str | None = None) -> None:
     """Write `text` if the environment allows this level of this module.
 
-    least: a level that was set for a logger, in place of the environment's.
+    least: the level set for the logger; it overrides the environment's.
     """
     if _rank(level) < (_set_level(module) if least is None else _rank(least)):
         return
@@ -95,7 +95,7 @@ class Logger:
         self.level: str | None = None
 
     def setLevel(self, level: str) -> None:  # noqa: N802 - the original's name
-        """Leave out lines of lower levels, whatever the environment says.
+        """Omit lines of lower levels, regardless of the environment.
 
         The logger `all` sets it for all modules that have no level of their own.
         """
@@ -122,5 +122,5 @@ _loggers: dict[str, Logger] = {}
 
 
 def getLogger(name: str = "all") -> Logger:  # noqa: N802 - the original's name
-    """Return the logger of a module; one each."""
+    """Return the logger of a module. Each module has one."""
     return _loggers.setdefault(name, Logger(name))

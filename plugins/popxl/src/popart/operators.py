@@ -281,7 +281,7 @@ class OpView(View, shows=popir.Operator):
         return self._below.record.put is not None
 
     def addModified(self, index: int, regions: Any = ()) -> None:
-        """Write that input's final value back to the caller."""
+        """Let the final value of that input be written back to the caller."""
         at = self._at(index)
         self._below.modified.add(at)
         if self._below.type == "Loop":
@@ -309,17 +309,17 @@ class OpView(View, shows=popir.Operator):
         popir.disconnect(self._below, self._at(index))
 
     def disconnectAllInputs(self) -> None:
-        """Take all inputs away."""
+        """Remove all inputs."""
         for index in range(len(self._below.inputs)):
             popir.disconnect(self._below, index)
 
     def disconnectAllOutputs(self) -> None:
-        """Take all outputs away; the tensors stay, without a producer."""
+        """Remove all outputs; the tensors stay, without a producer."""
         for index in range(len(self._below.outputs)):
             popir.disconnect_output(self._below, index)
 
     def connectOutTensor(self, index: int, id_: Any) -> None:
-        """Make a tensor that nothing computes its result."""
+        """Make a tensor without a producer a result of the operator."""
         popir.connect_output(self._below, index, str(id_))
 
     def createAndConnectOutTensor(self, index: int, id_: Any) -> None:
@@ -339,11 +339,13 @@ class OpView(View, shows=popir.Operator):
     # Attributes of single operators.
 
     def hasIgnoreIndex(self) -> bool:
-        """Return whether some labels do not count."""
+        """Return whether some labels are ignored."""
         return self._below.attributes.get("ignore_index") is not None
 
     def getPartialsType(self) -> MatMulPartialsType:
-        """Return the type of a product's partial sums: kept, without effect."""
+        """Return the type of a product's partial sums. It is stored and has no
+        effect.
+        """
         return MatMulPartialsType[self._below.attributes.get("partials_type", "FLOAT")]
 
     def getConvOptions(self) -> ConvOptions:

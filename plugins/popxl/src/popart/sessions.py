@@ -40,7 +40,7 @@ def _around(options: Any, device: DeviceInfo) -> dict[str, Any]:
 
 
 def _cache_size() -> int:
-    """Return how many bytes a folder of compiled programs may hold."""
+    """Return the most bytes of a folder of compiled programs."""
     text = os.environ.get("POPXL_CACHE_SIZE", "").strip()
     if not text:
         return DEFAULT_SIZE
@@ -95,7 +95,7 @@ class InferenceSession:
 
     @property
     def _transfers(self) -> int:
-        """Return the slices of each array in a run."""
+        """Return the number of slices of each array in a run."""
         return self._ir.transfers
 
     @property
@@ -163,7 +163,7 @@ class InferenceSession:
         return self._running
 
     def weightsFromHost(self) -> None:
-        """Bring the host's copies of the weights to the device."""
+        """Copy the host's weights to the device."""
         running = self._prepared()
         count = len(running.program.variables) + len(running.program.remote)
         log("session", "DEBUG", f"Writing weights from host, {count} tensors")
@@ -190,8 +190,8 @@ class InferenceSession:
         return self._running is None or self._running.host_is_current
 
     def markHostWeightsOutOfSync(self) -> None:
-        """Mark the host's copies as stale: they are copied again before they
-        are read.
+        """Mark the host's copies as stale. They are copied again before they are
+        read.
         """
         if self._running is not None:
             self._running.host_is_current = False

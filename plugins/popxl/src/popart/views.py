@@ -56,7 +56,7 @@ class TopoCons:
         self._below = below
 
     def insert(self, before: OpView, after: OpView, tied: bool = False) -> None:
-        """Order `before` in front of `after`."""
+        """Make `before` run before `after`."""
         popir.run_before(before._below, after._below)
 
     def contains(self, before: OpView, after: OpView) -> bool:
@@ -77,7 +77,7 @@ class TopoCons:
         return bool(self.getBefores(op) or self.getAfters(op))
 
     def remove(self, op: OpView) -> None:
-        """Forget the order that the program gave `op`."""
+        """Remove the program's ordering of `op`."""
         op._below.after = ()
         for each in self.getAfters(op):
             kept = (other for other in each._below.after if other is not op._below)
@@ -172,7 +172,7 @@ class TensorView(View, shows=popir.Tensor):
         return self._below.data is not None
 
     def isAliased(self) -> bool:
-        """Return whether an alias of it was made."""
+        """Return whether the tensor has an alias."""
         return any(op.record.put is not None for op in self._below.readers)
 
     def getGraph(self) -> GraphView:
@@ -334,7 +334,7 @@ class GraphView(View, shows=popir.Graph):
         return IrView(self._below.ir)
 
     def getGraphString(self) -> str:
-        """Return the graph as text for people."""
+        """Return the graph as a readable string."""
         return f"subgraph '{self._below.id}'" if self._below.id else "the main graph"
 
     def setCanBeRecursivelyAutodiffed(self, can: bool) -> None:
@@ -439,7 +439,7 @@ class IrView(View, shows=popir.Ir):
         return self._below.number
 
     def setIsPrepared(self) -> None:
-        """Forbid further additions."""
+        """Forbid further changes."""
         self._below.is_prepared = True
 
     def isPrepared(self) -> bool:

@@ -41,7 +41,7 @@ def isBackendInitialized() -> bool:
 
 
 def finalizeBackend() -> None:
-    """Leave the program: exchanges with this instance fail from now on."""
+    """Leave the program. Exchanges with this instance fail after this call."""
     if is_connected():
         connect().leave()
 
@@ -90,7 +90,9 @@ def synchronize() -> None:
 def execute_on_instances(
     instances: Iterable[int], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Call `function` in these instances only; return its result, elsewhere None."""
+    """Call `function` in these instances only, and return its result. Return None in
+    the others.
+    """
     if identity().index in set(instances):
         return function(*args, **kwargs)
     return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from popir.instances.launcher import Plan, environment, launch
 
-#: Options about hardware partitions and places: each takes a value and means nothing.
+#: Options about hardware partitions and places. Each takes a value and has no effect.
 WITHOUT_EFFECT = (
     *("ipus-per-ild", "num-ilds", "vipu-partition", "vipu-server-host"),
     *("vipu-server-port", "vipu-server-timeout", "vipu-allocation", "vipu-cluster"),
@@ -147,7 +147,7 @@ def mpiexec() -> str | None:
 
 
 def _hand_over(plan: Plan, hosts: str) -> None:
-    """Become `mpiexec`, which starts the instances on `hosts`."""
+    """Replace this process by `mpiexec`, which starts the instances on `hosts`."""
     command = mpiexec()
     if command is None:
         sys.exit(

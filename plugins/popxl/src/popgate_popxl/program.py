@@ -1,7 +1,6 @@
 """`popgate compile program.py[:name]`: the Ir of a Python program.
 
-The program is the user's own, run because the user says so, on the command line and
-nowhere else.
+The program is the user's own. It runs only if the user names it on the command line.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ def compile_program(
 ) -> CompileReport:
     """Run the program at `path` and write the Ir called `name` to `target`.
 
-    name: of an Ir, or of a function without arguments that returns one; empty: `ir`, or
-    the program's only Ir. Raises CommandError for a program that fails or has no such
-    Ir.
+    name: the name of an Ir, or of a function without arguments that returns one. If
+    empty: `ir`, or the program's only Ir. Raises CommandError for a program that fails
+    or has no such Ir.
     """
     import popir
 

@@ -45,7 +45,7 @@ def sharing(tensor: Tensor) -> list[Tensor]:
 
 
 def _separate(operators: Iterable[Operator]) -> Iterator[Operator]:
-    """Yield the operators, with the parts of merged exchanges in place of those."""
+    """Yield the operators, with merged exchanges replaced by their parts."""
     for operator in operators:
         yield from operator.attributes.get("parts", (operator,))
 
@@ -147,14 +147,14 @@ def _pairs(
 
 
 def _is_view(operator: Operator) -> bool:
-    """Return whether the operator itself reads nothing: only the readers of its result
-    do.
+    """Return whether the operator itself reads nothing, and only the readers of its
+    result do.
     """
     return operator.record.put is not None
 
 
 def _predecessors(graph: Graph) -> dict[Operator, int]:
-    """Return for each operator those that surely run before it, as bits."""
+    """Return for each operator the operators that always run before it, as bits."""
     bit = {operator: 1 << n for n, operator in enumerate(graph.operators)}
     before: dict[Operator, int] = {}
     for operator in graph.operators:

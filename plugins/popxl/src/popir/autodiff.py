@@ -295,7 +295,7 @@ class _Differentiation:
         return made
 
     def _again(self, operator: Operator, wanted: Tensor) -> Tensor:
-        """Compute the result of `operator` here too."""
+        """Compute the result of `operator` in the gradient graph too."""
         copy = self._backward.add(
             operator.record,
             [self._here(t) for t in operator.inputs],

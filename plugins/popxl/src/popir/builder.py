@@ -41,7 +41,8 @@ KERNELS: dict[str, frozenset[str]] = {
     for op in ops.split()
 }
 """ONNX operators whose kernels lack some types, and the types they support."""
-#: The first of these that an operator takes and that holds the values is used.
+#: The first of these types is used that the operator takes and that can hold the
+#: values.
 _WIDER = {
     "bool": ("int32",),
     "int8": ("int32", "float32"),

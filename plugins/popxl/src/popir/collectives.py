@@ -17,7 +17,7 @@ from popir.workers import ALONE, Workers
 
 #: Elements that are reduced at once.
 BLOCK = 1 << 15
-#: The fewest elements that are worth a thread.
+#: The fewest elements for which a thread saves time.
 SHARE = 1 << 16
 _FOLDS: dict[str, Callable[[Array, Array], Array]] = {
     "min": np.minimum,

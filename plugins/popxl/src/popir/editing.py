@@ -8,7 +8,7 @@ from popir.rewriting import in_order
 
 
 def disconnect(operator: Operator, index: int) -> None:
-    """Take an input away. Another tensor can be connected in its place."""
+    """Remove an input. Another tensor can be connected in its place."""
     old = operator.inputs[index]
     operator.inputs[index] = operator.graph.unconnected(old.spec)
     if old not in operator.inputs:
@@ -20,7 +20,7 @@ def _forget_reader(tensor: Tensor, operator: Operator) -> None:
 
 
 def disconnect_output(operator: Operator, index: int) -> None:
-    """Take a result away. The tensor stays in its graph without a producer."""
+    """Remove a result. The tensor stays in its graph without a producer."""
     old = operator.outputs[index]
     if old.producer is operator:
         old.producer = None
@@ -122,7 +122,9 @@ def _all_before(operator: Operator) -> set[Operator]:
 
 
 def remove_isolated(graph: Graph, keep_inputs: bool = True) -> list[Tensor]:
-    """Remove tensors that nothing computes, reads or takes; return them."""
+    """Remove tensors that no operator or graph computes, reads or takes; return
+    them.
+    """
     kept = {*graph.outputs, *(graph.inputs if keep_inputs else ())}
     kept |= {t for op in graph.operators for t in (*op.inputs, *op.outputs)}
     gone = [

@@ -8,10 +8,7 @@ class IrError(Exception):
 
 
 class NotYet(NotImplementedError):
-    """A name that exists but does not work yet.
-
-    The message names the missing feature.
-    """
+    """An unsupported feature, which the message names."""
 
 
 class DeviceError(Exception):

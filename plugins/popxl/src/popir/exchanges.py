@@ -1,4 +1,4 @@
-"""Exchanges between blocks that are no ONNX graph: reading and writing rows, values
+"""Exchanges between blocks that are not ONNX graphs: reading and writing rows, values
 between replicas.
 
 An executable expresses exchanges as streams that the caller does not serve. This module

@@ -31,7 +31,7 @@ EXECUTABLE = "popir.executable"
 
 
 class HasIr(Protocol):
-    """Interface of an object over an Ir, as `popxl.Ir`."""
+    """Interface of an object that wraps an Ir, for example `popxl.Ir`."""
 
     @property
     def _below(self) -> Ir: ...

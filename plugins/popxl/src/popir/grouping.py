@@ -62,8 +62,8 @@ class Groups:
 
 
 def strided(num_replicas: int, stride: int, size: int | None) -> Groups:
-    """Return groups filled in turn: each takes the first free replica and each
-    `stride`-th after it.
+    """Return groups filled in turn. Each group takes the first free replica and every
+    `stride`-th replica after it.
 
     Raises ValueError if the numbers do not divide.
     """

@@ -248,7 +248,7 @@ class Graph:
         tensor.readers.append(operator)
 
     def remove(self, operator: Operator) -> None:
-        """Take an operator out; its results stay for their next producer."""
+        """Remove an operator; its results stay for their next producer."""
         self.operators.remove(operator)
         for tensor in operator.inputs:
             if operator in tensor.readers:
@@ -316,7 +316,7 @@ class Ir:
         self.transfers = 1
         """Slices that each host array brings to one run (`num_host_transfers`)."""
         self.is_prepared = False
-        """Note that a session was made: nothing may be added any more."""
+        """True once a session was made. After that nothing may be added."""
         self.options: Any = None
         """The session options of the layer above."""
         self.data_flow: Any = None

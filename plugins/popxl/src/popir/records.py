@@ -47,7 +47,7 @@ class Call:
         return self.attributes[name]
 
 
-#: The types of all gradient operators that a rule is known for.
+#: The types of all gradient operators with a known rule.
 GRADIENT_TYPES: set[str] = set()
 
 Infer: TypeAlias = Callable[[Call], Sequence[Spec]]
@@ -112,7 +112,9 @@ class Grad:
 
 
 def has_gradient(spec: Spec) -> bool:
-    """Return whether a tensor like `spec` has a gradient: integers do, as numbers."""
+    """Return whether a tensor like `spec` has a gradient. Integers have one, because
+    they are numbers.
+    """
     return spec.dtype.is_float or spec.dtype.is_int
 
 

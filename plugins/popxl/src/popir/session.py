@@ -30,7 +30,7 @@ DETACHED = "the session is not attached to its device"
 
 
 def _tell_nobody(level: str, text: str) -> None:
-    """Drop the lines of a session without a log."""
+    """Discard the log lines of a session without a log."""
 
 
 class Runner(Protocol):
@@ -132,7 +132,9 @@ class Session:
         return self._device is not None
 
     def attach(self, device: Device | None = None) -> None:
-        """Attach the device, one of the pool or None; weights are still to be sent."""
+        """Attach the device, which is a device of the pool or None. This does not send
+        the weights.
+        """
         if self._device is not None:
             return
         program, self.is_lost = self.program, False
@@ -288,7 +290,7 @@ class Session:
             at.buffer.place(replica, at.offset, part, in_place)
 
     def _fetch(self, variable: Tensor) -> None:
-        """Bring the row of a remote variable to the host's copy."""
+        """Copy the row of a remote variable to the host's copy."""
         at, data = variable.placement, variable.data
         assert at.buffer is not None
         assert data is not None
@@ -402,4 +404,4 @@ def _rows(variable: Tensor) -> Array:
 
 
 def _nothing(_: Array) -> None:
-    """Do nothing: the host has the value already, and no replica changes it."""
+    """Do nothing, because the host already has the value and no replica changes it."""

@@ -17,7 +17,7 @@ from popxl.tensorlocation import ExecutionContext
 
 
 class Context:
-    """Attributes of operators made now."""
+    """Attributes of operators that are made in the current context."""
 
     @property
     def graph(self) -> Graph:
@@ -36,17 +36,17 @@ class Context:
 
     @property
     def name_scopes(self) -> list[str]:
-        """The names around, outermost first."""
+        """The enclosing name scopes, the outermost first."""
         return list(state.scopes)
 
     @property
     def ipu_id(self) -> int | None:
-        """The device around."""
+        """The device of the enclosing context."""
         return settings().ipu
 
     @property
     def io_tile_set(self) -> Literal["compute", "io"]:
-        """The tiles around."""
+        """The tiles of the enclosing context."""
         return "io" if settings().tile_set == "io" else "compute"
 
     @property
@@ -59,7 +59,7 @@ class Context:
         current.push(graph._below)
 
     def pop_graph(self) -> None:
-        """Make the graph before it the current one."""
+        """Make the previous graph the current one."""
         current.pop()
 
     def push_name_scope(self, name: str) -> None:
@@ -81,7 +81,7 @@ class Context:
 
 
 def get_current_context() -> Context:
-    """Return the attributes of operators made now."""
+    """Return the attributes of operators that are made in the current context."""
     return Context()
 
 

@@ -1,4 +1,4 @@
-"""Place of an operator made now: set by the contexts around it."""
+"""Place of a new operator, set by the enclosing contexts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import popir
 
 
 class State:
-    """One for the process: programs are built by one thread."""
+    """The current place. The process has only one, because one thread builds
+    programs.
+    """
 
     def __init__(self) -> None:
         self.graphs: list[popir.Graph] = []
@@ -21,7 +23,7 @@ state = State()
 
 
 def settings() -> popir.Settings:
-    """Return the place of an operator made now."""
+    """Return the place of a new operator."""
     order = state.orders[-1] if state.orders else None
     if order is not None and order.mode not in (True, False, "pass"):
         raise ValueError(f"Unknown mode of in_sequence: {order.mode!r}")
@@ -44,7 +46,7 @@ def push(graph: popir.Graph) -> None:
 
 
 def pop() -> None:
-    """Make the graph before it the current one."""
+    """Make the previous graph the current one."""
     state.graphs.pop()
 
 

@@ -1,4 +1,4 @@
-"""Operators of your own, in Python: the original has them in C++.
+"""Custom operators in Python. In the original they are written in C++.
 
 An operator is a class: the shapes and types of its results, and how it becomes ONNX
 nodes or a function of NumPy arrays, with its gradient.
@@ -125,7 +125,9 @@ def _record(operator: CustomOperator) -> Record:
 
 
 def _rule(operator: CustomOperator, kind: str, call: Call) -> GradRule | None:
-    """Return what computes all gradients; None if the operator stops them."""
+    """Return the function that computes all gradients; None if the operator stops
+    them.
+    """
     is_onnx = operator._has("onnx_gradient")
     if not is_onnx and not operator._has("numpy_gradient"):
         return None

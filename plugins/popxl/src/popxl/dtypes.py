@@ -171,7 +171,7 @@ _PY_TO_POPXL: dict[Any, dtype] = {builtins.bool: bool, builtins.float: float32}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes a second to import: not before its types are asked for.
+    # Importing torch takes a second, so do it only when its types are needed.
     if name != "_PT_TO_POPXL":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

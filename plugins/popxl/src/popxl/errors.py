@@ -1,4 +1,4 @@
-"""Errors of its own."""
+"""Errors of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""float8 on the host: casts, and the scale that loses least."""
+"""float8 on the host: casts, and the scale with the smallest loss."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def host_pow2scale_cast_from_fp8(
 def host_fp8_mse_scale(
     src: Any, dtype: dtypes.dtype | None = None
 ) -> tuple[float, int]:
-    """Return an estimate of what is lost, and the scale that loses least."""
+    """Return an estimate of the loss, and the scale with the smallest loss."""
     array = _array(src)
     if array.dtype not in _FLOATS[:2]:
         raise RuntimeError(f"the source must be float16 or float32, not {array.dtype}")
@@ -65,7 +65,7 @@ def host_fp8_mse_scale(
 
 
 def host_fp8_mse_scale_pb(src: Any, dtype: dtypes.dtype | None = None) -> int:
-    """Return the scale that loses least, from -31 to 31."""
+    """Return the scale with the smallest loss, from -31 to 31."""
     return host_fp8_mse_scale(src, dtype)[1]
 
 

@@ -62,7 +62,7 @@ class Session:
                 raise RuntimeError(str(error)) from None
             raise
         ir._below.is_prepared = True
-        # From now on no graph changes.
+        # After this no graph may change.
         self._h2d = {s: self._form_of(s) for s in ir.get_all_h2d_streams()}
         self._d2h = {s: self._form_of(s) for s in ir.get_all_d2h_streams()}
         ir._write_dot("FINAL")
@@ -109,7 +109,7 @@ class Session:
         return self._device.isAttached
 
     def expected_inputs(self) -> set[HostToDeviceStream]:
-        """Return the streams that `run` needs data for."""
+        """Return the streams for which `run` needs data."""
         return set(self._h2d)
 
     def _form_of(self, stream: Stream) -> _Form:
@@ -176,7 +176,9 @@ class Session:
     # Weights
 
     def weights_to_host(self) -> None:
-        """Copy the device's state to the host's copies; ValueError if detached."""
+        """Copy the device's state to the host's copies. Raises ValueError if the
+        session is detached.
+        """
         self._check_attached()
         for variable in self._written():
             assert variable.data is not None
@@ -191,7 +193,9 @@ class Session:
         self._set_current(True)
 
     def weights_from_host(self) -> None:
-        """Bring the host's copies to the device; ValueError if detached."""
+        """Copy the host's values to the device. Raises ValueError if the session is
+        detached.
+        """
         self._check_attached()
         self._pb_session.weightsFromHost()
         self._set_current(True)
@@ -219,14 +223,14 @@ class Session:
         return {tensor: _host_copy(tensor) for tensor in wanted}
 
     def write_variable_data(self, tensor: Variable, data: Any) -> None:
-        """Give a variable another value, which goes to the device immediately if
-        attached.
+        """Set the value of a variable. If the session is attached, the value is sent to
+        the device immediately.
         """
         self.write_variables_data({tensor: data})
 
     def write_variables_data(self, tensors: Mapping[Variable, Any]) -> None:
-        """Give variables other values; changes by the device since its weights last
-        came back are lost, in all variables.
+        """Set the values of variables. Changes that the device made to any variable
+        since its weights were last copied back are lost.
         """
         checked = {tensor: _checked(tensor, d) for tensor, d in tensors.items()}
         for tensor, array in checked.items():

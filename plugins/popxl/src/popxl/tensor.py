@@ -23,16 +23,16 @@ from popxl.utils import downcast_np_dtypes, to_numpy
 ScalarType = int | float | bool
 HostTensor = Any
 HostScalarTensor = Any
-#: A tensor, or what can become a constant.
+#: A tensor, or a value that can become a constant.
 TensorLike = Any
 
 
-#: What `Tensor.tile_set` gives for each tile set.
+#: The value of `Tensor.tile_set` for each tile set.
 TILE_SET_MAP = {TileSet.Compute: "compute", TileSet.IO: "io"}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes a second to import: not before its tensors are asked for.
+    # Importing torch takes a second, so do it only when its tensors are needed.
     if name != "host_tensor_types":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     kinds: tuple[type, ...] = (np.ndarray, np.generic, int, float, bool, list, tuple)
@@ -58,8 +58,8 @@ class _Location:
         return self._placement.shards > 1
 
     def getRemoteBufferInfo(self) -> tuple[int, int]:  # noqa: N802
-        """Return the number of its buffer and its offset there; of remote
-        tensors only.
+        """Return the number of the buffer and the offset in it. Only remote tensors
+        have them.
         """
         buffer = self._placement.buffer
         if buffer is None:

@@ -23,7 +23,7 @@ from popdist import poprun
         (["-n", "2", "--only-output-from-instance", "2", "true"], "0 to 1"),
         (["--mpi-local-args=-y A", "true"], "expected -x NAME"),
         (["--num-insances", "2", "true"], "unrecognized arguments: --num-insances"),
-        (["no-such-program"], "there is no program 'no-such-program'"),
+        (["no-such-program"], "the program 'no-such-program' was not found"),
     ],
 )
 def test_what_is_refused(

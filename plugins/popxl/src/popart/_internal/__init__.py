@@ -1,4 +1,4 @@
-"""The layer below `popart`, as programs and tests look into it."""
+"""The layer below `popart`, for programs and tests that inspect it."""
 
 from popart._internal import ir
 

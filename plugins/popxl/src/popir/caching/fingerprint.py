@@ -43,7 +43,8 @@ def fingerprint(ir: Ir, around: Mapping[str, object]) -> str:
         described += [_of_operator(operator) for operator in graph.operators]
     streams = ir.streams.values()
     described += [(s.tensor.id, s.is_input, s.uses > 0) for s in streams]
-    # The text of plain values is fast to make, and differs if one of them does.
+    # The representation of plain values is fast to make, and differs if a value
+    # differs.
     digest = hashlib.sha256(repr(described).encode())
     return str(int.from_bytes(digest.digest()[:8], "big"))
 

@@ -20,7 +20,7 @@ from popir.instances.identity import Identity
 from popir.instances.shared_memory import NOTE
 
 _Span = tuple[int, ...]
-#: Replicas of an instance whose presence a note can tell.
+#: Most replicas of an instance whose presence a note can state.
 _BITS = 256
 _NOTE = struct.Struct(f"<QQQ{_BITS // 8}s")
 
@@ -93,13 +93,15 @@ class Instances:
             return opened.all_gather(own, wanted, example)
 
     def barrier(self) -> None:
-        """Wait until all instances are here."""
+        """Wait until all instances have reached this call."""
         span = tuple(range(self.identity.count))
         with _Breaking(self):
             self._open(span)[0].barrier()
 
     def leave(self) -> None:
-        """Leave: instances that wait for this one get RunError. Idempotent."""
+        """Leave the exchange. Instances that wait for this one get RunError.
+        Idempotent.
+        """
         self._is_broken = True
         self._left()
 

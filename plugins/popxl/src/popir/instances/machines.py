@@ -28,7 +28,7 @@ from popir.instances.identity import Identity
 from popir.instances.shared_memory import NOTE, SharedMemory, create
 from popir.instances.span import Piece, SharedSpan, arena_size, slices
 
-#: Tries before a wait for another machine sleeps, and the longest sleep in seconds.
+#: Attempts before a wait for another machine sleeps, and the longest sleep in seconds.
 _TRIES, _LONGEST = 2000, 0.0005
 _FAREWELL = 1
 #: Seconds after a farewell in which all earlier messages must have arrived.
@@ -40,7 +40,7 @@ FAR_NOTES = 1 << 18
 def connection(this: Identity) -> Instances:
     """Connect the instances that an MPI launcher started.
 
-    Raises RunError if mpi4py is not there.
+    Raises RunError if mpi4py is not installed.
     """
     try:
         from mpi4py import MPI

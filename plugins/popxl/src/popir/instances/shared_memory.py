@@ -41,7 +41,7 @@ MOST = 256
 
 
 def create(count: int) -> int:
-    """Return the descriptor of new memory for `count` instances."""
+    """Return the descriptor of new shared memory for `count` instances."""
     if not 0 < count <= MOST:
         raise RunError(f"{count} instances on one machine; expected from 1 to {MOST}")
     descriptor = os.memfd_create("popdist", os.MFD_CLOEXEC)

@@ -157,10 +157,8 @@ class Assembly:
         targets: set[str],
         outputs: dict[Value, str],
     ) -> list[Node]:
-        """Let the block's graph write straight into the variables if possible; return
-        the copies for the others.
-
-        No copy reads a target.
+        """Let the block's graph write directly into the variables if possible. Return
+        the copies for the other variables. No copy reads a target.
         """
         copies: list[Node] = []
         for value, target in pairs:

@@ -84,7 +84,7 @@ def result_handle(name: str, number: int) -> str:
     return f"{name}_out_{number}"
 
 
-#: Operators that talk to the host.
+#: Operators that communicate with the host.
 _STREAMED = frozenset({"HostLoad", "HostStore", "PrintTensor", "MultiExchange"})
 
 
@@ -348,7 +348,7 @@ class Lowering:
 
     def _if(self, operator: Operator, scope: Scope) -> None:
         chosen, *given = (self._storage(t, scope).get() for t in operator.inputs)
-        if chosen.array is not None:  # a variable chooses, not a number
+        if chosen.array is not None:  # a variable selects the branch, not a number
             chosen = self._b.identity(chosen)
         regions, names = [], [self._fresh() for _ in operator.outputs]
         outside = self._begin()

@@ -23,11 +23,11 @@ class Storage(Protocol):
         ...
 
     def get(self) -> Value:
-        """Return the value now."""
+        """Return the current value."""
         ...
 
     def set(self, value: Value) -> None:
-        """Make `value` the value from now on."""
+        """Set the current value."""
         ...
 
     def cells(self) -> list[Cell]:
@@ -36,7 +36,7 @@ class Storage(Protocol):
 
 
 class Cell:
-    """Storage of its own."""
+    """Storage that is not a view."""
 
     __slots__ = ("value", "version")
 

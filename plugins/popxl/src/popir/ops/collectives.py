@@ -100,7 +100,7 @@ def _lower_gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 def _gather_kind(call: Call) -> tuple[Kind, int]:
-    """Return how it joins the parts.
+    """Return how the operator joins the parts.
 
     Raises if shards have more parts than the group has members.
     """

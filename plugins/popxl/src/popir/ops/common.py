@@ -77,5 +77,5 @@ def rule(
 
 
 def rules(*made: GradRule) -> Callable[[Call], Sequence[GradRule]]:
-    """Return the same rules whatever the inputs are."""
+    """Return rules that do not depend on the inputs."""
     return lambda _: made

@@ -1,4 +1,4 @@
-"""Normalisation, convolution, pooling."""
+"""Operators for normalisation, convolution and pooling."""
 
 from __future__ import annotations
 

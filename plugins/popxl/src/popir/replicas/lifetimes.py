@@ -1,4 +1,4 @@
-"""Lifetimes of temporaries: the node after which each is not needed any more.
+"""Lifetimes of temporaries: the node after which each is no longer needed.
 
 Temporaries have names that begin with `%`. They hold nothing from run to run. To drop a
 temporary after its last reader keeps few arrays in memory, and lets a sum be made in

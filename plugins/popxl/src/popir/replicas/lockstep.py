@@ -94,7 +94,7 @@ class LockstepSession:
             self._streams = _Streams({}, {})
 
     def close(self) -> None:
-        """Give back all memory. Idempotent."""
+        """Release all memory. Idempotent."""
         self._workers.close()
         self._graphs.clear()
         self._calls.clear()
@@ -181,7 +181,9 @@ class _Call:
         self._is_small: bool | None = None
 
     def is_small(self, values: Mapping[str, Array]) -> bool:
-        """Return whether threads would cost more than they save. Shapes stay."""
+        """Return whether threads would cost more than they save. Shapes do not change,
+        so the answer is constant.
+        """
         if self._is_small is None:
             size = sum(values[variable].nbytes for _, variable in self._inputs)
             self._is_small = size < SMALL

@@ -62,7 +62,7 @@ def enter(names: Iterable[str], found: Mapping[str, Any]) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("popxl.ops."):
             given = {**vars(module), **given}
-    # A module holds both ways of an operator: add and add_.
+    # A module holds both forms of an operator: add and add_.
     single = {
         base: " ".join(name for name in (base, f"{base}_") if name in given)
         for base in (name.rstrip("_") for name in names)

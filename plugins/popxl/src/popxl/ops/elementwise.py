@@ -119,7 +119,7 @@ def logical_and(lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def logical_or(lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Return element by element whether one is True (or not 0)."""
+    """Return for each element whether one of the two is True (or not 0)."""
     return _logical("Or", lhs, rhs)
 
 
@@ -134,7 +134,7 @@ def greater(input: Tensor, other: Tensor) -> Tensor:
 
 
 def maximum(*ts: Tensor) -> Tensor:
-    """Return the largest at each place."""
+    """Return the largest value at each position."""
     return emit("Max", ts, ["maximum_out"])[0]
 
 
@@ -214,7 +214,9 @@ def print_tensor(
     open_bracket: str = "[",
     close_bracket: str = "]",
 ) -> Tensor:
-    """Print the tensor to stderr whenever it runs; returns it unchanged."""
+    """Print the tensor to stderr whenever the operator runs; return the tensor
+    unchanged.
+    """
     for name, text in (
         ("separator", separator),
         ("open_bracket", open_bracket),

@@ -48,7 +48,9 @@ def remote_store(remote_buffer: RemoteBuffer, offset: int | Tensor, t: Tensor) -
 
 
 def load_shard(remote_buffer: RemoteBuffer, name: str) -> Tensor:
-    """Use row 0 of the buffer, loaded when weights come and stored before they go."""
+    """Use row 0 of the buffer. The row is loaded after weights come from the host, and
+    stored before they go back.
+    """
     state.fragments.append(ExecutionContext.WeightsFromHostFragment.name)
     try:
         shard = remote_load(remote_buffer, 0, name)

@@ -1,6 +1,6 @@
 """The part below `popxl` that programs use: views, classes of operators, enumerations.
 
-Views answer questions about the graphs of `popir`; programs run as without them.
+Views show the graphs of `popir`. They do not change how programs run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Patterns: accepted without effect, because graphs run unchanged."""
+"""Patterns. They are accepted and have no effect, because graphs run unchanged."""
 
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
@@ -17,7 +17,7 @@ class PatternsLevel(Enum):
 
 
 class Patterns:
-    """Patterns that are turned on: kept, without effect."""
+    """Enabled patterns. They are stored and have no effect."""
 
     def __init__(self, level: Any = PatternsLevel.Default) -> None:
         self.level = level

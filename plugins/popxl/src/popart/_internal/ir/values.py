@@ -1,4 +1,4 @@
-"""Small values that programs make and hand in."""
+"""Small values that programs make and pass as arguments."""
 
 # ruff: noqa: N802 - the names are the original's
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ReplicaGrouping:
             raise popir.IrError(str(error)) from None
 
     def getNumReplicas(self) -> int:
-        """Return how many replicas there are."""
+        """Return the number of replicas."""
         return self._groups.num_replicas
 
     def getStride(self) -> int:
@@ -89,11 +89,11 @@ class ReplicaGrouping:
         return self._groups.stride or 1
 
     def getGroupSize(self) -> int:
-        """Return how many members each group has."""
+        """Return the number of members of each group."""
         return self._groups.size
 
     def getNumGroups(self) -> int:
-        """Return how many groups there are."""
+        """Return the number of groups."""
         return self._groups.num_groups
 
     def getGroupIndexAt(self, replica: int) -> int:
@@ -102,7 +102,7 @@ class ReplicaGrouping:
         return self._groups.assignment[replica]
 
     def getIndexInGroupAt(self, replica: int) -> int:
-        """Return which member of its group a replica is."""
+        """Return the position of a replica in its group."""
         group = self.getGroupIndexAt(replica)
         return self._groups.members[group].index(replica)
 
@@ -118,7 +118,9 @@ class ReplicaGrouping:
         return list(self._groups.members[group])
 
     def getTranspose(self) -> ReplicaGrouping:
-        """Return the groups of the first members, the second, and so on."""
+        """Return groups across these groups: all first members, all second members, and
+        so on.
+        """
         turned = self._groups.transposed()
         if turned.stride is None:
             raise popir.IrError(f"the transpose of {self} has no constant stride")

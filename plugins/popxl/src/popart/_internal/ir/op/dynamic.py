@@ -1,4 +1,4 @@
-"""Classes of operators over windows whose place is known only at run time."""
+"""Classes of operators over windows whose position is known only at run time."""
 
 from __future__ import annotations
 
