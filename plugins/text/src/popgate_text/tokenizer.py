@@ -142,8 +142,8 @@ class TextTokenizer:
                 ids = encoding.ids
                 if len(ids) > most:
                     msg = (
-                        f"text {len(found)} has {len(ids)} tokens, but the model takes at "
-                        f"most {most}; shorten it, or allow the server to cut it "
+                        f"text {len(found)} has {len(ids)} tokens, but the model takes "
+                        f"at most {most}; shorten it, or allow the server to cut it "
                         "(truncate)"
                     )
                     raise InvalidTensor(msg)
