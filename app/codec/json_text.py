@@ -51,7 +51,7 @@ _WEIGHTS = (18, 32, 96, 256)
 # ("1e9"), and the writer's memory grows by doubling.
 _WRITTEN = 12
 _QUOTE, _COLON = ord('"'), ord(":")
-# Bytes whose numbers limit what a text can become (`check_values`).
+# Bytes whose counts limit the values that a document can become (`check_values`).
 _STRUCTURE = (b"[", b"{", b'"', b'\\"', b",")
 _COLONS = (b":",)
 # Bytes that are examined together. Their flags take four times as many bytes.

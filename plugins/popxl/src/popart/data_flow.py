@@ -1,4 +1,4 @@
-"""What enters and leaves a program in one run."""
+"""Streams that enter and leave a program in one run."""
 
 # ruff: noqa: N802, N803 - the names are the original's
 from __future__ import annotations

@@ -65,10 +65,11 @@ def tokenizing_pool() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class TextOptions:
-    """Options for the texts of one request, and the results of tokenizing. None stands
-    for the model's default. If `all_tokens`, the result has a vector for each token
-    instead of one for each text. Forms set `texts` and their `pairs` instead of
-    tensors, or `ids`, which are token ids. The scheduler sets the rest: `tokens` of
+    """Options for the texts of one request, and the results of tokenizing.
+
+    None stands for the model's default. If `all_tokens`, the result has a vector for
+    each token instead of one for each text. Forms set `texts` and their `pairs` instead
+    of tensors, or `ids`, which are token ids. The scheduler sets the rest: `tokens` of
     each text, and nanoseconds.
     """
 
@@ -216,10 +217,7 @@ class TextScheduler:
         model = TextModel.from_message(description["model"])
         tokenizer = TextTokenizer(Path(description["folder"]), model)
         if tokenizer.digest != description["digest"]:
-            msg = (
-                f"{TOKENIZER} has changed since the model was loaded; load the "
-                "model again"
-            )
+            msg = f"{TOKENIZER} has changed since the load; load the model again"
             raise ValueError(msg)
         given = description["config"]
         config = TextConfig(**{**given, "pooling": tuple(given["pooling"])})
@@ -286,9 +284,7 @@ class TextScheduler:
                 msg = f"expected {len(texts)} texts in '{PAIR}', got {len(pairs)}"
                 raise InvalidTensor(msg)
             if pairs is None and self.model.kind == "reranker":
-                raise InvalidTensor(
-                    f"a reranker needs the input '{PAIR}' beside '{TEXT}'"
-                )
+                raise InvalidTensor(f"a reranker needs input '{PAIR}' and '{TEXT}'")
             truncate = options.truncate
             found = self.tokenizer.encode(
                 self._with_prompt(texts, options),

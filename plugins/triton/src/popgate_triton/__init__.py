@@ -1,4 +1,4 @@
-"""What clients and operators of the Triton Inference Server bring along.
+"""Support for files and tools of the Triton Inference Server.
 
 `configuration` reads ``config.pbtxt``: `reading` with the messages of `schema`,
 `translation` with `tensors` and `sequences`.
