@@ -264,16 +264,18 @@ class BodyTooLarge(RequestError):
 
 
 def larger_than_allowed(
-    size: object, limit: int, *, is_json: bool = False
+    size: object, limit: int, *, is_json: bool = False, tensor: str = ""
 ) -> BodyTooLarge:
-    """Return the error for a body of `size` bytes (a number or words), in the words
-    that Triton's scripts look for.
+    """Return the error for a body of `size` bytes (a number or words), or for the bytes
+    that the values of a `tensor` become, in the words that Triton's scripts look for.
     """
-    what, most = "body", "value"
+    what, most = "request body", "value"
     if is_json:
-        what, most = "JSON size", "input size"
+        what, most = "request JSON size", "input size"
+    elif tensor:
+        what, most = f"{tensor}: its size", "input size"
     return BodyTooLarge(
-        f"request {what} of {size} bytes exceeds the maximum allowed {most} of {limit} "
+        f"{what} of {size} bytes exceeds the maximum allowed {most} of {limit} "
         "bytes. Use --http-max-input-size to increase the limit."
     )
 

@@ -535,12 +535,15 @@ class Settings(BaseSettings):
         limit is lower.
         """
         most, most_json = self.max_body_size, DEFAULT_LIMITS.max_json_bytes
-        if "max_body_size" in self.model_fields_set:
-            most_json = max(most, most_json)
+        values = DEFAULT_LIMITS.max_document_values
+        if "max_body_size" in self.model_fields_set and most > most_json:
+            values = values * most // most_json
+            most_json = most
         return replace(
             DEFAULT_LIMITS,
             max_body_bytes=most,
             max_json_bytes=most_json,
+            max_document_values=values,
             max_strings=self.max_strings,
         )
 

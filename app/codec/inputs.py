@@ -26,7 +26,7 @@ from app.codec.shapes import (
     parse_shape,
     written,
 )
-from app.errors import InvalidTensor
+from app.errors import InvalidTensor, larger_than_allowed
 from app.give_way import BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
@@ -132,28 +132,24 @@ class Input:
     ) -> Tensor:
         """Return the tensor of a document's `data`: a flat or nested list, or bytes.
 
-        Raises Unusual if a `NumberList` turns out not to be a list of numbers.
+        Raises Unusual if a `NumberList` turns out not to be a list of numbers, and
+        BodyTooLarge if the tensor is larger than a body with its bytes may be.
         """
-        shape, count, _, pack = accepted
+        shape, count, nbytes, pack = accepted
+        if nbytes > self._limits.max_body_bytes:
+            what = f"input '{self.name}' of shape {written(shape)}"
+            raise larger_than_allowed(nbytes, self._limits.max_body_bytes, tensor=what)
         if type(data) is NumberList:
             packed = data.pack(shape, self.spec.type.struct_code)
             return Tensor(self.data_type, shape, (packed,), len(packed))
+        if type(data) is LongList:
+            return self._from_long(
+                data, accepted, is_base64=is_base64, null_is_nan=null_is_nan
+            )
         if type(data) is not list:
-            if type(data) is LongList:
-                return self._from_long(
-                    data, accepted, is_base64=is_base64, null_is_nan=null_is_nan
-                )
-            if isinstance(data, bytes):
-                return self.from_bytes((data,), len(data), accepted)
-            if isinstance(data, str) and is_base64 and self.item_size:
-                raw = from_base64(data, f"'data' of input '{self.name}'")
+            raw = self._raw_of(data, accepted, is_base64=is_base64)
+            if raw is not None:
                 return self.from_bytes((raw,), len(raw), accepted)
-            if shape:
-                msg = (
-                    f"'data' of input '{self.name}' must be a list "
-                    f"of {counted(count, 'element')}, got {type(data).__name__}"
-                )
-                raise InvalidTensor(msg)
             data = [data]
         if data and type(data[0]) is list:
             data = flatten(self.name, data, shape, self._limits)
@@ -174,6 +170,23 @@ class Input:
         else:
             packed = self.elements.pack_strings(data, count, is_base64=is_base64)
         return Tensor(self.data_type, shape, (packed,), len(packed))
+
+    def _raw_of(
+        self, data: object, accepted: Accepted, *, is_base64: bool
+    ) -> bytes | None:
+        """Return the bytes of `data` that is no list; None if it is one element."""
+        if isinstance(data, bytes):
+            return data
+        if isinstance(data, str) and is_base64 and self.item_size:
+            return from_base64(data, f"'data' of input '{self.name}'")
+        shape, count = accepted[:2]
+        if shape:
+            msg = (
+                f"'data' of input '{self.name}' must be a list "
+                f"of {counted(count, 'element')}, got {type(data).__name__}"
+            )
+            raise InvalidTensor(msg)
+        return None
 
     def _from_long(
         self, data: LongList, accepted: Accepted, *, is_base64: bool, null_is_nan: bool
@@ -283,9 +296,7 @@ class Input:
                 raise InvalidTensor(msg)
             shape = completed(value.dims, self.shape)
             accepted = self.accept_parsed(shape)
-            return self._from_long(
-                value, accepted, is_base64=False, null_is_nan=null_is_nan
-            )
+            return self.from_values(value, accepted, null_is_nan=null_is_nan)
         shape, flat = discover(self.name, value, self.shape, self._limits)
         return self.from_values(
             flat,

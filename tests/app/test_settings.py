@@ -70,6 +70,16 @@ def test_environment_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in repr(settings)
 
 
+def test_a_raised_body_size_raises_the_limits_of_json() -> None:
+    """Lists of numbers fill a large body as well as strings do."""
+    usual, raised = Settings().limits, Settings(max_body_size=128 << 20).limits
+    lowered = Settings(max_body_size=1 << 20).limits
+    assert raised.max_body_bytes == raised.max_json_bytes == 128 << 20
+    assert raised.max_document_values == 2 * usual.max_document_values
+    assert lowered.max_document_values == usual.max_document_values
+    assert lowered.max_json_bytes == usual.max_json_bytes
+
+
 def test_devices_are_checked_where_they_come_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from app.codec import ModelCodec
+from app.codec.number_lists import LARGE
 from app.errors import BodyTooLarge, NotRepresentable
 from app.limits import Limits
 from engine import Tensor
@@ -205,3 +206,28 @@ def test_json_has_a_limit_of_its_own() -> None:
         codec.decode(None, b"220", None, [body])
     array = np.zeros(1000, np.float32)
     assert samples.npy("FP32", array).decode(codec).inputs["x"].shape == (1000,)
+
+
+@pytest.mark.parametrize("count", [200, 1000, LARGE])
+@pytest.mark.parametrize(
+    "head", ['"x":', '[{{"name":"x","datatype":"FP64","shape":[{}],"data":']
+)
+def test_numbers_become_no_tensor_that_a_body_could_not_hold(
+    head: str, count: int
+) -> None:
+    """Two bytes of text become eight of the tensor."""
+    limit = 4 * count
+    codec = samples.codec(samples.model("FP64"), Limits(max_body_bytes=limit))
+    head, end = head.format(count), "]}]" if "name" in head else "]}"
+    start = head if "name" in head else "{" + head
+    text = f'{{"inputs":{start}[{",".join("1" * count)}{end}}}'
+    with pytest.raises(BodyTooLarge) as refused:
+        codec.decode(None, None, None, [text.encode()])
+    assert str(refused.value) == (
+        f"input 'x' of shape [{count}]: its size of {8 * count} bytes exceeds the "
+        f"maximum allowed input size of {limit} bytes. Use --http-max-input-size to "
+        "increase the limit."
+    )
+    roomy = samples.codec(samples.model("FP64"), Limits(max_body_bytes=8 * count))
+    request = roomy.decode(None, None, None, [text.encode()])
+    assert request.inputs["x"].shape == (count,)
