@@ -45,6 +45,20 @@ def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:
         give_way()
 
 
+def _check_bools(name: str, parts: Sequence[Buffer]) -> None:
+    """Refuse bytes other than 0 and 1, which compiled kernels do not accept as
+    booleans.
+    """
+    for part in parts:
+        array = np.frombuffer(part, np.uint8)
+        if array.size and int(array.max()) > 1:
+            msg = (
+                f"input '{name}' has a byte with value {int(array.max())}; "
+                "the model expects BOOL, which is one byte 0 or 1 per element"
+            )
+            raise InvalidTensor(msg)
+
+
 class Input:
     """Facts about an input that are known before a request comes.
 
@@ -258,7 +272,7 @@ class Input:
         if nbytes != expected:
             self.check_size(nbytes, accepted)
         if self.spec.type.kind == "b":
-            self._check_bools(parts)
+            _check_bools(self.name, parts)
         return Tensor(self.data_type, shape, parts, nbytes)
 
     def check_size(self, nbytes: int, accepted: Accepted) -> None:
@@ -270,19 +284,6 @@ class Input:
                 f"for model '{self._model.name}'. Expected {expected}, got {nbytes}"
             )
             raise InvalidTensor(msg)
-
-    def _check_bools(self, parts: Sequence[Buffer]) -> None:
-        """Refuse bytes other than 0 and 1, which compiled kernels do not accept as
-        booleans.
-        """
-        for part in parts:
-            array = np.frombuffer(part, np.uint8)
-            if array.size and int(array.max()) > 1:
-                msg = (
-                    f"input '{self.name}' has a byte with value {int(array.max())}; "
-                    "the model expects BOOL, which is one byte 0 or 1 per element"
-                )
-                raise InvalidTensor(msg)
 
     def from_nested(
         self, value: Any, *, maybe_bool: bool = True, null_is_nan: bool = False
