@@ -54,6 +54,14 @@ _START = """window.ui = SwaggerUIBundle({
   tryItOutEnabled: true,
   validatorUrl: null,
 });
+// Swagger UI sends nothing, and says nothing, if the file that is the body is missing.
+addEventListener("click", (event) => {
+  const operation = event.target.closest(".execute")?.closest(".opblock");
+  const file = operation?.querySelector("input[type=file]");
+  if (!file) return;
+  file.required = true;
+  file.reportValidity();
+}, true);
 """
 _POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "

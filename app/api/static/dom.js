@@ -65,9 +65,22 @@ export function scroll(table) {
   return box;
 }
 
+/** What a finger is on, until the click of a tap has come. Browsers end `:active` and
+ * `:hover` before that. */
+let touched = null;
+addEventListener("touchstart", (event) => { touched = event.target; }, { passive: true });
+for (const kind of ["touchend", "touchcancel"])
+  addEventListener(kind, ({ target }) => setTimeout(() => { if (touched === target) touched = null; }, 300));
+
+/** Whether a finger or a mouse button is down on an element, which must stay as it is for
+ * the click. */
+export function isPressed(element) {
+  return element.contains(touched) || element.matches(":active");
+}
+
 /** Replace a table, unless a pointer, a finger or keys use it; it stays scrolled. */
 export function renew(element, table) {
-  if (element.matches(":hover, :active, :focus-within")) return;
+  if (isPressed(element) || element.matches(":hover, :focus-within")) return;
   const left = element.querySelector(".scroll")?.scrollLeft ?? 0;
   fill(element, table);
   if (left) element.querySelector(".scroll")?.scrollTo({ left });

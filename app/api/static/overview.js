@@ -1,6 +1,6 @@
 /** The first page: what is served, on what, and how it is doing now. */
 
-import { duration, figure, fill, h, renew, scroll } from "./dom.js";
+import { duration, figure, fill, h, isPressed, renew, scroll } from "./dom.js";
 import { plot, spanButtons } from "./plots.js";
 import { legend, table } from "./timeline.js";
 import { history, now } from "./watch.js";
@@ -45,7 +45,7 @@ export function overview() {
       item("Batch", figure(busy ?? NaN), busy === 1 ? "row" : "rows", `${flying} in flight`),
       item("Models ready", figure(ready ?? NaN), now.models ? `of ${now.models.length}` : "", `${now.devices.length} ${now.devices.length === 1 ? "device" : "devices"}`));
     for (const p of plots) p.update();
-    fill(models, modelTable());
+    if (!isPressed(models)) fill(models, modelTable());
     fill(devices, deviceTable());
     renew(last, table(newest().slice(0, 12)));
   }

@@ -1,7 +1,7 @@
 /** The last requests, and the page that explains one. */
 
 import { Refused, ask } from "./api.js";
-import { fill, h, tabs } from "./dom.js";
+import { fill, h, renew, tabs } from "./dom.js";
 import { fall, legend, story, table } from "./timeline.js";
 import { now } from "./watch.js";
 
@@ -20,7 +20,7 @@ export function requests() {
   }]));
   function update() {
     const [, name, empty] = shown;
-    if (!body.matches(":hover")) fill(body, table(now.requests?.[name], { empty }));
+    renew(body, table(now.requests?.[name], { empty }));
   }
   const page = h("div", {},
     h("div", { class: "title" }, h("h1", {}, "Requests")),

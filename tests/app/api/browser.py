@@ -141,6 +141,16 @@ class Browser:
             buttons=0 if kind == "mouseReleased" else 1, clickCount=1,
         )  # fmt: skip
 
+    def touch(self, kind: str, *places: tuple[float, float]) -> None:
+        """``touchStart`` with the places of fingers, or ``touchEnd`` with none."""
+        points = [{"x": x, "y": y} for x, y in places]
+        self.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+
+    def tap(self, selector: str) -> None:
+        """A tap with a finger on what a selector finds."""
+        self.touch("touchStart", self.place(selector))
+        self.touch("touchEnd")
+
     def resize(self, width: int, height: int, *, scale: float = 1) -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height,

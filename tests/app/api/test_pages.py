@@ -261,6 +261,93 @@ def test_pages_suit_a_finger_and_a_screen_reader(
     check_quiet(chromium, served)
 
 
+@pytest.fixture
+def asked(served: ServedGateway) -> Iterator[None]:
+    """Requests that come one after another, so that all tables change."""
+    over = threading.Event()
+
+    def load() -> None:
+        # Some 50 in a second: the last thousand are kept.
+        while not over.wait(0.02):
+            served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("asked")
+@in_chromium
+def test_links_are_followed_by_a_finger(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    chromium.resize(390, 800)
+    chromium.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    chromium.open(served.url)
+    for link, address, sign in (
+        ("main a[href='#/models/affine']", "#/models/affine", ".tabs"),
+        ("header [data-page=requests]", "#/requests", "main td a"),
+        ("main td a", "#/requests/", ".story"),
+        ("main a.crumb", "#/requests", "main td a"),
+        # A row is a link as a whole.
+        ("main td.n", "#/requests/", ".story"),
+        ("header [data-page=log]", "#/log", "pre.log"),
+        ("header [data-page=overview]", "#/", ".strip"),
+    ):
+        chromium.wait(f'document.querySelector("{link}") !== null')
+
+        def is_followed(link: str = link, address: str = address) -> bool:
+            chromium.tap(link)  # a table above may move it: then the tap misses
+            found = chromium.evaluate(f"location.hash.startsWith({address!r})")
+            return bool(found)
+
+        until(is_followed, link)
+        chromium.wait(f'document.querySelector("{sign}") !== null')
+    check_quiet(chromium, served)
+
+
+@pytest.mark.usefixtures("asked")
+@in_chromium
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("#/", "tr.link a[href^='#/models']"),
+        ("#/", "tr.link a[href^='#/requests']"),
+        ("#/requests", "tr.link a"),
+        ("#/models/affine", "tr.link a"),
+    ],
+)
+def test_a_row_stays_while_a_finger_is_on_it(
+    served: ServedGateway, chromium: Browser, page: str, row: str
+) -> None:
+    chromium.resize(390, 800)
+    chromium.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    chromium.open(f"{served.url}/{page}")
+    chromium.wait(f'document.querySelector("{row}") !== null')
+    chromium.evaluate(
+        "addEventListener('touchstart', (e) => { held = e.target.closest('tr.link'); })"
+    )
+
+    def is_held() -> bool:
+        chromium.touch("touchStart", chromium.place(row))
+        if chromium.evaluate("held !== null"):
+            return True
+        chromium.touch("touchEnd")
+        return False
+
+    until(is_held, "a finger is on a row")
+
+    def updates() -> int:
+        return sum("/v1/requests" in url for url in chromium.requests)
+
+    before = updates()
+    until(lambda: updates() > before + 2, "the page has asked again")
+    assert chromium.evaluate("held.isConnected")
+    chromium.touch("touchEnd")
+
+
 @in_chromium
 def test_plots_move_while_requests_run(
     served: ServedGateway, chromium: Browser
@@ -473,6 +560,22 @@ def test_tabs_go_by_keys(served: ServedGateway, chromium: Browser) -> None:
     )
     assert chromium.evaluate("document.activeElement.ariaSelected") == "true"
     check_quiet(chromium, served)
+
+
+# -- the documentation page
+
+
+@in_chromium
+def test_the_documentation_asks_for_a_missing_file(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    chromium.open(f"{served.url}/docs#/loaded%20models/infer_photo")
+    chromium.wait("document.querySelector('.is-open input[type=file]') !== null")
+    chromium.click(".is-open .execute")
+    chromium.wait("document.activeElement.matches('input[type=file]:invalid')")
+    said = chromium.evaluate("document.activeElement.validationMessage")
+    assert "file" in said
+    assert not any("/v1/models/photo/infer" in url for url in chromium.requests)
 
 
 # -- the last hour and the log
