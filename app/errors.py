@@ -9,7 +9,6 @@ RequestError            the request cannot be answered as it was sent
     RepeatedKey             a key occurs twice in one object
   UnknownModel            the model or version does not exist
     UnknownModelRun         it was to run
-    UnknownModelTraced      its trace settings were requested
     VersionNotAvailable     the model is known, but the version accepts no requests
   UnknownRegion           the shared memory region is not registered
   ModelNotReady           the model is known, but not served now
@@ -34,8 +33,9 @@ import enum
 import itertools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import orjson
@@ -75,7 +75,7 @@ current_request: ContextVar[bytes] = ContextVar("current_request", default=b"")
 
 
 class FailureReason(enum.Enum):
-    """Reasons of failures: the values of Triton's label ``reason``."""
+    """Reasons of failures: the values of the label ``reason``."""
 
     # Not run, or too late: queue full, shutting down, device lost, deadline passed.
     REJECTED = "REJECTED"
@@ -85,7 +85,7 @@ class FailureReason(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """Outcomes of failed requests to a model: finer than Triton's reasons."""
+    """Outcomes of failed requests to a model: finer than `FailureReason`."""
 
     QUEUE_FULL = "queue_full"  # 429: the queue, a key's limit, or a deadline too near
     DEADLINE = "deadline"  # 504: not done in time
@@ -113,12 +113,7 @@ _OUTCOMES_503 = {
 
 
 class RequestError(Exception):
-    """The request cannot be answered as it was sent; the message gives the reason.
-
-    `triton_status` is Triton's status, if it differs and clients' scripts check it.
-    """
-
-    triton_status: int | None = None
+    """The request cannot be answered as it was sent; the message gives the reason."""
 
     @property
     def message(self) -> str:
@@ -130,7 +125,7 @@ class MalformedBody(RequestError):
 
 
 def malformed_json(why: str) -> MalformedBody:
-    """Return the error for invalid JSON, in words that Triton's scripts look for."""
+    """Return the error for invalid JSON, in words that clients' scripts look for."""
     if why.endswith("(char 0)"):
         why = f"Invalid value. at 0: {why}"
     return MalformedBody(f"failed to parse the request JSON buffer: {why}")
@@ -146,8 +141,6 @@ class NestedTooDeep(InvalidRequest):
 
 class InvalidShape(InvalidRequest):
     """A shape in the request is not a list of sizes."""
-
-    triton_status = 500
 
 
 class RepeatedKey(InvalidRequest):
@@ -204,23 +197,9 @@ class UnknownModel(RequestError):
 class UnknownModelRun(UnknownModel):
     """The model to run is unknown."""
 
-    triton_status = 400
-
-
-class UnknownModelTraced(UnknownModel):
-    """The model whose trace is requested is unknown, in the protocol's words."""
-
-    triton_status = 400
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.args = (f"Request for unknown model : {name}",)
-
 
 class VersionNotAvailable(UnknownModel):
     """A known model has no version that accepts requests, or not the requested one."""
-
-    triton_status = 400
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -245,7 +224,7 @@ class ModelNotReady(RequestError):
 
 
 class VersionNotReady(ModelNotReady):
-    """The version is not ready; the words are those that Triton's scripts look for.
+    """The version is not ready; the words are those that clients' scripts look for.
 
     `version` is the requested one, None for any.
     """
@@ -267,7 +246,7 @@ def larger_than_allowed(
     size: object, limit: int, *, is_json: bool = False, tensor: str = ""
 ) -> BodyTooLarge:
     """Return the error for a body of `size` bytes (a number or words), or for the bytes
-    that the values of a `tensor` become, in the words that Triton's scripts look for.
+    that the values of a `tensor` become, in the words that clients' scripts look for.
     """
     what, most = "request body", "value"
     if is_json:
@@ -416,20 +395,34 @@ def row_of(error: BaseException) -> Row:
     return _INTERNAL
 
 
-#: Statuses that differ in Triton: ours to Triton's.
-TRITON_STATUSES = {409: 400, 413: 400, 429: 503, 499: 400, 504: 503}
-_statuses: dict[int, int] = {}
+@dataclass(frozen=True, slots=True)
+class ErrorStatuses:
+    """The statuses of another server, if they differ from ours.
+
+    `by_status` replaces one of our statuses. `by_error` is for errors of one class and
+    comes first.
+    """
+
+    by_status: Mapping[int, int] = field(default_factory=dict)
+    by_error: Mapping[type[BaseException], int] = field(default_factory=dict)
+
+    def status(self, error: BaseException, status: int) -> int:
+        """Return the status of an error that has `status` here."""
+        found = self.by_error.get(type(error))
+        return self.by_status.get(status, status) if found is None else found
 
 
-def use_statuses(style: str) -> None:
-    """Use the statuses of ``http`` or of ``triton`` from now on.
+_statuses = ErrorStatuses()
+
+
+def use_statuses(statuses: ErrorStatuses) -> None:
+    """Use these statuses from now on.
 
     Applies to the whole process, which has one server. Call it before the server
     accepts requests.
     """
-    _statuses.clear()
-    if style == "triton":
-        _statuses.update(TRITON_STATUSES)
+    global _statuses
+    _statuses = statuses
 
 
 class ErrorResponse:
@@ -476,11 +469,7 @@ class ErrorResponse:
             extra += error.headers
         if close:
             extra += ((b"connection", b"close"),)
-        status = row.status
-        if _statuses:
-            status = getattr(error, "triton_status", None) or _statuses.get(
-                status, status
-            )
+        status = _statuses.status(error, row.status)
         return cls(status, error_body(message, row.code, shown), extra)
 
     def __repr__(self) -> str:

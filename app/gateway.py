@@ -28,8 +28,9 @@ from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import OwnNumbers
 from app.observe.spans import spans_of_environment
-from app.observe.tracing import Tracing
+from app.observe.tracing import NoTracing, Tracing
 from app.other_processes import OtherProcesses
+from app.plugins import TRACERS, plugins
 from app.repository.assembly import TimeLimits
 from app.repository.compile_cache import CompileCache
 from app.repository.devices import GatewayDevices
@@ -128,12 +129,7 @@ class Gateway:
             settings.log_format,
             on_change=lambda log: self.others.log_changed(log),
         )
-        self.tracing = Tracing(
-            settings.trace_file,
-            settings.trace_settings,
-            clock_offset=time.time_ns() - time.monotonic_ns(),
-            on_change=lambda: self.table.renew_tracers(),
-        )
+        self.tracing = _tracing(settings, lambda: self.table.renew_tracers())
         self._spans = spans_of_environment()
         access = AccessLog.of(settings.access_log, settings.workers)
         self.journal = Journal(access, self._spans)
@@ -522,6 +518,18 @@ def places_of(settings: Settings) -> ModelPlaces:
     cache = settings.model_cache or settings.cache_dir / "models"
     options = FetchOptions(settings.model_download_limit, settings.allow_python)
     return ModelPlaces.of(folder, settings.model, RemoteCaches(cache, options))
+
+
+def _tracing(settings: Settings, on_change: Callable[[], None]) -> Tracing:
+    """Return the tracing of the first plugin that has one. Raises `InvalidConfig`."""
+    offset = time.time_ns() - time.monotonic_ns()
+    for make in plugins(TRACERS).values():
+        tracing: Tracing = make(settings, offset, on_change)
+        return tracing
+    if settings.trace_file is not None:
+        msg = "--trace-file: no plugin that writes traces is installed"
+        raise InvalidConfig(msg)
+    return NoTracing()
 
 
 def _regions(settings: Settings) -> RegionTable | None:

@@ -29,14 +29,12 @@ from app.api.routes import (
     infer,
     invocations,
     kserve_v1,
-    log_settings,
     metrics,
     models,
     oip,
     pages,
     requests,
     shared_memory,
-    trace_settings,
 )
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
@@ -52,7 +50,7 @@ ROUTERS = [
     part.router
     for part in (
         infer, models, health, drain, metrics, oip, docs_page, pages, requests,
-        generate, kserve_v1, log_settings, trace_settings, shared_memory,
+        generate, kserve_v1, shared_memory,
     )
 ]  # fmt: skip
 
@@ -150,7 +148,7 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
     def base_of_all() -> dict[str, Any]:
         # The document is made when it is first read, because that takes a seventh of
         # the start.
-        return base_document(api, gateway.settings.restrictions.groups)
+        return base_document(api, gateway.settings.restrictions.groups, added)
 
     made: tuple[object, bytes] = None, b""
 
@@ -185,4 +183,5 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the application without models."""
     gateway = Gateway(Settings())
-    return base_document(create_api(gateway, added_routes(gateway.settings)))
+    added = added_routes(gateway.settings)
+    return base_document(create_api(gateway, added), added=added)

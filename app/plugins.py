@@ -33,6 +33,13 @@ MODEL_SOURCES: Final = "popgate.model_sources"
 MODEL_FORMATS: Final = "popgate.model_formats"
 #: Decoders before a model of any kind (`app.repository.formats.InputDecoder`).
 INPUT_DECODERS: Final = "popgate.input_decoders"
+#: Settings, models and statuses for clients of another server
+#: (`app.config.profiles.Profile`).
+PROFILES: Final = "popgate.profiles"
+#: Functions that return an `app.observe.tracing.Tracing`. Their arguments are the
+#: settings, the nanoseconds from the monotonic clock to the time since 1970, and a
+#: callback after changes.
+TRACERS: Final = "popgate.tracers"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).
 ROUTES: Final = "popgate.routes"
 

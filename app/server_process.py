@@ -6,10 +6,11 @@ import gc
 import sys
 from typing import Any
 
+from app.config.profiles import profile_named
 from app.errors import use_statuses
 from app.http.tls import Certificate
 from app.observe.log import set_up_logging
-from app.settings import Settings
+from app.settings import HTTP_STATUSES, Settings
 from engine import keep_large_blocks, raise_descriptor_limit
 
 GC_THRESHOLD = 20_000  # surviving containers between two collections
@@ -22,7 +23,8 @@ SWITCH_INTERVAL = 0.0005
 def prepare_process(settings: Settings) -> None:
     """Set up the whole process as a server: its log, its memory, its descriptors."""
     set_up_logging(settings.log_level, settings.log_format)
-    use_statuses(settings.error_statuses)
+    if settings.error_statuses != HTTP_STATUSES:
+        use_statuses(profile_named(settings.error_statuses).statuses)
     # The interpreter's lock lets only one thread at a time allocate anyway.
     keep_large_blocks(arenas=1)
     # A loaded model and a connection take one descriptor each, so the usual 1024 are

@@ -5,13 +5,14 @@ Command-line options win over the environment, the environment over the defaults
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -33,11 +34,10 @@ from pydantic_settings import (
 from app.config.config_keys import KeyProblem
 from app.config.extensions import check_extensions
 from app.config.log_config import LogLevel, read_log_config
-from app.config.profiles import PROFILES
+from app.config.profiles import profile_named
 from app.config.restrictions import Restrictions
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.access_log import parse_ratio
-from app.observe.tracing import TraceSettings
 from app.sizes import parse_size
 from engine import (
     DeviceWaitConfig,
@@ -49,6 +49,9 @@ from engine import (
 LogFormat = Literal["text", "json"]
 TraceLevel = Literal["off", "timestamps", "tensors"]
 ControlModeName = Literal["managed", "none", "poll", "explicit"]
+
+#: The value of `error_statuses` without a profile.
+HTTP_STATUSES: Final = "http"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
 _BASE_PATH = re.compile(r"(/[A-Za-z0-9_.~-]+){1,20}")
@@ -83,6 +86,20 @@ def parse_names(value: object) -> object:
         return value
     names = (name.strip() for text in texts for name in text.split(","))
     return tuple(name for name in names if name)
+
+
+def check_profile(value: str | None) -> str | None:
+    """Raise ValueError for a profile that no plugin has."""
+    if value is not None:
+        profile_named(value)
+    return value
+
+
+def check_statuses(value: str) -> str:
+    """Raise ValueError if `value` is not `HTTP_STATUSES` and no profile."""
+    if value != HTTP_STATUSES:
+        profile_named(value)
+    return value
 
 
 def default_cache_dir() -> Path:
@@ -169,7 +186,7 @@ class Settings(BaseSettings):
     """Also answer below this path, as in /some/base/v2, for clients and proxies that
     prepend one.
     """
-    # The second name is the one that Triton's messages, and so ours, tell users.
+    # The second name is the one that messages tell users.
     max_body_size: Annotated[
         Bytes, Field(gt=0), Shown("SIZE", names=("--http-max-input-size",))
     ] = 256 * 1024 * 1024
@@ -360,28 +377,26 @@ class Settings(BaseSettings):
     ] = ""
     """Prefix that the keys of registered segments must have."""
     trace_file: Annotated[Path | None, Shown("PATH")] = None
-    """File to write request traces to, in Triton's JSON format. Tracing requires it."""
+    """File to write request traces to, as a JSON array. Tracing requires it."""
     trace_level: TraceLevel = "off"
     """What to trace from the start. tensors: times and data."""
     trace_rate: Annotated[int, Field(ge=1), Shown("N")] = 1000
     """Trace one request in N."""
     trace_count: Annotated[int, Field(ge=-1), Shown("N")] = -1
     """Number of traces to write; -1: no limit."""
-    profile: Annotated[Literal["triton"] | None, Shown("NAME")] = None
-    """A set of defaults and models. triton: the ones that Triton's example clients
-    expect.
-    """
+    profile: Annotated[str | None, AfterValidator(check_profile), Shown("NAME")] = None
+    """A set of defaults and models of a plugin, for clients of another server."""
     metrics_port: Annotated[Port | None, Shown("PORT")] = None
     """A second port with /metrics and health checks only, for a network that may not
     run models.
 
-    0 chooses a free port and prints it. Triton uses 8002.
+    0 chooses a free port and prints it.
     """
-    error_statuses: Literal["http", "triton"] = "http"
-    """HTTP statuses of errors. triton: Triton's statuses instead of these: 400 for a
-    body that is too large (413), for inference with an unknown model (404) and for the
-    codes of models (409, 499); 503 for a full queue (429) or a missed deadline (504);
-    500 for an invalid shape (400).
+    error_statuses: Annotated[
+        str, AfterValidator(check_statuses), Shown("http|PROFILE")
+    ] = HTTP_STATUSES
+    """Statuses of errors: HTTP's, or those of the other server that a profile
+    (--profile) is for.
     """
     access_log: Annotated[str, Shown("off|errors|RATIO|all")] = "errors"
     """Which requests to log.
@@ -427,8 +442,10 @@ class Settings(BaseSettings):
         environment, profile.
         """
         name = init_settings().get("profile") or env_settings().get("profile")
-        profile = PROFILES.get(str(name))
-        defaults = dict(profile.settings) if profile is not None else {}
+        defaults: dict[str, Any] = {}
+        if name:
+            with contextlib.suppress(ValueError):  # refused when it is validated
+                defaults = dict(profile_named(str(name)).settings)
         source = InitSettingsSource(settings_cls, defaults)
         return init_settings, env_settings, source
 
@@ -568,13 +585,6 @@ class Settings(BaseSettings):
             )
             raise ValueError(msg)
         return self
-
-    @property
-    def trace_settings(self) -> TraceSettings:
-        """Return the trace settings at the start (Triton: trace settings)."""
-        levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
-        level = levels.get(self.trace_level, ("TIMESTAMPS", "TENSORS"))
-        return TraceSettings(level, self.trace_rate, self.trace_count)
 
     @property
     def device_wait_config(self) -> DeviceWaitConfig:

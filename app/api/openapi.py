@@ -90,11 +90,15 @@ def documented_methods(
     return methods
 
 
-def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, Any]:
+def base_document(
+    app: FastAPI,
+    restricted: Collection[str] = (),
+    added: Iterable[PluginRoutes] = (),
+) -> dict[str, Any]:
     """Return the document of the application, without its models.
 
     `restricted` are the groups of the API that need a header
-    (`app/config/restrictions.py`).
+    (`app/config/restrictions.py`). `added` are the routes of plugins.
     """
     document = get_openapi(
         title=TITLE,
@@ -112,7 +116,7 @@ def base_document(app: FastAPI, restricted: Collection[str] = ()) -> dict[str, A
         schema = body.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema
-    schemas.update(body_schemas())
+    schemas.update(body_schemas(body for one in added for body in one.bodies))
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from app.config.keys import Group
+from app.config.restrictions import group_of
 from app.http.front import NamingOperation, Operation
 from app.plugins import ROUTES, plugins
 from app.settings import Settings
@@ -26,12 +27,15 @@ class PluginRoutes:
 
     `router` declares all operations for the documentation and answers all except
     inference. `operations` and `naming` are inference in a form of the plugin's own.
+    `bodies` are the types of bodies that its operations name by `documented`
+    (app/api/request_bodies.py).
     """
 
     router: APIRouter
     operations: Sequence[Operation] = ()
     naming: Sequence[NamingOperation] = ()
     examples: Callable[[ModelSpec], Mapping[str, Any]] = _no_examples
+    bodies: Sequence[type] = ()
 
 
 class MakesRoutes(Protocol):
@@ -44,12 +48,15 @@ class MakesRoutes(Protocol):
 def access_groups(added: Iterable[PluginRoutes]) -> dict[str, Group]:
     """Return the groups of the paths that plugins add: inference, or metadata.
 
-    Operations on a model's path belong to the group of its inference.
+    Operations on a model's path belong to the group of its inference. The protocol's
+    own paths keep their groups, because these depend on the method.
     """
     groups: dict[str, Group] = {}
     for one in added:
         for route in one.router.routes:
-            if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            if not isinstance(route, APIRoute) or group_of(route.path) is not None:
+                continue
+            if "GET" in (route.methods or ()):
                 groups[route.path] = "metadata"
         groups |= {operation.path: "infer" for operation in one.naming}
     return groups

@@ -6,9 +6,10 @@ them as a typed parameter (`app/api/dependencies.py`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Required, TypeAlias
+from collections.abc import Iterable
+from typing import Annotated, Any, Required
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 # The largest number in a setting: every JSON parser keeps integers up to here exactly.
@@ -49,42 +50,10 @@ class RegisterRequest(TypedDict, total=False):
     byte_size: Required[Annotated[int, Field(ge=1)]]
 
 
-class LogRequest(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
-    log_info: bool
-    log_warning: bool
-    log_error: bool
-    log_verbose_level: Annotated[int, Field(ge=0, le=MOST)]
-    log_format: Literal["default", "ISO8601"]
-
-
-# Stock clients send a number as a string.
-_Digits = Annotated[str, Field(pattern="^[1-9][0-9]{0,14}$")]
-_Rate: TypeAlias = Annotated[int, Field(ge=1, le=MOST)] | _Digits
-_Frequency: TypeAlias = Annotated[int, Field(ge=0, le=MOST)] | _Digits | Literal["0"]
-_Count: TypeAlias = Annotated[int, Field(ge=-1, le=MOST)] | _Digits | Literal["0", "-1"]
-_Level: TypeAlias = Literal["OFF", "TIMESTAMPS", "TENSORS"]
-
-
-class TraceRequest(TypedDict, total=False):
-    """Trace settings to change; null restores the default."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-
-    trace_level: Annotated[list[_Level], Field(min_length=1)] | None
-    trace_rate: _Rate | None
-    trace_count: _Count | None
-    log_frequency: _Frequency | None
-    trace_mode: Literal["triton"] | None
-
-
 REQUEST_BODIES: tuple[type, ...] = (
     IndexRequest,
     LoadRequest,
-    LogRequest,
     RegisterRequest,
-    TraceRequest,
     UnloadRequest,
 )
 
@@ -105,10 +74,10 @@ def documented(model: type, *, required: bool = False) -> dict[str, Any]:
     return {"requestBody": {"required": required, "content": content}}
 
 
-def body_schemas() -> dict[str, Any]:
+def body_schemas(added: Iterable[type] = ()) -> dict[str, Any]:
     """Return the schemas of all these bodies by name, for the OpenAPI document."""
     found: dict[str, Any] = {}
-    for model in REQUEST_BODIES:
+    for model in (*REQUEST_BODIES, *added):
         schema = TypeAdapter(model).json_schema(ref_template=_REF)
         found.update(schema.pop("$defs", {}))
         found[model.__name__] = schema

@@ -418,29 +418,3 @@ class CudaRegion(Body):
     name: str
     device_id: int
     byte_size: int
-
-
-class LogDocument(Body):
-    """Triton's log settings."""
-
-    log_file: str = Field(description="Always empty: the log goes to standard error.")
-    log_info: bool
-    log_warning: bool
-    log_error: bool
-    log_verbose_level: int = Field(
-        description="Above 0, the log includes debugging records."
-    )
-    log_format: Literal["default", "ISO8601"]
-
-
-class TraceDocument(Body):
-    """Triton's trace settings; numbers are strings."""
-
-    trace_level: list[str] = Field(description="OFF, TIMESTAMPS, TENSORS.")
-    trace_rate: str = Field(description="The server traces one of this many requests.")
-    trace_count: str = Field(
-        description="Number of traces still to be written; -1 for no limit."
-    )
-    log_frequency: str = Field(description="Traces per file; 0 puts all into one file.")
-    trace_file: str
-    trace_mode: Literal["triton"]

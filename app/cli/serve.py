@@ -181,12 +181,12 @@ def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
 
 def _with_profile_models(settings: Settings) -> Settings:
     """Return the settings, with the profile's models if no other folder is named."""
-    from app.config.profiles import PROFILES
+    from app.config.profiles import profile_named
 
     if settings.profile is None or "model_repository" in settings.model_fields_set:
         return settings
     try:
-        folder = PROFILES[settings.profile].repository(settings.cache_dir)
+        folder = profile_named(settings.profile).repository(settings.cache_dir)
     except OSError as e:
         msg = (
             f"cannot write the models of --profile {settings.profile} to "

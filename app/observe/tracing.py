@@ -1,52 +1,15 @@
-"""Traces of requests: when each reached which step (Triton's trace extension).
+"""Tracing of requests, by a plugin of the group `popgate.tracers`.
 
-A sample of the requests is written to one file, a JSON array in the form that Triton's
-tools read. The server has settings for the sample, which settings of single models
-override. Everything here belongs to the event loop's thread.
+Everything here belongs to the event loop's thread.
 """
 
 from __future__ import annotations
 
-import errno
-import itertools
-import logging
-import math
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
-import orjson
-
-from app.spec import datatype_of
 from engine import Tensor
-
-logger = logging.getLogger(__name__)
-
-LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
-# The most elements of a tensor in a trace. Larger and empty tensors are left out,
-# because readers of these files expect the data of every tensor.
-MAX_TENSOR_ELEMENTS = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSettings:
-    """Trace settings (Triton's).
-
-    One request of `rate` is traced, until `count` traces exist (-1: no limit). If
-    `log_frequency` is 0, every trace is added to the trace file. If it is n, every n
-    traces become a new file, with the trace file's name and a number.
-    """
-
-    level: tuple[str, ...] = ("OFF",)
-    rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
-
-    @property
-    def is_on(self) -> bool:
-        return self.level != ("OFF",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,82 +30,12 @@ class Timeline:
     encoded: int
     sent: int
 
-    def timestamps(self, offset: int) -> list[dict[str, Any]]:
-        """Return the steps under Triton's names, `offset` nanoseconds later."""
-        steps = (
-            ("HTTP_RECV_START", self.arrived),
-            ("HTTP_RECV_END", self.received),
-            ("REQUEST_START", self.received),
-            ("QUEUE_START", self.decoded),
-            ("COMPUTE_START", self.started),
-            ("COMPUTE_INPUT_END", self.started),
-            ("COMPUTE_OUTPUT_START", self.computed),
-            ("COMPUTE_END", self.computed),
-            ("REQUEST_END", self.encoded),
-            ("HTTP_SEND_START", self.encoded),
-            ("HTTP_SEND_END", self.sent),
-        )
-        return [{"name": name, "ns": ns + offset} for name, ns in steps]
 
-
-class TraceFile:
-    """A JSON array on disk that is complete after every write.
-
-    An existing file is replaced at the first write. After an error (a full disk)
-    nothing more is written, and the log says so once.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = -1
-        self._end = 0
-        self._broken = False
-
-    def append(self, entries: list[dict[str, Any]]) -> None:
-        """Add `entries`, over the closing bracket of the array."""
-        if self._broken:
-            return
-        text = b",\n".join(orjson.dumps(entry) for entry in entries) + b"\n]\n"
-        try:
-            if self._file < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-                self._file = os.open(self.path, flags, 0o640)
-            text = (b",\n" if self._end else b"[\n") + text
-            written = os.pwrite(self._file, text, self._end)
-            if written != len(text):
-                raise OSError(errno.ENOSPC, "the disk is full")
-            self._end += written - 3
-        except OSError as e:
-            self._broken = True
-            logger.error("tracing stops: cannot write %s: %s", self.path, e)
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __repr__(self) -> str:
-        return f"<TraceFile {self.path} {self._end} bytes>"
-
-
-class Tracer:
-    """Samples the requests of a model, or of all that have no settings of their own."""
-
-    def __init__(self, settings: TraceSettings, tracing: Tracing) -> None:
-        self.settings = settings
-        self.left = settings.count
-        self._tracing = tracing
-        self._seen = 0
-        self._pending: list[dict[str, Any]] = []
-        self._traces = 0
+class Tracer(Protocol):
+    """Samples the requests of a model."""
 
     def wants(self) -> bool:
         """Count the next request, and return whether it is in the sample."""
-        self._seen += 1
-        if self.left == 0 or self._seen % self.settings.rate:
-            return False
-        self.left -= self.left > 0
-        return True
 
     def record(
         self,
@@ -153,161 +46,23 @@ class Tracer:
         outputs: Mapping[str, Tensor],
     ) -> None:
         """Write one request of the sample; `model` is its name and version."""
-        number = self._tracing.next_id()
-        name, version = model
-        head: dict[str, Any] = {
-            "id": number,
-            "model_name": name,
-            "model_version": int(version) if version.isdecimal() else version,
-        }
-        if request_id:
-            head["request_id"] = request_id
-        entries = [head]
-        if "TIMESTAMPS" in self.settings.level:
-            stamps = timeline.timestamps(self._tracing.clock_offset)
-            entries.append({"id": number, "timestamps": stamps})
-        if "TENSORS" in self.settings.level:
-            for activity, tensors in (
-                ("TENSOR_QUEUE_INPUT", inputs),
-                ("TENSOR_BACKEND_OUTPUT", outputs),
-            ):
-                entries += (
-                    {"id": number, "activity": activity, "tensor": _shown(key, tensor)}
-                    for key, tensor in tensors.items()
-                    if 0 < math.prod(tensor.shape) <= MAX_TENSOR_ELEMENTS
-                )
-        self._write(entries)
-
-    def flush(self) -> None:
-        """Write the entries that wait for a file of their own."""
-        if self._pending:
-            self._tracing.write_numbered(self._pending)
-        self._pending, self._traces = [], 0
-
-    def _write(self, entries: list[dict[str, Any]]) -> None:
-        frequency = self.settings.log_frequency
-        if not frequency:
-            self._tracing.write(entries)
-            return
-        self._pending += entries
-        self._traces += 1
-        if self._traces >= frequency:
-            self.flush()
-
-    def __repr__(self) -> str:
-        return f"<Tracer {self.settings} seen={self._seen} left={self.left}>"
 
 
-def _shown(name: str, tensor: Tensor) -> dict[str, str]:
-    """Return a tensor in the form of Triton's traces: everything is a string."""
-    data = ",".join(map(_element, tensor.numpy().reshape(-1).tolist()))
-    shape = ",".join(map(str, tensor.shape))
-    dtype = datatype_of(tensor.data_type).name
-    return {"name": name, "data": data, "shape": shape, "dtype": dtype}
-
-
-def _element(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    # Readers of these files turn any bare text into a number.
-    return str(int(value) if isinstance(value, bool) else value)
-
-
-class Tracing:
-    """The trace settings of a server and its models, and the trace file.
-
-    If `file` is None, nothing can be traced. `clock_offset` is the difference between
-    the time since 1970 and the monotonic clock. `on_change` is called after every
-    change of settings.
-    """
-
-    def __init__(
-        self,
-        file: Path | None = None,
-        settings: TraceSettings | None = None,
-        *,
-        clock_offset: int = 0,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.initial = settings or TraceSettings()
-        self.clock_offset = clock_offset
-        self._on_change = on_change
-        self._path = file
-        self._file = TraceFile(file) if file is not None else None
-        self._ids = itertools.count(1)
-        self._numbers = itertools.count()
-        # Changes of the initial settings (key None), and of single models over the
-        # server's settings.
-        self._changes: dict[str | None, dict[str, Any]] = {None: {}}
-        self._tracers: dict[str | None, Tracer] = {None: Tracer(self.initial, self)}
-
-    @property
-    def path(self) -> str:
-        """Return the trace file; empty if there is none."""
-        return str(self._path) if self._path is not None else ""
+class Tracing(Protocol):
+    """The tracers of a server."""
 
     def tracer(self, model: str) -> Tracer | None:
         """Return the sampler of a model's requests; None if nothing is traced."""
-        tracer = self._tracers.get(model) or self._tracers[None]
-        on = self._file is not None and tracer.settings.is_on
-        return tracer if on else None
-
-    def settings(self, model: str | None = None) -> TraceSettings:
-        """Return the settings of a model or the server; `count` is the number of traces
-        left.
-        """
-        tracer = self._tracers.get(model) or self._tracers[None]
-        return replace(tracer.settings, count=tracer.left)
-
-    def update(self, model: str | None, changes: Mapping[str, Any]) -> None:
-        """Change fields of the settings; None reverts a change."""
-        mine = {**self._changes.get(model, {}), **changes}
-        self._changes[model] = {k: v for k, v in mine.items() if v is not None}
-        if model is not None and not self._changes[model]:
-            del self._changes[model]
-            gone = self._tracers.pop(model, None)
-            if gone is not None:
-                gone.flush()
-        fresh = {model} if "count" in changes or "rate" in changes else set()
-        server = replace(self.initial, **self._changes[None])
-        for scope, changed in self._changes.items():
-            wanted = replace(server, **changed)
-            before = self._tracers.get(scope)
-            if before is not None and before.settings == wanted and scope not in fresh:
-                continue
-            if before is not None:
-                before.flush()
-            self._tracers[scope] = Tracer(wanted, self)
-        self._on_change()
-
-    def next_id(self) -> int:
-        return next(self._ids)
-
-    def write(self, entries: list[dict[str, Any]]) -> None:
-        if self._file is not None:
-            self._file.append(entries)
-
-    def write_numbered(self, entries: list[dict[str, Any]]) -> None:
-        """Write a numbered file beside the trace file."""
-        if self._path is None:
-            return
-        path = self._path.with_name(f"{self._path.name}.{next(self._numbers)}")
-        file = TraceFile(path)
-        file.append(entries)
-        file.close()
 
     def close(self) -> None:
         """Write the waiting entries, and trace nothing from now on."""
-        for tracer in self._tracers.values():
-            tracer.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        self._on_change()
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the models that have settings of their own."""
-        return (name for name in self._changes if name is not None)
 
-    def __repr__(self) -> str:
-        return f"<Tracing {asdict(self.settings())} models={list(self)}>"
+class NoTracing:
+    """The tracing of a server without such a plugin."""
+
+    def tracer(self, model: str) -> Tracer | None:
+        return None
+
+    def close(self) -> None:
+        """There is nothing to write."""

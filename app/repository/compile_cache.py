@@ -23,7 +23,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
-from app.config.graph_changes import GraphChanges, input_defaults
+from app.repository.graph_changes import GraphChanges, input_defaults
 from engine import Array, InvalidModel
 
 if TYPE_CHECKING:

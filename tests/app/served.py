@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import httpx
 
+from app.plugins import TRACERS, plugin_names
 from app.repository.model_sources import RemoteCaches
 from tests.engine import models
 from tests.support import WAIT
@@ -47,6 +48,11 @@ def add(
     if config:
         (root / name / "config.toml").write_text(config)
     return make(root / ".new").rename(folder / "m.popef")
+
+
+def trace_to(file: Path) -> tuple[str, ...]:
+    """Options that write traces to a file, where a plugin does that."""
+    return ("--trace-file", str(file)) if plugin_names(TRACERS) else ()
 
 
 def run_popgate(*arguments: str | Path, **variables: str) -> Any:

@@ -166,19 +166,17 @@ def test_reason_to_count(error: Exception, reason: FailureReason) -> None:
     assert row_of(error).reason is reason
 
 
-def test_statuses_that_triton_has() -> None:
-    from app.errors import BodyTooLarge, InvalidShape, UnknownModel, UnknownModelRun
+def test_statuses_of_another_server() -> None:
+    from app.errors import BodyTooLarge, ErrorStatuses, UnknownModel, UnknownModelRun
 
-    kinds = (UnknownModelRun, InvalidShape, QueueFull, BodyTooLarge, UnknownModel)
-    assert [answer(k("x"))[0] for k in kinds] == [404, 400, 429, 413, 404]
-    app.errors.use_statuses("triton")
+    kinds = (UnknownModelRun, QueueFull, BodyTooLarge, UnknownModel)
+    assert [answer(k("x"))[0] for k in kinds] == [404, 429, 413, 404]
+    app.errors.use_statuses(ErrorStatuses({413: 400}, {UnknownModelRun: 451}))
     try:
         found = [answer(k("x"))[0] for k in kinds]
     finally:
-        app.errors.use_statuses("http")
-    assert found == [400, 500, 503, 400, 404]
-    traced = app.errors.UnknownModelTraced("x")
-    assert answer(traced)[1]["error"] == "Request for unknown model : x"
+        app.errors.use_statuses(ErrorStatuses())
+    assert found == [451, 429, 400, 404]
 
 
 def test_every_outcome_is_that_of_some_error() -> None:

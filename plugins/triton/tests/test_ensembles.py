@@ -3,7 +3,7 @@
 As Triton's generators write them: `nop` steps of any size, steps with and without a
 batch, fans.
 
-Covers: app/config/graph_changes.py, app/config/reshape.py.
+Covers: app/repository/graph_changes.py, app/config/reshape.py.
 """
 
 from __future__ import annotations

@@ -53,23 +53,6 @@ def test_health_and_metadata(extended: ServedGateway) -> None:
     run(extended, ask)
 
 
-def test_settings(extended: ServedGateway) -> None:
-    async def ask(client: Any) -> None:
-        assert (await client.get_log_settings())["log_info"] is True
-        changed = await client.update_log_settings({"log_verbose_level": 0})
-        assert changed == await client.get_log_settings()
-        with pytest.raises(InferenceServerException, match="can not be updated"):
-            await client.update_log_settings({"log_file": "x"})
-        for model in ("", "affine"):
-            changed = await client.update_trace_settings(model, {"trace_rate": "7"})
-            assert changed == await client.get_trace_settings(model)
-            assert changed["trace_rate"] == "7"
-            changed = await client.update_trace_settings(model, {"trace_rate": None})
-            assert changed["trace_rate"] == "1000"
-
-    run(extended, ask)
-
-
 def test_models_come_and_go(extended: ServedGateway, extended_folder: Path) -> None:
     async def ask(client: Any) -> None:
         config = json.dumps({"max_batch_size": 2})

@@ -197,12 +197,7 @@ ROUTES: dict[Group | None, set[str]] = {
     | {f"GET /v2/models/name{version}/ready" for version in ("", "/versions/version")}
     | {"GET /v1/health/startup"},
     "metrics": {"GET /metrics"},
-    "manage": {
-        f"POST /v2/models/name{version}/trace/setting"
-        for version in ("", "/versions/version")
-    }
-    | {"POST /v2/trace/setting", "POST /v2/logging", "POST /v1/drain"}
-    | {"GET /v1/log"}
+    "manage": {"POST /v1/drain", "GET /v1/log"}
     | {f"POST /v1/models/name/{verb}" for verb in ("load", "unload")}
     | {f"POST /v2/repository/models/name/{verb}" for verb in ("load", "unload")},
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.app.served import ServedGateway, add
+from tests.app.served import ServedGateway, add, trace_to
 from tests.app.serving.test_generators import COUNT, write
 from tests.engine import models
 from tests.support import WAIT, until
@@ -60,7 +60,7 @@ def served(repository: Path) -> Iterator[ServedGateway]:
         "5",
         "--allow-python",
     )
-    trace = "--trace-file", str(repository.parent / "traces.json")
+    trace = trace_to(repository.parent / "traces.json")
     log = repository.parent / "log.toml"
     log.touch()
     more = *trace, "--log-config", str(log)

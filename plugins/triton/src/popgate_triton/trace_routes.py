@@ -15,11 +15,11 @@ from app.api.dependencies import (
     find_version,
     read_object,
 )
-from app.api.request_bodies import MOST, TraceRequest, documented, whole_number
-from app.api.schemas import TraceDocument
-from app.errors import InvalidRequest, UnknownModelTraced
+from app.api.request_bodies import MOST, documented, whole_number
+from app.errors import HttpError, InvalidRequest, UnknownModel
 from app.gateway import Gateway
-from app.observe.tracing import LEVELS, Tracing
+from popgate_triton.schemas import TraceDocument, TraceRequest
+from popgate_triton.traces import LEVELS, Tracing
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
@@ -35,9 +35,17 @@ _NUMBERS = {
 }
 
 
+class UnknownModelTraced(UnknownModel):
+    """The model whose trace is requested is unknown, in the protocol's words."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.args = (f"Request for unknown model : {name}",)
+
+
 @router.get("/trace/setting", summary="Show the trace settings")
 async def get_trace(gateway: GatewayOf) -> TraceDocument:
-    return _document(gateway.tracing, None)
+    return _document(_tracing(gateway), None)
 
 
 @router.post(
@@ -59,7 +67,7 @@ async def update_trace(gateway: GatewayOf, request: Request) -> TraceDocument:
 
 @router.get(_MODEL, summary="Show the trace settings of a model")
 async def get_model_trace(gateway: GatewayOf, name: ModelName) -> TraceDocument:
-    return _document(gateway.tracing, _known(gateway, name))
+    return _document(_tracing(gateway), _known(gateway, name))
 
 
 @router.post(
@@ -80,7 +88,7 @@ async def get_version_trace(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> TraceDocument:
     """Return the settings of the model: versions have none of their own."""
-    return _document(gateway.tracing, _known(gateway, name, version))
+    return _document(_tracing(gateway), _known(gateway, name, version))
 
 
 @router.post(
@@ -105,6 +113,13 @@ def _known(gateway: Gateway, name: str, version: str | None = None) -> str:
     return name
 
 
+def _tracing(gateway: Gateway) -> Tracing:
+    if not isinstance(gateway.tracing, Tracing):
+        msg = "another plugin writes the traces of this server"
+        raise HttpError(501, msg, "unsupported")
+    return gateway.tracing
+
+
 def _document(tracing: Tracing, model: str | None) -> TraceDocument:
     settings = tracing.settings(model)
     return TraceDocument(
@@ -120,7 +135,7 @@ def _document(tracing: Tracing, model: str | None) -> TraceDocument:
 def _update(
     gateway: Gateway, model: str | None, document: dict[str, Any]
 ) -> TraceDocument:
-    tracing = gateway.tracing
+    tracing = _tracing(gateway)
     changes = _parse(document)
     level = changes.get("level")
     if level not in (None, ("OFF",)) and not tracing.path:

@@ -9,8 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.observe.tracing import MAX_TENSOR_ELEMENTS, Timeline, TraceSettings, Tracing
+from app.observe.tracing import Timeline
 from engine import Tensor
+from popgate_triton.traces import (
+    MAX_TENSOR_ELEMENTS,
+    TraceSettings,
+    Tracing,
+)
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
 TIMES = Timeline(0, 1, 2, 3, 4, 5, 6)

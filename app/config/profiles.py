@@ -1,8 +1,7 @@
-"""Profiles: settings and models that belong together, by one name.
+"""Profiles: settings, models and statuses that belong together, by one name.
 
-`popgate serve --profile triton` has the models and defaults that the example clients
-and test scripts of the Triton Inference Server expect. A profile sets defaults: options
-and environment variables override them.
+Plugins provide them, for clients of other servers. `popgate serve --profile NAME` sets
+defaults: options and environment variables override them.
 """
 
 from __future__ import annotations
@@ -14,26 +13,27 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from app.about import VERSION
-from app.config.profiles import triton
-
-__all__ = ["PROFILES", "Profile"]
+from app.errors import ErrorStatuses
+from app.plugins import PROFILES, plugin, plugin_names
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Defaults of settings, and a model repository that is written when needed.
 
-    `source` is the file whose text decides what `build` writes.
+    `source` is the file whose text decides what `build` writes. `statuses` apply if the
+    setting `error_statuses` is the profile's name. An object of the entry point group
+    `popgate.profiles`.
     """
 
     name: str
     settings: Mapping[str, Any]
     build: Callable[[Path], None]
     source: Path
+    statuses: ErrorStatuses
 
     def repository(self, cache_dir: Path) -> Path:
         """Return the folder with the models; write it in `cache_dir` if it is missing.
@@ -63,10 +63,12 @@ class Profile:
         return f"<Profile {self.name}>"
 
 
-PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {
-        "triton": Profile(
-            "triton", triton.SETTINGS, triton.write_models, Path(triton.__file__)
-        )
-    }
-)
+def profile_named(name: str) -> Profile:
+    """Return the profile of a plugin. Raises ValueError if there is none."""
+    found: Profile | None = None
+    if name in plugin_names(PROFILES):
+        found = plugin(PROFILES, name)
+    if found is None:
+        known = ", ".join(plugin_names(PROFILES)) or "none"
+        raise ValueError(f"there is no profile {name!r:.100}; installed are: {known}")
+    return found

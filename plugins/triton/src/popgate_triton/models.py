@@ -15,19 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import onnx
 
-#: Settings that the scripts expect, unless the user sets others.
-SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "server_name": "triton",
-        "port": 8000,
-        "metrics_port": 8002,
-        "error_statuses": "triton",
-        "max_body_size": 64 * 1024 * 1024,
-        "model_control_mode": "none",
-        "trust_loopback": True,
-    }
-)
-
 OPSET = 17
 #: The duration of a request to `custom_identity_int32`, in seconds.
 EXECUTE_DELAY = 3.0
