@@ -25,7 +25,8 @@ PYTHONS ?= python3.12 python3.13 python3.14
 bin := $(VENV)/bin
 lowest := $(VENV)-lowest
 core_tests := tests/popef_io tests/engine tests/app tests/popgate
-pip := $(bin)/python -m pip --disable-pip-version-check
+# Setuptools warns of every editable install.
+pip := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check
 example := examples/digits/digits.onnx
 
 .PHONY: help serve compiled test test-compiled test-lowest coverage check format bench \
@@ -272,7 +273,7 @@ else
 $(VENV)/.installed: pyproject.toml requirements/build.txt $(VENV)/.python
 	$(pip) install -q --no-compile --require-hashes -r requirements/build.txt || { \
 		echo "make: the package index lacks a locked package; try LOCKED=0"; exit 1; }
-	PYTHONWARNINGS=ignore $(pip) install -q --no-deps --no-build-isolation -e .
+	$(pip) install -q --no-deps --no-build-isolation -e .
 	@touch $@
 endif
 
