@@ -14,26 +14,27 @@ import numpy.typing as npt
 
 from engine.errors import InvalidConfig
 
-#: Each level has a channel of its own in each replica.
+#: Most priority levels. Each level has a channel of its own in each replica.
 MAX_PRIORITY_LEVELS = 32
 MAX_WEIGHT = 100
 _LEVEL_BITS = _WEIGHT_BITS = 8
-#: `batching_dim` that means: no dynamic batch (Model Runtime User Guide 3.3).
+#: Value of `batching_dim` for no dynamic batch (Model Runtime User Guide 3.3).
 NO_BATCHING_DIM = 0xFFFFFFFF
-#: Nanoseconds that mean: never (Model Runtime: the largest there are).
+#: Nanoseconds that mean never: the largest value, as in Model Runtime.
 NEVER_NS = 2**63 - 1
-#: `max_look_ahead` that means: as far as there are requests.
+#: Value of `max_look_ahead` for no limit.
 UNLIMITED = "unlimited"
 
 FlushCallback: TypeAlias = Callable[
     [str, dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]]], None
 ]
-"""Called with the name of the tensor that a device waits for, and two empty mappings
-to fill in (`ModelRunnerConfig.flush_callback`)."""
+"""A function that receives the name of the tensor that a device waits for, and two
+empty mappings. It fills the mappings with inputs and outputs.
+"""
 
 
 class DeviceWaitStrategy(IntEnum):
-    """Strategies when no device is free (Model Runtime: `DeviceWaitStrategy`)."""
+    """Strategies if no device is free (Model Runtime: `DeviceWaitStrategy`)."""
 
     NO_WAIT = 0
     WAIT_WITH_TIMEOUT = 1
@@ -45,21 +46,20 @@ class DeviceWaitStrategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceWaitConfig:
-    """Retries when attaching to a device (Model Runtime: `DeviceWaitConfig`).
-
-    `timeout` (seconds) counts only for WAIT_WITH_TIMEOUT; `sleep_time` (seconds)
-    is the pause between two tries of the waiting strategies.
-    """
+    """Behaviour if no device is free (Model Runtime: `DeviceWaitConfig`)."""
 
     strategy: DeviceWaitStrategy = DeviceWaitStrategy.NO_WAIT
+    """Whether attaching fails immediately, or waits for a device."""
     timeout: float = 0.0
+    """Seconds after which WAIT_WITH_TIMEOUT fails."""
     sleep_time: float = 15.0
+    """Seconds between two attempts to attach a device."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "sleep_time"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                msg = f"DeviceWaitConfig.{name} must be >= 0 seconds, got {value!r}"
+                msg = f"DeviceWaitConfig.{name} must be at least 0 s, got {value!r}"
                 raise InvalidConfig(msg)
 
     @classmethod
@@ -68,8 +68,8 @@ class DeviceWaitConfig:
 
 
 class AttachedDevice(Protocol):
-    """The part of a `Device` that a configuration needs: a runner accepts
-    nothing else.
+    """The part of a `Device` that a configuration needs. A runner accepts only
+    devices.
     """
 
     @property
@@ -78,91 +78,122 @@ class AttachedDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerConfig:
-    """Options of a `ModelRunner`.
+    """Options of a `ModelRunner`, with the names and defaults of Model Runtime (User
+    Guide 3.3) where it has the option.
 
-    Names and defaults are Model Runtime's (User Guide 3.3) if it has the option:
-    `replication_factor` replicas, each with requests of its own; `run_save_programs`
-    runs the save programs of each replica when the runner is closed and puts what they
-    deliver into the arrays of `replica_to_save_programs_outputs` (by replica, by tensor
-    name; what has no array is left out);
-    `frozen_inputs` are constants that leave the request; `replica_to_device` gives
-    replicas a device, the rest are attached by `device_wait_config`;
-    `check_package_hash` compares the recorded digests of the executable with what is
-    about to run; `validate_io_params` checks each request; `auto_reset` brings a lost
-    device back; `execute` and `execute_async` wait while
-    `ring_buffer_size_multiplier * batch` requests, 16 at least, are in flight.
-
-    `batching_dim` is the dimension whose size requests may choose. Without it requests
-    are whole compiled batches (None: the first dimension if the model states that its
-    rows may be mixed, else one compiled batch or whole device iterations).
-
-    A request that does not fill a run waits `timeout_ns` for others (0: for ever), then
-    zeros complete it; where `is_batch_size_timeout_enabled`, an incomplete batch waits
-    `batch_size_timeout_ns` and a run that lacks whole batches
-    `data_parallel_timeout_ns` instead (`NEVER_NS`: for ever).
-    With `flush_on_waiting_outputs` rows of abandoned requests are not run;
-    `flush_callback` may supply the missing rows; `max_look_ahead` is how many runs
-    ("unlimited", or a number) are prepared beyond the next.
-    `request_tracepoints_buffer_size` requests are kept of each replica (0: all), where
-    `record_tracepoints` says to record any.
-
-    Ours: `max_batch_size` rows run together at most (0: as the model says);
-    `preferred_batch_sizes` are formed if the requests that wait make one up, without
-    delay; `max_queue_delay` seconds a free device waits for more rows if a run takes
-    any number of them (0: never);
-    if `ragged`, rows of different length run together if the file says that padding
-    changes none: as long as rows times the longest are at most `max_batch_tokens` (0:
-    as the device says) and no more than the part `max_padding` of them is padding;
-    such requests get `optional_outputs` only if they ask for them
-    (`submit(optional=True)`), else these are empty;
-    `max_queue_size` requests may wait in one replica; `priority_levels` of requests,
-    1 the highest, each with a queue of its own (0: one queue for all), of which
-    `default_priority` is that of requests that name none (0: the middle one, and of
-    two the lower) and `priority_queue_sizes` bounds single ones; `channel_memory` bytes
-    of shared memory one replica may take per direction (touched only when used), for
-    each level; `load_timeout` seconds loading may take on one device, `run_timeout`
-    seconds one run may (0: as long as it does), after which the model takes no more
-    requests (`ModelRunner.fail`): who drives a device sees to that
-    (`Device.judge_run`).
+    Raises InvalidConfig if an option has a value outside its range.
     """
 
     replication_factor: int = 1
+    """Number of replicas, 1 to 1024. Each has its own requests."""
     run_save_programs: bool = False
+    """Whether `close` runs the save programs of each replica."""
     frozen_inputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Constant inputs by name. Requests do not contain them."""
     replica_to_save_programs_outputs: Mapping[int, Mapping[str, npt.NDArray[Any]]] = (
         field(default_factory=dict)
     )
+    """Arrays for the outputs of the save programs, by replica and tensor name. Outputs
+    without an array are dropped.
+    """
     replica_to_device: Mapping[int, AttachedDevice] = field(default_factory=dict)
+    """Devices by replica. The runner attaches devices for all other replicas."""
     device_wait_config: DeviceWaitConfig = field(default_factory=DeviceWaitConfig)
+    """Behaviour if no device is free when the runner attaches one."""
     check_package_hash: bool = True
+    """Whether loading compares the recorded digests of the executable's graphs with the
+    graphs in the file.
+    """
     validate_io_params: bool = True
+    """Whether each request's names, types and shapes are checked."""
     auto_reset: bool = False
+    """Whether a lost device is started again and its models are loaded again."""
     ring_buffer_size_multiplier: int = 2
+    """Requests in flight beyond which `execute` and `execute_async` block, in batches.
+    The limit is at least 16 requests.
+    """
     batching_dim: int | None = NO_BATCHING_DIM
+    """Dimension whose size requests may choose.
+
+    With `NO_BATCHING_DIM`, each request is one compiled batch. With None, the dimension
+    is the first if the model states that its rows may be mixed. Otherwise a request is
+    one compiled batch, or whole device iterations.
+    """
     timeout_ns: int = 5_000_000_000
+    """Nanoseconds that a request which does not fill a run waits for other requests (0:
+    for ever). Then zeros complete the run.
+    """
     is_batch_size_timeout_enabled: bool = False
+    """Whether the next two timeouts replace `timeout_ns`."""
     batch_size_timeout_ns: int = NEVER_NS
+    """Nanoseconds that an incomplete batch waits (`NEVER_NS`: for ever)."""
     data_parallel_timeout_ns: int = NEVER_NS
+    """Nanoseconds that a run waits for missing whole batches (`NEVER_NS`: for ever)."""
     flush_on_waiting_outputs: bool = False
+    """Whether the rows of abandoned requests are dropped instead of run."""
     flush_callback: FlushCallback | None = None
+    """Function that may supply the rows that complete a run."""
     max_look_ahead: str = UNLIMITED
+    """Runs that are prepared beyond the next one: "unlimited", or a number as a
+    string.
+    """
     max_batch_size: int = 0
+    """Most rows that run together (0: the model's own limit). PopGate's own option,
+    like those below, but for the tracepoints.
+    """
     preferred_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes that run without delay as soon as the waiting requests make one up.
+    """
     max_queue_delay: float = 0.0
+    """Seconds that a free device waits for more rows (0: never). It applies to models
+    whose runs accept any number of rows.
+    """
     ragged: bool = True
+    """Whether rows of different length run together, padded. It requires that the file
+    states that padding changes no row.
+    """
     max_batch_tokens: int = 0
+    """Most tokens of a padded batch: its rows times the length of its longest row (0:
+    the device's own limit).
+    """
     max_padding: float = 0.1
+    """Largest share of padding among the tokens of a batch, 0 to 0.9."""
     optional_outputs: tuple[str, ...] = ()
+    """Outputs that a request receives only if it asks for them with
+    `submit(optional=True)`. Otherwise they are empty.
+    """
     max_queue_size: int = 1024
+    """Most requests that wait in one replica. Further requests fail with `QueueFull`.
+    """
     priority_levels: int = 0
+    """Number of priority levels, each with its own queue. Level 1 is the highest (0:
+    one queue for all requests).
+    """
     default_priority: int = 0
+    """Level of requests that state none (0: the middle level, or level 2 if there are
+    two).
+    """
     priority_queue_sizes: Mapping[int, int] = field(default_factory=dict)
+    """Limits of single levels, which override `max_queue_size`."""
     channel_memory: int = 256 * 1024 * 1024
+    """Most bytes of shared memory for each replica, direction and level. The kernel
+    allocates only pages that are used.
+    """
     batching: bool | None = None
+    """Whether rows of different requests may run together, overriding the model's
+    file (None: as the file states).
+    """
     record_tracepoints: bool = False
+    """Whether the times of each request are recorded."""
     request_tracepoints_buffer_size: int = 1000
+    """Recorded requests that are kept for each replica (0: all)."""
     load_timeout: float = 0.0
+    """Seconds after which loading on one device fails (0: no limit)."""
     run_timeout: float = 0.0
+    """Seconds after which a run fails (0: no limit). The model then accepts no more
+    requests (`ModelRunner.fail`). The owner of the device must check this with
+    `Device.judge_run`.
+    """
 
     def __post_init__(self) -> None:
         self._take_plain_numbers()
@@ -193,7 +224,10 @@ class ModelRunnerConfig:
             and look_ahead.isdecimal()
             and len(look_ahead) < 10
         ):
-            msg = f'max_look_ahead must be "unlimited" or a number, got {look_ahead!r}'
+            msg = (
+                'max_look_ahead must be "unlimited" or a whole number as a string, got '
+                f"{look_ahead!r}"
+            )
             raise InvalidConfig(msg)
         self._in_range("request_tracepoints_buffer_size", 0, 1 << 32)
         self._check_queue_sizes()
@@ -231,8 +265,9 @@ class ModelRunnerConfig:
         for level, limit in self.priority_queue_sizes.items():
             if not (1 <= level <= self.priority_levels and 1 <= limit <= 65536):
                 msg = (
-                    f"priority_queue_sizes[{level}] = {limit}: expected a level from 1 "
-                    f"to {self.priority_levels} and a size from 1 to 65536"
+                    "priority_queue_sizes must map levels from 1 to "
+                    f"{self.priority_levels} to sizes from 1 to 65536, got "
+                    f"{level}: {limit}"
                 )
                 raise InvalidConfig(msg)
 
@@ -240,8 +275,9 @@ class ModelRunnerConfig:
         for replica in getattr(self, name):
             if not 0 <= replica < self.replication_factor:
                 msg = (
-                    f"{name} names replica {replica}, but there are "
-                    f"{self.replication_factor} (0 to {self.replication_factor - 1})"
+                    f"{name} must name replicas from 0 to "
+                    f"{self.replication_factor - 1} (replication_factor is "
+                    f"{self.replication_factor}), got {replica}"
                 )
                 raise InvalidConfig(msg)
 

@@ -4,7 +4,7 @@ EngineError
   Refused              not now: try again, or elsewhere
     Overloaded         more work than can be taken; says when to try again
       QueueFull            the runner's bounded queue is full
-      DeadlineUnreachable  what waits already takes longer than the request may
+      DeadlineUnreachable  the queue takes longer than the deadline allows
     NoDeviceAvailable  no free device, and the wait policy does not wait
     DeviceBusy         another session is running programs on the device
   TimedOut             too late

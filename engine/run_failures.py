@@ -41,17 +41,17 @@ class RunFailure(Enum):
 
     INVALID = "the model refuses the values of a request (`popgate.InvalidInput`)"
     EXCEPTION = "an operator fails, or a Python model raises an exception"
-    NO_MEMORY = "the run cannot have the memory it asks for (`memory_limit`)"
+    NO_MEMORY = "the run needs more memory than it may have (`memory_limit`)"
     WRONG_ROWS = "an output has another number of rows than the batch"
     TOO_LARGE = "an output is larger than `channel_memory` allows"
-    NOT_TAKEN = "the client takes no results for 10 s: its ring is full"
-    TOO_LONG = "the run takes longer than `--run-timeout`, and ends when told to"
-    STUCK = "the run takes longer than `--run-timeout`, and has not ended 5 s later"
-    UNWANTED = "a Python model goes on for 5 s after its clients have left"
+    NOT_TAKEN = "the client reads no results for 10 s, so its ring is full"
+    TOO_LONG = "the run exceeds `--run-timeout` and ends when it is cancelled"
+    STUCK = "the run exceeds `--run-timeout` and has not ended 5 s later"
+    UNWANTED = "a Python model continues for 5 s after its clients have left"
     CRASH = "the process crashes (SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE)"
     EXIT = "a Python model ends its process (`os._exit`)"
     KILLED = "the process is killed (SIGKILL), by an operator or by the kernel"
-    HANG = "the process answers no ping for `--device-timeout`"
+    HANG = "the process answers no ping for `--device-timeout` seconds"
 
 
 class Price(NamedTuple):
@@ -90,8 +90,8 @@ class ResultsNotTaken(ExecutionFailed):
 
 
 def too_long(limit: float) -> str:
-    """Return why the requests of a run fail that takes more than `limit` seconds."""
-    return f"a run takes longer than {limit:g} s (--run-timeout)"
+    """Return why the requests of a run fail that exceeds `limit` seconds."""
+    return f"a run exceeded the limit of {limit:g} s (--run-timeout)"
 
 
 def failure_of_error(error: Exception) -> RunFailure:
@@ -127,7 +127,7 @@ class Death(NamedTuple):
         return self.times >= self.most
 
     def __str__(self) -> str:
-        by = f", while model {self.culprit!r} was at work" if self.culprit else ""
+        by = f", while model {self.culprit!r} was running" if self.culprit else ""
         return f"{self.text}{by}"
 
 

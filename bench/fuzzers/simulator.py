@@ -731,7 +731,8 @@ class World:
             DeadlineExceeded: one.deadline > 0,
             DeviceLost: lost,
             RunnerClosed: lost,
-            ExecutionFailed: one.is_poisoned or "collect" in str(error),
+            ExecutionFailed: one.is_poisoned
+            or "did not read its results" in str(error),
             QueueFull: False,
             InvalidInput: False,
         }

@@ -183,7 +183,7 @@ class CallClient:
         with self._lock:
             if self._closed:
                 control.close_all(fds)
-                raise DeviceLost("no server runs other models")
+                raise DeviceLost("cannot call other models: no server runs this one")
             self._calls[call.number] = call
             if self._reader is None:
                 self._reader = threading.Thread(
@@ -194,7 +194,9 @@ class CallClient:
             control.send(self._sock, message, fds)
         except OSError as error:
             self._calls.pop(call.number, None)
-            raise DeviceLost("no server runs other models") from error
+            raise DeviceLost(
+                "cannot call other models: no server runs this one"
+            ) from error
         except ValueError as error:
             self._calls.pop(call.number, None)
             raise InvalidInput(f"the call is too large: {error}") from None

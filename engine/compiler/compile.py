@@ -116,9 +116,13 @@ def compile_fused(
     options = options or CompileOptions()
     names = [name for name, _ in sources]
     if not names or len(set(names)) < len(names) or not all(names):
-        raise InvalidConfig("fused models need names, each its own")
+        raise InvalidConfig(
+            f"each fused model must have a name of its own, got {names}"
+        )
     if options.inputs or options.outputs or options.shapes or options.batch != "auto":
-        raise InvalidConfig("fused models are compiled without changes to each")
+        raise InvalidConfig(
+            "fused models cannot have renamed inputs or outputs, set shapes or a batch"
+        )
     say = progress or _silent
     parts: list[Part] = []
     labels: Labels = {}
@@ -275,7 +279,7 @@ def _write(
     try:
         package.write(target, lambda done: progress("writing", 0.8 + 0.2 * done))
     except PopefError as error:
-        raise InvalidModel(f"a container cannot hold it: {error}") from None
+        raise InvalidModel(f"cannot write the model: {error}") from None
     progress("done", 1.0)
     anchors = [a for a in package.metadata.anchors if MAIN in a.programs]
     report = CompileReport(

@@ -59,7 +59,7 @@ def decide_rows(
     }
     (size,) = sizes if len(sizes) == 1 else (0,)
     if not isinstance(size, int) or not size:
-        reason = "its inputs and outputs do not have one first dimension"
+        reason = "its inputs and outputs do not share one free first dimension"
         return BatchDecision(False, 0, reason)
     limit = TimeLimit(options.check_limit, make_run_options)
 
@@ -81,11 +81,11 @@ def _single(executable: Executable, main: int) -> Execute | str:
     """Return the only graph of a program, or the reason why there is no such graph."""
     program = executable.programs.get(main)
     if not isinstance(program, Steps):
-        raise InvalidModel(f"there is no program {main} that is a sequence")
+        raise InvalidModel(f"program {main} must exist and be a sequence")
     executes = [node for node in program.nodes if isinstance(node, Execute)]
     others = {type(node) for node in program.nodes} - {StreamIn, StreamOut, Execute}
     if len(executes) != 1 or others:
-        return "its program is more than one graph between streams"
+        return "its program has other nodes than one graph between streams"
     streamed = frozenset(n.variable for n in program.nodes if isinstance(n, StreamIn))
     graph = executable.graphs[executes[0].graph]
     given = {v for k, v in executes[0].inputs.items() if k not in graph.weights}

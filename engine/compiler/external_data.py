@@ -34,21 +34,21 @@ class ExternalFiles:
             length = int(entries["length"]) if entries.get("length") else None
         except ValueError:
             raise InvalidModel(
-                f"tensor {tensor.name!r}: offset or length of its external data is "
-                "not a number"
+                f"tensor {tensor.name!r}: offset and length of its external data must "
+                "be numbers"
             ) from None
         data = self._map(location, tensor.name)
         if length is None:
             length = len(data) - offset if size is None else size
         if size is not None and length != size:
             raise InvalidModel(
-                f"tensor {tensor.name!r}: its external data has {length} bytes, its "
-                f"shape and type need {size}"
+                f"tensor {tensor.name!r}: its external data has {length} bytes, "
+                f"expected {size} by its shape and type"
             )
         if offset < 0 or length < 0 or offset + length > len(data):
             raise InvalidModel(
                 f"tensor {tensor.name!r}: its data is at bytes {offset} to "
-                f"{offset + length} of {location!r}, which has {len(data)}"
+                f"{offset + length} of {location!r}, which has {len(data)} bytes"
             )
         return data[offset : offset + length]
 
@@ -74,7 +74,9 @@ class ExternalFiles:
     def _path(self, location: str, tensor: str) -> Path:
         where = f"tensor {tensor!r}: its data file {location!r}"
         if self._folder is None:
-            raise InvalidModel(f"{where} is beside a file, and this model is not one")
+            raise InvalidModel(
+                f"{where} can only be read for a model that is a file; pass the path"
+            )
         if not location or "\0" in location or Path(location).is_absolute():
             raise InvalidModel(f"{where} must be a path inside the model's folder")
         path = (self._folder / location).resolve()

@@ -83,8 +83,8 @@ def check_types(model: Any) -> None:
                 makers = (n for n in model.graph.node if value.name in n.output)
                 of = "".join(f" of {label(node)}" for node in makers)
                 raise InvalidModel(
-                    f"{kind} {value.name!r}{of} is of type {what}, and only tensors "
-                    "can be served"
+                    f"{kind} {value.name!r}{of} is of type {what}; only tensors can be "
+                    "served"
                 )
             number = value.type.tensor_type.elem_type
             if number and data_type_of(number) is None:
@@ -101,8 +101,8 @@ def change(model: Any, options: CompileOptions) -> None:
     for name, dims in options.shapes.items():
         if name not in values:
             raise InvalidModel(
-                f"cannot set the shape of {name!r}: inputs and outputs are "
-                f"{_names(values)}"
+                f"cannot set the shape of {name!r}: the model has no such input or "
+                f"output; it has {_names(values)}"
             )
         _set_shape(values[name], dims)
     fixed = isinstance(options.batch, int)
@@ -128,12 +128,13 @@ def renamed(
     for old in names:
         if old not in result:
             raise InvalidModel(
-                f"cannot rename {kind} {old!r}: {kind}s are {_names(result)}"
+                f"cannot rename {kind} {old!r}: the model has no such {kind}; it has "
+                f"{_names(result)}"
             )
     public = list(result.values())
     for name in public:
         if public.count(name) > 1:
-            raise InvalidModel(f"two {kind}s would be called {name!r}")
+            raise InvalidModel(f"two {kind}s would have the name {name!r}")
         if not name:
             raise InvalidModel(f"an {kind} has no name")
     return result
@@ -186,7 +187,7 @@ def _set_shape(value: Any, dims: Dims) -> None:
     tensor = value.type.tensor_type
     if tensor.HasField("shape") and len(tensor.shape.dim) != len(dims):
         raise InvalidModel(
-            f"cannot set the shape of {value.name!r} to {list(dims)}: it has "
+            f"cannot set the shape of {value.name!r} to {list(dims)}: expected "
             f"{counted(len(tensor.shape.dim), 'dimension')}"
         )
     tensor.shape.ClearField("dim")
@@ -205,20 +206,20 @@ def _fix_batch(graph: Any, size: int) -> None:
         dims = value.type.tensor_type.shape.dim
         if not dims:
             raise InvalidModel(
-                f"a batch of {size} cannot be set: input {value.name!r} has no first "
+                f"cannot set a batch of {size}: input {value.name!r} has no first "
                 "dimension"
             )
         first = dims[0]
         if first.HasField("dim_value") and first.dim_value not in (size, -1):
             raise InvalidModel(
-                f"a batch of {size} cannot be set: the first dimension of input "
-                f"{value.name!r} is {first.dim_value}"
+                f"cannot set a batch of {size}: the first dimension of input "
+                f"{value.name!r} is fixed at {first.dim_value}"
             )
         if first.dim_param:
             free.add(first.dim_param)
         first.dim_value = size
     if not graph.input:
-        raise InvalidModel(f"a batch of {size} cannot be set: there are no inputs")
+        raise InvalidModel(f"cannot set a batch of {size}: the model has no inputs")
     for value in (*graph.input, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in free:

@@ -38,7 +38,7 @@ def _try(
         serialized = model.SerializeToString(deterministic=True)
     except ValueError as error:  # more than protocol buffers can hold
         raise InvalidModel(
-            f"the graph is larger than 2 GiB even without its large weights ({error})"
+            f"the graph exceeds 2 GiB even without its large weights ({error})"
         ) from None
     graph = Graph(
         name,
@@ -59,8 +59,8 @@ def _explained(
         domains = [o.domain for o in model.opset_import if str(o.version) == found[1]]
         which = repr(domains[0]) if domains and domains[0] else "ONNX"
         return InvalidModel(
-            f"the model needs operator set {found[1]} of {which}, which is newer than "
-            "this ONNX Runtime"
+            f"the model needs operator set {found[1]} of {which}, which this version "
+            "of ONNX Runtime does not support; export it with an older operator set"
         )
     if found := _UNKNOWN_OPERATOR.search(text):
         wanted = (found[1], found[2])

@@ -77,16 +77,14 @@ class CompileOptions:
             or (isinstance(batch, int) and 1 <= batch <= MAX_BATCH)
         ):
             raise InvalidConfig(
-                f"batch must be auto, off or a number from 1 to {MAX_BATCH}, found "
+                f"batch must be auto, off or a number from 1 to {MAX_BATCH}, got "
                 f"{batch!r}"
             )
         if self.weights not in ("data", "inside"):
-            raise InvalidConfig(
-                f"weights must be data or inside, found {self.weights!r}"
-            )
+            raise InvalidConfig(f"weights must be data or inside, got {self.weights!r}")
         if not 1 <= self.threads <= MAX_THREADS:
             raise InvalidConfig(
-                f"threads must be from 1 to {MAX_THREADS}, found {self.threads}"
+                f"threads must be from 1 to {MAX_THREADS}, got {self.threads}"
             )
 
 

@@ -161,22 +161,22 @@ class Compilations:
             elif said["error"] == OSError.__name__:
                 raise OSError(said["errno"], said["message"], said["file"])
             elif said["error"] == MemoryError.__name__:
-                raise self._refuse(f"takes more memory than {self._memory}", stage)
+                raise self._refuse(f"needs more memory than {self._memory}", stage)
             else:
                 raise control.to_error(said)
         if self._closed:
-            raise RunnerClosed("compiling was cancelled: the compiler is shut down")
+            raise RunnerClosed("compilation was cancelled: the compiler is shut down")
         if time.monotonic() >= deadline:
             seconds = f"{self._limits.seconds:g} s"
-            raise self._refuse(f"takes longer than {seconds}", stage)
-        raise self._refuse(f"crashes the compiler ({process.ending()})", stage)
+            raise self._refuse(f"took longer than {seconds}", stage)
+        raise self._refuse(f"crashed the compiler ({process.ending()})", stage)
 
     @property
     def _memory(self) -> str:
         return f"{self._limits.bytes / (1 << 30):.3g} GiB"
 
     def _refuse(self, what: str, stage: str) -> InvalidModel:
-        return InvalidModel(f"it {what} to compile; that was while {stage}")
+        return InvalidModel(f"compilation {what} (stage: {stage})")
 
     def __repr__(self) -> str:
         return f"<Compilations {len(self._running)} running, {self._limits}>"
@@ -224,7 +224,7 @@ class _Job:
         """Return in words how the process ended."""
         code = self._reap()
         if code is None:
-            return "which was ended"
+            return "ended from outside"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:

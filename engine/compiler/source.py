@@ -45,7 +45,7 @@ def read_model(source: OnnxSource) -> OnnxModel:
     else:
         path = Path(source)
         if path.exists() and not path.is_file():  # reading a pipe would block
-            raise InvalidModel("not an ONNX model: it is not a regular file")
+            raise InvalidModel("not an ONNX model: expected a regular file")
         # Names in a container are Unicode, but names of files may be any bytes.
         name = os.fsencode(path.stem).decode(errors="replace")
         model = OnnxModel(_parse(path.read_bytes()), path.parent, name)
@@ -65,19 +65,19 @@ def _parse(data: bytes) -> Any:
         proto.ParseFromString(data)
     except Exception:  # the parser's own error type depends on its implementation
         raise InvalidModel(
-            f"not an ONNX model, or one that was cut off ({len(data)} bytes)"
+            f"not an ONNX model, or a truncated one ({len(data)} bytes)"
         ) from None
     return proto
 
 
 def _check(proto: Any) -> None:
-    what = "not an ONNX model, or one that was cut off"
+    what = "not an ONNX model, or a truncated one"
     if not proto.HasField("graph") or not proto.ir_version:
-        raise InvalidModel(f"{what}: there is no graph")
+        raise InvalidModel(f"{what}: it has no graph")
     if not proto.opset_import:
-        raise InvalidModel(f"{what}: no operator set is named")
+        raise InvalidModel(f"{what}: it names no operator set")
     if not proto.graph.output:
-        raise InvalidModel(f"{what}: the graph has no outputs")
+        raise InvalidModel(f"{what}: its graph has no outputs")
     for graph in all_graphs(proto.graph):
         for node in graph.node:
             if not node.op_type:

@@ -141,8 +141,8 @@ def _inline(tensor: Any, files: ExternalFiles) -> None:
     raw = files.bytes_of(tensor, size)
     if raw.nbytes > MAX_INSIDE:
         raise InvalidModel(
-            f"tensor {tensor.name!r} has {raw.nbytes} bytes, which must be inside the "
-            f"graph; limit {MAX_INSIDE}"
+            f"tensor {tensor.name!r} has {raw.nbytes} bytes; the graph must hold it, "
+            f"and the limit is {MAX_INSIDE} bytes"
         )
     tensor.raw_data = raw.tobytes()
     del tensor.external_data[:]

@@ -272,7 +272,9 @@ class Device(LinkedDevice):
         try:
             return self._ask_state(timeout)
         except TimeoutError as error:
-            raise DeviceLost(f"device {self.id} does not answer") from error
+            raise DeviceLost(
+                f"device {self.id} has not answered a ping for {timeout:g} s"
+            ) from error
 
     def _ask_state(self, timeout: float) -> Message:
         """Ping as `ping` does, but raise TimeoutError if the process does not answer in
@@ -327,7 +329,7 @@ class Device(LinkedDevice):
         (engine/run_failures.py), fails for good.
         """
         if self.python is not None and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
-            self.kill("a run goes on that no client waits for")
+            self.kill("a run has not ended although all its clients have left")
             return None
         replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
         if self.state is not DeviceState.READY:
@@ -501,7 +503,7 @@ class Device(LinkedDevice):
         except EngineError as error:
             # The traceback helps only if the fault is ours.
             ours = isinstance(error, EngineBug)
-            text = "failed to reload %r on %s: %s"
+            text = "failed to load %r again on device %s: %s"
             logger.error(text, runner, self.id, error, exc_info=ours)
             if isinstance(error, InvalidModel):  # loading it again cannot succeed
                 runner.fail(ExecutionFailed(str(error)))
@@ -598,7 +600,7 @@ class Device(LinkedDevice):
             if not process.has_worked():
                 raise DeviceLost(
                     f"device {self.id} failed to start: process {process.pid} is "
-                    "idle and does not answer"
+                    "idle and does not respond"
                 )
 
         limit = START_TIMEOUT if self.python is None else self.python.start_timeout
@@ -618,7 +620,7 @@ class Device(LinkedDevice):
             process.end(kill=True)
             said = process.last_words()
             if said and isinstance(error, DeviceLost):
-                raise DeviceLost(f"device {self.id} does not start: {said}") from error
+                raise DeviceLost(f"device {self.id} failed to start: {said}") from error
             raise
 
     def _refuse_if_closed(self) -> None:
@@ -661,7 +663,7 @@ class Device(LinkedDevice):
                 why = (
                     f"it has failed {times} in a row on device {self.id}: {death.text}"
                 )
-                logger.error("%r is at fault: %s", runner, why)
+                logger.error("%r is not loaded again: %s", runner, why)
                 runner.fail(ExecutionFailed(why))
 
     def want(self) -> DeviceLost:

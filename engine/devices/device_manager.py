@@ -96,8 +96,8 @@ def parse_devices(specification: str) -> tuple[str, ...]:
         match = _ITEM.fullmatch(item.strip())
         if match is None:
             raise InvalidConfig(
-                f"cannot understand devices {item.strip()!r}: expected cpu:COUNT, "
-                "cpu:FIRST-LAST, cuda:NUMBER or python:COUNT, several with commas"
+                f"invalid devices {item.strip()!r}: expected cpu:COUNT, "
+                "cpu:FIRST-LAST, cuda:NUMBER or python:COUNT, separated by commas"
             )
         kind, first = match["kind"], int(match["first"])
         if match["last"] is not None:
@@ -106,8 +106,8 @@ def parse_devices(specification: str) -> tuple[str, ...]:
             numbers = range(first) if kind != "cuda" else range(first, first + 1)
         if not 0 < len(numbers) <= MAX_DEVICES:
             raise InvalidConfig(
-                f"devices {item.strip()!r} names {len(numbers)} devices; "
-                f"1 to {MAX_DEVICES} are possible"
+                f"devices {item.strip()!r} must name 1 to {MAX_DEVICES} devices, got "
+                f"{len(numbers)}"
             )
         ids += [f"{kind}:{number}" for number in numbers]
     return tuple(dict.fromkeys(ids))
@@ -259,7 +259,8 @@ class DeviceManager:
             options = DeviceSpec.of(options).options
         spec = DeviceSpec(1, options or {})
         wait = wait_config or DeviceWaitConfig()
-        claims = _claim([device_id], 1, 1, wait, "wait for it, or take another")
+        hint = "wait for it with a DeviceWaitConfig, or use another device"
+        claims = _claim([device_id], 1, 1, wait, hint)
         return self._devices(claims, spec)[0]
 
     def try_get_specific_device(
@@ -313,8 +314,9 @@ class DeviceManager:
             claims = next(iter(_try_claim(units, 1, 1)), {})
             if not claims:
                 raise NoDeviceAvailable(
-                    f"no process is free for a Python model, all of {_listed(units)} "
-                    "are attached; name more devices"
+                    f"no device is free for a Python model: all of {_listed(units)} "
+                    "are attached; configure more, such as python:"
+                    f"{len(units) + 1}"
                 )
         mine = list(claims)
         if not mine:
@@ -388,27 +390,27 @@ class DeviceManager:
         to change.
         """
         if size < 1:
-            return f"{size} devices wanted as one; it takes at least one"
+            return f"a device must have at least 1 unit, got num_ipus={size}"
         replicas = count > 1 or held > 0
-        wanted = f"{counted(size, 'device')} wanted as one"
+        wanted = f"a device of {counted(size, 'unit')} is needed"
         if replicas:
             wanted = (
-                f"{counted(count, 'replica')} of {counted(size, 'device')} each were "
-                "wanted"
+                f"{counted(count, 'replica')} of {counted(size, 'unit')} each are "
+                "needed"
             )
         if held:
-            wanted += f" beside {counted(held, 'device')} that other replicas have"
+            wanted += f", besides {counted(held, 'unit')} that other replicas hold"
         units = self.graph_units
-        text = f"{wanted}, the pool has {len(units)} ({_listed(units)})"
+        text = f"{wanted}, but the pool has {len(units)} ({_listed(units)})"
         hint = self._how_to_have(count * size + held)
         return f"{text}; {hint}" + " or lower replication_factor" * replicas
 
     def _how_to_have(self, count: int) -> str:
         """Return what a user must set to get a pool of `count` devices."""
         if self._is_argument:
-            return "name more devices"
+            return "configure more devices"
         if count > MAX_DEVICES or any(_kind(unit) != "cpu" for unit in self.units):
-            return f"name more devices in {VARIABLE}"
+            return f"configure more devices in {VARIABLE}"
         return f"set {VARIABLE}=cpu:{count}"
 
     def __repr__(self) -> str:
@@ -472,17 +474,17 @@ def _claim(
             return claims
         wanted = f"{count * size} of {_listed(candidates)}"
         if wait.strategy is DeviceWaitStrategy.NO_WAIT:
-            raise NoDeviceAvailable(f"no free device: wanted {wanted}; {hint}")
+            raise NoDeviceAvailable(f"no device is free: need {wanted}; {hint}")
         pause = max(0.001, wait.sleep_time)
         if wait.strategy is DeviceWaitStrategy.WAIT_WITH_TIMEOUT:
             left = end - time.monotonic()
             if left <= 0:
                 raise DeviceWaitTimeout(
-                    f"no device came free within {wait.timeout:g} s: wanted "
-                    f"{wanted}; {hint}"
+                    f"no device became free within {wait.timeout:g} s: need {wanted}; "
+                    f"{hint}"
                 )
             pause = min(pause, left)
-        logger.info("waiting for a device: %s", wanted)
+        logger.info("waiting for a free device: need %s", wanted)
         time.sleep(pause)
 
 

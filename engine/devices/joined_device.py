@@ -97,7 +97,7 @@ class JoinedDevice(LinkedDevice):
         try:
             return self.call({"op": "ping"}, (), timeout)
         except TimeoutError as error:
-            raise DeviceLost(f"device {self.id} does not answer") from error
+            raise DeviceLost(f"device {self.id} does not respond") from error
 
     def check_responsive(self) -> bool:
         """Return whether the process lives. Only its owner checks that it answers."""

@@ -42,10 +42,10 @@ def missing() -> str:
     have = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        return f"{sys.executable} is Python {have}; {oldest} or later is needed"
+        return f"{sys.executable} is Python {have}; expected {oldest} or later"
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        return f"{sys.executable} (Python {have}) has no {' and no '.join(absent)}"
+        return f"{sys.executable} (Python {have}) does not have {', '.join(absent)}"
     return ""
 
 

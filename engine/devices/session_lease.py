@@ -48,11 +48,11 @@ class SessionLease:
         """
         self._origin.check("Device")
         if self.is_mine:
-            raise DeviceBusy("a callback of a run cannot run programs itself")
+            raise DeviceBusy("a callback of a run cannot start another run")
         if not self._lock.acquire(timeout=LEASE_TIMEOUT):
             raise DeviceBusy(
-                f"{self.holder!r} has been running programs for {LEASE_TIMEOUT:g} s; "
-                "stop it first"
+                f"{self.holder!r} has used the device for {LEASE_TIMEOUT:g} s; stop it "
+                "first"
             )
         self._thread = threading.get_ident()
         try:

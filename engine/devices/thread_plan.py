@@ -56,12 +56,12 @@ class ThreadPlan:
         # The client needs a core too, even if none is reserved for it.
         needed = self.devices + max(1, self.reserved)
         if self.budget.cores < 2:
-            return 0, f"{cores} core is shared by devices and clients"
+            return 0, f"devices and clients share {cores} core"
         if text.isdigit():
-            return wanted, "POPGATE_SPIN_US says so"
+            return wanted, "set by POPGATE_SPIN_US"
         if self.budget.cores < needed:
-            return 0, f"{needed} cores would be needed, there are {cores}"
-        return wanted, f"there are {cores} cores for the {needed} that are needed"
+            return 0, f"spinning needs {needed} cores, but there are {cores}"
+        return wanted, f"spinning needs {needed} cores, and there are {cores}"
 
     def __str__(self) -> str:
         whom = "the device" if self.devices == 1 else f"each of {self.devices} devices"

@@ -100,8 +100,8 @@ class BlockingDriver:
                     self.tell()
             elif self._driving == threading.get_ident():
                 raise DeviceBusy(
-                    "a callback of a request cannot wait for one of the same device: "
-                    "this thread, which calls it, takes the results"
+                    "a callback of a request cannot wait for another request of the "
+                    "same device, because its thread reads the results"
                 )
             else:
                 self._follow(left, request)

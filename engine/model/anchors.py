@@ -50,7 +50,7 @@ def main_anchors(model: Model, frozen: Collection[str] = ()) -> MainAnchors:
     unknown = sorted(set(frozen) - named)
     if unknown:
         raise UnknownAnchor(
-            f"frozen_inputs names {unknown[0]!r}, which is no input of the model; "
+            f"frozen_inputs names {unknown[0]!r}, which is not an input of the model; "
             f"its inputs are {sorted(named)}"
         )
     inputs: list[Anchor] = []
@@ -77,8 +77,10 @@ def check_data(model: Model, frozen: Collection[str] = ()) -> None:
     for anchor in model.metadata.anchors:
         is_missing = _is_input(anchor) and anchor.name not in given
         if is_missing and not load.isdisjoint(anchor.programs):
-            missing = f"no data for {anchor.name!r}"
-            raise InvalidModel(f"{missing}: neither the file nor frozen_inputs has it")
+            raise InvalidModel(
+                f"input {anchor.name!r} has no data, neither in the file nor in "
+                "frozen_inputs"
+            )
 
 
 def labels_of(model: Model) -> dict[str, tuple[str, ...]]:

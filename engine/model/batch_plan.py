@@ -292,8 +292,8 @@ def _by_rows(
     size = next(iter(sizes.values()), 0)
     if len(set(sizes.values())) > 1 or not (size > 0 or size == -1):
         raise InvalidConfig(
-            f"rows cannot lie in dimension {dim}: it must be in all inputs and outputs "
-            f"and of one size (-1: free, 0: not there), found {sizes}"
+            f"batching_dim {dim} must be a dimension of all inputs and outputs, with "
+            f"one size (-1: free, 0: missing), got {sizes}"
         )
     if len(counts) > 1:
         raise InvalidConfig(

@@ -58,7 +58,7 @@ def _share(
         if often > MAX_PAYLOAD:
             raise InvalidModel(
                 f"{desc.name!r} has {size} bytes in a run; at most {MAX_PAYLOAD // 2} "
-                "can be moved"
+                "bytes are possible"
             )
         share = page_aligned(memory * size // total) if total else equal
         sizes.append(max(often, share))

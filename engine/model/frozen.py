@@ -23,7 +23,7 @@ def frozen_tensors(model: Model, frozen: Mapping[str, Array]) -> dict[str, Tenso
         expected = data_type.numpy_dtype
         if not expected.hasobject and array.dtype != expected:
             raise InvalidInput(
-                f"frozen input {name!r} is {data_type.name}, got {array.dtype}"
+                f"frozen input {name!r} must be {data_type.name}, got {array.dtype}"
             )
         desc = describe(anchors[name])
         if not desc.accepts_shape(tensor.shape):

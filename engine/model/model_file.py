@@ -36,7 +36,7 @@ def open_model(source: ModelFiles, executable: str | None = None) -> Model:
         return load_model(*paths, executable_name=executable, detached=True)
     except InvalidValueError as error:
         reason = str(error).removeprefix("executable_name: ")
-        raise InvalidModel(f"{reason} (executable)") from error
+        raise InvalidModel(f"{reason} (option executable)") from error
     except PopefError as error:
         raise InvalidModel(str(error)) from error
     except OSError as error:
@@ -55,7 +55,7 @@ def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
     most = MAX_FDS - 1
     if len(model.sources) > most:
         raise InvalidModel(
-            f"a model of {len(model.sources)} files, {most} are possible"
+            f"a model may have at most {most} files, got {len(model.sources)}"
         )
     fds: list[int] = []
     try:
@@ -72,7 +72,7 @@ def handed_over(model: Model) -> Iterator[tuple[list[str], list[int]]]:
 def _unreadable(name: str, error: OSError) -> InvalidModel:
     why = error.strerror or str(error)
     if error.errno == errno.EFAULT:  # the file no longer has the mapped bytes
-        why = "it became shorter while it was in use"
+        why = "the file was truncated while it was in use"
     return InvalidModel(f"{name} cannot be read again: {why}")
 
 

@@ -36,8 +36,8 @@ class SaveOutputs:
                 desc = descs.get(name)
                 if desc is None:
                     raise InvalidConfig(
-                        f"{what}: save programs deliver no {name!r}; they deliver "
-                        f"{sorted(descs)}"
+                        f"{what}: the save programs have no output {name!r}; they "
+                        f"have {sorted(descs)}"
                     )
                 if not isinstance(array, np.ndarray) or not array.flags.writeable:
                     raise InvalidConfig(f"{what} must be a writable numpy array")
@@ -45,8 +45,9 @@ class SaveOutputs:
                     array.shape
                 ):
                     raise InvalidConfig(
-                        f"{what} is {array.dtype}{list(array.shape)}, the model "
-                        f"delivers {desc.numpy_data_type()}{list(desc.shape or ())}"
+                        f"{what} must be {desc.numpy_data_type()}"
+                        f"{list(desc.shape or ())}, got {array.dtype}"
+                        f"{list(array.shape)}"
                     )
 
     def fill(self, replica: int, saved: Mapping[str, Array]) -> None:

@@ -43,7 +43,7 @@ def check_outputs(descs: Iterable[DataDesc], memory: Mapping[str, Array]) -> Non
         array = memory.get(desc.name)
         if array is None:
             raise InvalidInput(
-                f"there is no memory for output {desc.name!r}; got {sorted(memory)}"
+                f"memory for output {desc.name!r} is missing; got {sorted(memory)}"
             )
         if not array.flags.writeable:
             raise InvalidInput(f"the memory for output {desc.name!r} is read-only")
@@ -59,7 +59,8 @@ def check_outputs(descs: Iterable[DataDesc], memory: Mapping[str, Array]) -> Non
 def _check(desc: DataDesc, tensor: Tensor) -> None:
     if tensor.data_type is not desc.data_type:
         raise InvalidInput(
-            f"input {desc.name!r} is {desc.data_type.name}, got {tensor.data_type.name}"
+            f"input {desc.name!r} must be {desc.data_type.name}, got "
+            f"{tensor.data_type.name}"
         )
     if not desc.accepts_shape(tensor.shape) or len(tensor.shape) > MAX_RANK:
         expected = "any" if desc.shape is None else list(desc.shape)

@@ -228,8 +228,7 @@ class Assembler:
             if chosen is None:
                 known = ", ".join(map(str, sorted(cases)))
                 raise ExecutionFailed(
-                    f"{selector!r} is {number}, which selects nothing; it may be "
-                    f"{known}",
+                    f"{selector!r} must be one of {known}, got {number}",
                     callers_fault=True,
                 )
             chosen(streams, options)
@@ -258,7 +257,7 @@ def _integer(value: Array, selector: str) -> int:
     if value.size != 1 or value.dtype.kind not in "iub":
         shape = list(value.shape)
         raise ExecutionFailed(
-            f"{selector!r} must be one integer, found {value.dtype}{shape}",
+            f"{selector!r} must be one integer, got {value.dtype}{shape}",
             callers_fault=True,
         )
     return int(value.reshape(-1)[0])

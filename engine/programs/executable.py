@@ -170,7 +170,7 @@ def _read(buffer: Buffer, check_digests: bool) -> Executable:
     document = _unpack(buffer)
     version = document.get("format")
     if version != FORMAT or type(version) is not int:
-        raise BadProgram(f"its format is {version!r}; this version reads {FORMAT}")
+        raise BadProgram(f"expected format {FORMAT}, got {version!r}")
     try:
         graphs = _read_graphs(document["graphs"], check_digests)
         variables = _read_variables(document["variables"])
@@ -191,16 +191,16 @@ def _unpack(buffer: Buffer) -> dict[str, Any]:
         raise
     except Exception as error:  # msgpack's errors have no common base class
         reason = str(error) or type(error).__name__
-        raise BadProgram(f"it is damaged or something else ({reason})") from None
+        raise BadProgram(f"it is damaged, or not an executable ({reason})") from None
     if not isinstance(document, dict):
-        raise BadProgram("it does not hold a map")
+        raise BadProgram(f"expected a map, got {type(document).__name__}")
     return document
 
 
 def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise BadProgram("a map has a key twice")
+        raise BadProgram("a map contains a key twice")
     return result
 
 
@@ -217,10 +217,10 @@ def _read_graphs(value: object, check_digests: bool) -> dict[str, Graph]:
             opsets=_opsets(item["opsets"]),
         )
         if graph.name in graphs:
-            raise BadProgram(f"two graphs are called {graph.name!r}")
+            raise BadProgram(f"two graphs have the name {graph.name!r}")
         if check_digests and graph.digest != digest_of(graph.model):
             raise BadProgram(
-                f"graph {graph.name!r} is not the one that was recorded: its digest "
+                f"graph {graph.name!r} has changed since it was recorded: its digest "
                 f"is {digest_of(graph.model)[:16]}…, expected {graph.digest[:16]}…"
             )
         graphs[graph.name] = graph
@@ -231,7 +231,7 @@ def _weights(value: object) -> tuple[str, ...]:
     names = _bounded(value, "weights", MAX_VARIABLES)
     result = tuple(checked_name(n, "name of a weight") for n in names)
     if len(set(result)) != len(result):
-        raise BadProgram("a graph names a weight twice")
+        raise BadProgram("a graph lists a weight twice")
     return result
 
 
@@ -253,7 +253,7 @@ def _read_variables(value: object) -> dict[str, TensorInfo]:
             raise BadProgram("a variable must be a name, a data type and a shape")
         name = checked_name(item[0], "name of a variable")
         if name in variables:
-            raise BadProgram(f"two variables are called {name!r}")
+            raise BadProgram(f"two variables have the name {name!r}")
         type_name = checked_name(item[1], "data type of a variable")
         if type_name not in DataType.__members__:
             raise BadProgram(f"variable {name!r} has unknown data type {type_name!r}")
@@ -277,7 +277,7 @@ def _read_programs(value: object) -> dict[int, Node]:
             raise BadProgram("a program must be a number and a node")
         number = checked_int(item[0], 0, (1 << 32) - 1, "number of a program")
         if number in programs:
-            raise BadProgram(f"program {number} is there twice")
+            raise BadProgram(f"two programs have the number {number}")
         programs[number] = reader.read(item[1])
     return programs
 
@@ -285,7 +285,7 @@ def _read_programs(value: object) -> dict[int, Node]:
 def _bounded(value: object, what: str, limit: int) -> list[Any]:
     items = checked_list(value, what)
     if len(items) > limit:
-        raise BadProgram(f"{len(items)} {what}, limit {limit}")
+        raise BadProgram(f"expected at most {limit} {what}, got {len(items)}")
     return items
 
 

@@ -151,7 +151,9 @@ class Executor:
             if step is None:
                 self._check_open()
                 known = sorted(self._executable.programs)
-                raise InvalidModel(f"there is no program {number}; there are {known}")
+                raise InvalidModel(
+                    f"there is no program {number}; the programs are {known}"
+                )
             step(streams, run_options)
             if number in self._loads:
                 self._make_sessions(self._loads[number])
@@ -236,8 +238,8 @@ def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKe
         for name, variable in weights:
             if variable not in dataflow.load_only:
                 raise InvalidModel(
-                    f"weight {name!r} of graph {graph!r} must be streamed in by load "
-                    f"programs and by nothing else"
+                    f"weight {name!r} of graph {graph!r} must be written by load "
+                    "programs only"
                 )
             from engine.programs.onnx_session import onnx_number
 
@@ -245,7 +247,8 @@ def _session_keys(executable: Executable, dataflow: Dataflow) -> list[_SessionKe
             if data_type is DataType.STRING or onnx_number(data_type) is None:
                 raise InvalidModel(
                     f"weight {name!r} of graph {graph!r} has data type "
-                    f"{data_type.name}, which ONNX Runtime does not take from outside"
+                    f"{data_type.name}, which ONNX Runtime does not accept for weights "
+                    "outside the graph"
                 )
     return list(keys)
 
@@ -260,7 +263,9 @@ def _weights_loaded_by(
     loads = {}
     for number in load:
         if number not in executable.programs:
-            raise InvalidModel(f"the program flow names program {number}, which is not")
+            raise InvalidModel(
+                f"the program flow names program {number}, which does not exist"
+            )
         written = {
             node.variable
             for node in walk(executable.programs[number])

@@ -83,7 +83,7 @@ class GraphCall:
             if must:
                 # No call of ONNX Runtime's Python interface accepts both types.
                 raise InvalidModel(
-                    "a graph with string and BF16 inputs or outputs cannot be run"
+                    "a graph cannot have both strings and BF16 as inputs or outputs"
                 )
             return None
         leaving = zip(self._outputs, self._handles, strict=False)
@@ -212,7 +212,7 @@ def value_of(values: Mapping[str, Array], variable: str) -> Array:
         return values[variable]
     except KeyError:
         raise ExecutionFailed(
-            f"variable {variable!r} is read before anything was written to it"
+            f"variable {variable!r} is read before it is written"
         ) from None
 
 
@@ -221,7 +221,9 @@ def _check_ports(
 ) -> None:
     missing = [n for n in session.inputs if n not in wanted]
     if missing:
-        raise InvalidModel(f"graph {graph!r} is not given its input {missing[0]!r}")
+        raise InvalidModel(
+            f"a program executes graph {graph!r} without its input {missing[0]!r}"
+        )
     unknown = [n for n in wanted if n not in session.inputs]
     if unknown:
         raise InvalidModel(f"graph {graph!r} has no input {unknown[0]!r}")
@@ -229,7 +231,9 @@ def _check_ports(
     if unknown:
         raise InvalidModel(f"graph {graph!r} has no output {unknown[0]!r}")
     if not node.outputs:
-        raise InvalidModel(f"an execution of graph {graph!r} takes none of its outputs")
+        raise InvalidModel(
+            f"a program executes graph {graph!r} without reading any of its outputs"
+        )
 
 
 def _type_of(port: Port) -> DataType:

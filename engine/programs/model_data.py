@@ -74,7 +74,7 @@ class ModelData:
         if name in self._model.feeds:
             return _Feed(self._model.feeds[name])
         raise InvalidModel(
-            f"no data for {name!r}: neither the file nor frozen_inputs has it"
+            f"input {name!r} has no data, neither in the file nor in frozen_inputs"
         )
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class _Feed:
 
     def __init__(self, reader: FeedReader) -> None:
         if not len(reader):
-            raise InvalidModel(f"feed {reader.name!r} has no tensors")
+            raise InvalidModel(f"feed {reader.name!r} contains no tensors")
         self._tensors = reader.data()
         self._next = 0
 

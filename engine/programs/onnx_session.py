@@ -131,8 +131,8 @@ class OnnxSession:
         wanted = providers[0].partition(":")[0]
         if wanted not in public.get_providers():
             raise InvalidConfig(
-                f"ONNX Runtime cannot use its {wanted} here; is there such a device, "
-                "and are its driver and libraries of the versions that it needs?"
+                f"ONNX Runtime cannot use {wanted}: check that the device exists, and "
+                "that its driver and libraries have the versions that it needs"
             )
         self.is_onnx = True
         self._session = public._sess
@@ -353,10 +353,10 @@ def load_error(error: BaseException) -> EngineError:
         return error
     words = _words(error)
     if _NO_LOCALE in words:
-        words += "; on Debian: apt-get install locales, then " + _MAKE_LOCALE
+        words += "; on Debian, run apt-get install locales, then " + _MAKE_LOCALE
     if _is_out_of_memory(error):
-        return OutOfMemory(f"there is no memory to load the model: {words}")
-    return InvalidModel(f"the model cannot be loaded: {words}")
+        return OutOfMemory(f"not enough memory to load the model: {words}")
+    return InvalidModel(f"cannot load the model: {words}")
 
 
 def run_error(error: BaseException, options: RunOptions) -> EngineError:
@@ -373,6 +373,6 @@ def run_error(error: BaseException, options: RunOptions) -> EngineError:
     if options is not None and options.terminate:
         return Cancelled("the run was terminated")
     if _is_out_of_memory(error):
-        return OutOfMemory(f"there is no memory for the request: {_words(error)}")
+        return OutOfMemory(f"not enough memory for the request: {_words(error)}")
     by_input = not isinstance(error, _NOT_BY_INPUT)
     return ExecutionFailed(_words(error), callers_fault=by_input)

@@ -208,7 +208,7 @@ def _bindable(array: Array, data_type: DataType, name: str) -> Array:
     """
     if array.dtype != data_type.numpy_dtype:
         raise ExecutionFailed(
-            f"input {name!r} must be {data_type.numpy_dtype}, found {array.dtype}",
+            f"input {name!r} must be {data_type.numpy_dtype}, got {array.dtype}",
             callers_fault=True,
         )
     return array if array.flags.c_contiguous else array.copy()

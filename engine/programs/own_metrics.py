@@ -47,7 +47,9 @@ class MetricSeries:
         """Increase a counter by 0 or more, or change a gauge."""
         self._check("increment", COUNTER, GAUGE)
         if self._family.kind == COUNTER and not by >= 0:
-            raise ValueError(f"counter {self._family.name} cannot grow by {by}")
+            raise ValueError(
+                f"counter {self._family.name} can only increase by at least 0, got {by}"
+            )
         with self._family.owner.changing(self):
             self._values[0] += float(by)
 
@@ -103,15 +105,15 @@ class MetricFamily:
         if self.kind == HISTOGRAM:
             if not (ascend and 0 < len(bounds) <= MAX_BUCKETS):
                 raise ValueError(
-                    f"histogram {self.name} needs 1 to {MAX_BUCKETS} buckets that "
-                    f"ascend, got {list(bounds)[: MAX_BUCKETS + 1]}"
+                    f"histogram {self.name} needs 1 to {MAX_BUCKETS} ascending, finite "
+                    f"buckets, got {list(bounds)[: MAX_BUCKETS + 1]}"
                 )
         elif bounds:
             raise ValueError(f"{self.name} is a {self.kind}, which has no buckets")
         found = self.owner.add(self._series, MetricSeries(self, key, bounds))
         if found.bounds != bounds:
             raise ValueError(
-                f"{self.name} {dict(key)} has buckets {list(found.bounds)} already"
+                f"{self.name} {dict(key)} already has the buckets {list(found.bounds)}"
             )
         with self.owner.changing(found):
             return found
@@ -119,15 +121,22 @@ class MetricFamily:
     def _labels(self, labels: Mapping[str, str]) -> Labels:
         for label, value in labels.items():
             if not isinstance(label, str) or not _LABEL.fullmatch(label):
-                raise ValueError(f"{label!r} cannot be a label of {self.name}")
+                raise ValueError(
+                    f"{label!r} cannot be a label of {self.name}: expected letters, "
+                    "digits and _, without a leading digit or __"
+                )
             if not isinstance(value, str):
                 kind = type(value).__name__
-                raise ValueError(f"label {label!r} of {self.name} is text, got {kind}")
+                raise ValueError(
+                    f"label {label!r} of {self.name} must be a string, got {kind}"
+                )
         if self.kind == HISTOGRAM and "le" in labels:
-            raise ValueError(f"histogram {self.name} has a label 'le' of its own")
+            raise ValueError(
+                f"histogram {self.name} sets the label 'le' itself; use another name"
+            )
         found = tuple(sorted(labels.items()))
         if sum(len((k + v).encode()) for k, v in found) > MAX_TEXT:
-            raise ValueError(f"labels of {self.name} take more than {MAX_TEXT} bytes")
+            raise ValueError(f"the labels of {self.name} exceed {MAX_TEXT} bytes")
         return found
 
     def __repr__(self) -> str:
@@ -158,18 +167,21 @@ class OwnMetrics:
             raise ValueError(f"{name[:MAX_NAME]!r} cannot be the name of a metric")
         if name.startswith(TAKEN):
             raise ValueError(
-                f"{name!r} cannot be the name of a model's metric: those that begin "
-                f"with {', '.join(TAKEN)} are the server's"
+                f"{name!r} cannot be the name of a model's metric: names that begin "
+                f"with {', '.join(TAKEN)} belong to the server"
             )
         if len(text.encode()) > MAX_TEXT:
-            raise ValueError(f"what describes {name} has more than {MAX_TEXT} bytes")
+            raise ValueError(f"the description of {name} exceeds {MAX_TEXT} bytes")
         with self._lock:
             found = self._families.get(name)
             if found is None and len(self._families) >= MAX_FAMILIES:
-                raise ValueError(f"{name}: a model has {MAX_FAMILIES} metrics at most")
+                raise ValueError(
+                    f"cannot add {name}: a model may have {MAX_FAMILIES} metrics at "
+                    "most"
+                )
             found = found or MetricFamily(self, name, text, kind)
             if found.kind != kind:
-                raise ValueError(f"{name} is a {found.kind} already, not a {kind}")
+                raise ValueError(f"{name} exists already as a {found.kind}, got {kind}")
             self._families[name] = found
         return found
 
@@ -186,8 +198,8 @@ class OwnMetrics:
                 return found
             if self._count >= MAX_SERIES:
                 raise ValueError(
-                    f"the metrics of a model have {MAX_SERIES} combinations of labels "
-                    "at most"
+                    "the metrics of a model may have at most "
+                    f"{MAX_SERIES} combinations of labels"
                 )
             self._count += 1
             known[series.labels] = series

@@ -164,16 +164,16 @@ class NodeReader:
         """Return the node for `document`. Raises BadProgram if it is invalid."""
         self._left -= 1
         if self._left < 0:
-            raise BadProgram(f"more than {MAX_NODES} nodes")
+            raise BadProgram(f"expected at most {MAX_NODES} nodes, got more")
         if depth > MAX_DEPTH:
-            raise BadProgram(f"nodes nested more than {MAX_DEPTH} deep")
+            raise BadProgram(f"nodes are nested more than {MAX_DEPTH} deep")
         if not isinstance(document, dict):
-            raise BadProgram(f"a node must be a map, found {_kind(document)}")
+            raise BadProgram(f"a node must be a map, got {_kind(document)}")
         do = document.get("do")
         reader = self._READERS.get(do) if isinstance(do, str) else None
         if reader is None:
             known = ", ".join(self._READERS)
-            raise BadProgram(f"unknown node kind {_short(do)}; known are {known}")
+            raise BadProgram(f"unknown kind of node {_short(do)}; expected {known}")
         try:
             return reader(self, document, depth + 1)
         except KeyError as missing:
@@ -233,31 +233,33 @@ class NodeReader:
 def checked_list(value: object, what: str) -> list[Any]:
     """Return `value` if it is a list."""
     if not isinstance(value, list):
-        raise BadProgram(f"{what} must be a list, found {_kind(value)}")
+        raise BadProgram(f"{what} must be a list, got {_kind(value)}")
     return value
 
 
 def checked_int(value: object, low: int, high: int, what: str) -> int:
     """Return `value` if it is an integer from `low` to `high`."""
     if type(value) is not int:
-        raise BadProgram(f"{what} must be an integer, found {_kind(value)}")
+        raise BadProgram(f"{what} must be an integer, got {_kind(value)}")
     if not low <= value <= high:
-        raise BadProgram(f"{what} is {value}, outside {low} to {high}")
+        raise BadProgram(f"{what} must be from {low} to {high}, got {value}")
     return value
 
 
 def checked_name(value: object, what: str = "a name") -> str:
     """Return `value` if it is a string of acceptable length."""
     if not isinstance(value, str):
-        raise BadProgram(f"{what} must be a string, found {_kind(value)}")
+        raise BadProgram(f"{what} must be a string, got {_kind(value)}")
     if len(value) > MAX_NAME:
-        raise BadProgram(f"{what} has {len(value)} characters, limit {MAX_NAME}")
+        raise BadProgram(
+            f"{what} must have at most {MAX_NAME} characters, got {len(value)}"
+        )
     return value
 
 
 def _names(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise BadProgram(f"connections of an execute must be a map, not {_kind(value)}")
+        raise BadProgram(f"connections of an execute must be a map, got {_kind(value)}")
     return {checked_name(k): checked_name(v) for k, v in value.items()}
 
 

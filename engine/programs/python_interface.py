@@ -85,8 +85,8 @@ class PythonInterface:
         """Return the interface for several responses. Raises InvalidModel."""
         if self.batching:
             raise InvalidModel(
-                f"{label} is a generator, which answers one request: batching must be "
-                "False"
+                f"{label} is a generator, which answers one request at a time; set "
+                "batching = False"
             )
         step = PythonTensor(STEP, DataType.S64, (3,))
         more = PythonTensor(MORE, DataType.BOOL, (1,))
@@ -145,13 +145,18 @@ def parse_tensor(name: object, text: object) -> PythonTensor:
     """Return a tensor as authors write it: `FP32[-1,3]`. Raises InvalidModel."""
     expected = 'expected a type and a shape, as in "FP32[-1,224]" or "BYTES[-1]"'
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise InvalidModel(f"the name of a tensor must be text, found {name!r}")
+        raise InvalidModel(
+            f"the name of a tensor must be a string of 1 to {MAX_NAME} characters, got "
+            f"{name!r}"
+        )
     match = _TENSOR.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None:
         raise InvalidModel(f"tensor {name!r} is {text!r}; {expected}")
     if match[1] not in _TYPES:
         known = ", ".join(_TYPES)
-        raise InvalidModel(f"tensor {name!r} has type {match[1]}; there are {known}")
+        raise InvalidModel(
+            f"tensor {name!r} has unknown type {match[1]}; expected one of {known}"
+        )
     try:
         shape = tuple(int(d) for d in match[2].split(",") if match[2].strip())
     except ValueError:
@@ -184,12 +189,12 @@ def find_model(
     ]
     if len(classes) > 1:
         names = ", ".join(each.__name__ for each in classes)
-        raise InvalidModel(f"there are several models: {names}; expected one class")
+        raise InvalidModel(f"expected one model class, got several: {names}")
     function = getattr(module, FUNCTION, None)
     if not classes and not inspect.isfunction(function):
         raise InvalidModel(
-            "there is no model: expected a class with inputs, outputs and __call__, or "
-            f"a function {FUNCTION}"
+            "the file defines no model: expected a class with inputs, outputs and "
+            f"__call__, or a function {FUNCTION}"
         )
     if classes:
         interface = _of_class(classes[0])
@@ -210,7 +215,7 @@ def _of_class(found: type[Any]) -> PythonInterface:
         if not isinstance(tensors, Mapping) or not tensors:
             raise InvalidModel(
                 f"{found.__name__}.{kind} must be a mapping of names to tensors, as in "
-                f'{{"text": "BYTES[-1]"}}, found {tensors!r}'
+                f'{{"text": "BYTES[-1]"}}, got {tensors!r}'
             )
         groups.append(tuple(parse_tensor(*item) for item in tensors.items()))
     return _checked(groups[0], groups[1], getattr(found, "batching", False))
@@ -221,7 +226,7 @@ def _of_function(function: Callable[..., Any], batching: object) -> PythonInterf
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # evaluating annotations runs the author's code
         raise InvalidModel(
-            f"the annotations of {FUNCTION} cannot be read: {error}"
+            f"cannot read the annotations of {FUNCTION}: {error}"
         ) from None
     given = hints.pop("return", None)
     names = inspect.signature(function).parameters
@@ -238,10 +243,10 @@ def _annotated(name: str, hint: Any) -> PythonTensor:
     if typing.get_origin(hint) is Annotated:
         texts = [text for text in hint.__metadata__ if isinstance(text, str)]
     if len(texts) != 1:
-        what = "what it returns" if name == OUTPUT else repr(name)
+        what = "the result" if name == OUTPUT else repr(name)
         raise InvalidModel(
             f"{what} of {FUNCTION} must be annotated with its type and shape, as in "
-            f'Annotated[np.ndarray, "FP32[-1,224]"], found {hint!r}'
+            f'Annotated[np.ndarray, "FP32[-1,224]"], got {hint!r}'
         )
     return parse_tensor(name, texts[0])
 
@@ -250,17 +255,22 @@ def _checked(
     inputs: tuple[PythonTensor, ...], outputs: tuple[PythonTensor, ...], batching: Any
 ) -> PythonInterface:
     if not inputs or len(inputs) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
-        raise InvalidModel(f"a model has 1 to {MAX_TENSORS} inputs, and outputs")
+        raise InvalidModel(
+            f"a model must have 1 to {MAX_TENSORS} inputs and at most {MAX_TENSORS} "
+            f"outputs, got {len(inputs)} and {len(outputs)}"
+        )
     if not isinstance(batching, bool):
-        raise InvalidModel(f"batching must be True or False, found {batching!r}")
+        raise InvalidModel(f"batching must be True or False, got {batching!r}")
     for tensor in (*inputs, *outputs):
         if tensor.name in (STEP, MORE, ROUTE, ANSWER):
-            raise InvalidModel(f"the name {tensor.name!r} is taken")
+            raise InvalidModel(
+                f"the name {tensor.name!r} is reserved; choose another for the tensor"
+            )
     for tensor in (*inputs, *outputs) if batching else ():
         if tensor.shape[:1] != (-1,):
             raise InvalidModel(
-                f"batching is True, so all tensors have rows: the first size of "
-                f"{tensor.name!r} must be -1, found {tensor}"
+                "batching is True, so the first size of every tensor must be -1; "
+                f"{tensor.name!r} is {tensor}"
             )
     return PythonInterface(inputs, outputs, batching)
 
@@ -277,7 +287,7 @@ def _called(
         inspect.signature(call).bind(*itself, **dict.fromkeys(names))
     except TypeError as error:
         raise InvalidModel(
-            f"{label} does not take the inputs {', '.join(names)}: {error}"
+            f"{label} does not accept the inputs {', '.join(names)}: {error}"
         ) from None
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         return interface.streaming(label)

@@ -42,7 +42,9 @@ class NoModels:
     """Stands for the other models if there is no server."""
 
     def __getitem__(self, name: str) -> CalledModel:
-        raise KeyError(f"{name!r}: other models can be called in a server only")
+        raise KeyError(
+            f"cannot call model {name!r}: only a server can run other models"
+        )
 
     def is_ready(self, name: str) -> bool:
         return False

@@ -36,10 +36,12 @@ def check_installed(requirements: Iterable[str]) -> None:
         try:
             found = metadata.version(name)
         except metadata.PackageNotFoundError:
-            problems.append(f"{requirement} is required, and {name} is not installed")
+            problems.append(f"{requirement} is required, but {name} is not installed")
             continue
         if not all(_holds(found, sign, number) for sign, number in wanted):
-            problems.append(f"{requirement} is required, {name} {found} is installed")
+            problems.append(
+                f"{requirement} is required, but {name} {found} is installed"
+            )
     if problems:
         raise InvalidModel("; ".join(problems))
 
@@ -50,8 +52,8 @@ def _parsed(requirement: str) -> tuple[str, list[tuple[str, str]]]:
     found = [_VERSION.fullmatch(text.strip()) for text in texts]
     if match is None or not all(found):
         raise ValueError(
-            f"requirement {requirement!r} is not understood: expected a name and "
-            "versions, as in numpy or numpy>=2,<3"
+            f"invalid requirement {requirement!r}: expected a name and versions, as in "
+            "numpy or numpy>=2,<3"
         )
     return match["name"], [(each["sign"], each["number"]) for each in found if each]
 

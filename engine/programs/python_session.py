@@ -217,19 +217,19 @@ class PythonSession:
         if not isinstance(result, Mapping):
             if len(self._tensors) > 1 or result is None:
                 raise ExecutionFailed(
-                    f"the model gave {type(result).__name__}, expected a mapping of "
-                    f"its outputs {', '.join(self._tensors)}"
+                    f"the model returned {type(result).__name__}, expected a mapping "
+                    f"with its outputs {', '.join(self._tensors)}"
                 )
             result = dict.fromkeys(self._tensors, result)
         for name in result:
             if name not in self._tensors:
                 raise ExecutionFailed(
-                    f"the model gave {name!r}, which is none of its outputs "
+                    f"the model returned {name!r}, which is not one of its outputs "
                     f"{', '.join(self._tensors)}"
                 )
         missing = [name for name in names if name not in result]
         if missing:
-            raise ExecutionFailed(f"the model gave no output {missing[0]!r}")
+            raise ExecutionFailed(f"the model returned no output {missing[0]!r}")
         return [_array(self._tensors[name], result[name]) for name in names]
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
@@ -241,7 +241,7 @@ class PythonSession:
         if isinstance(error, EngineError):
             return error
         if isinstance(error, MemoryError):
-            return OutOfMemory(f"the model has not enough memory: {_words(error)}")
+            return OutOfMemory(f"not enough memory for the model: {_words(error)}")
         frames = _frames(error, self._file)
         place = (type(error), *(f.lineno for f in frames))
         if place not in self._told and len(self._told) < MAX_PLACES:
@@ -325,7 +325,7 @@ def _check_rows(names: Sequence[str], arrays: Sequence[Array], rows: int) -> Non
     for name, array in zip(names, arrays, strict=True):
         if len(array) != rows:
             raise ExecutionFailed(
-                f"output {name!r} has {counted(len(array), 'row')} for {rows}"
+                f"output {name!r} must have {counted(rows, 'row')}, got {len(array)}"
             )
 
 
@@ -361,7 +361,9 @@ def _array(tensor: PythonTensor, value: Any) -> Array:
                     )
                 array = array.astype(wanted)
     except (ValueError, TypeError) as error:
-        raise ExecutionFailed(f"output {name!r} is no array: {_words(error)}") from None
+        raise ExecutionFailed(
+            f"output {name!r} is not an array: {_words(error)}"
+        ) from None
     shape = tensor.shape
     fits = len(array.shape) == len(shape) and all(
         want in (-1, got) for got, want in zip(array.shape, shape, strict=True)

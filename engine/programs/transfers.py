@@ -35,7 +35,7 @@ def stream_transfers(executable: Executable, programs: Iterable[int]) -> dict[st
     for handle, count in total.items():
         if count > MAX_TRANSFERS:
             raise InvalidModel(
-                f"a run transfers stream {handle!r} {count} times, more than the "
+                f"a run transfers stream {handle!r} {count} times; the limit is "
                 f"{MAX_TRANSFERS} that are possible"
             )
     return {handle: count for handle, count in total.items() if count}

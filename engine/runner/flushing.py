@@ -63,7 +63,7 @@ class Flusher:
         """
         inputs: dict[str, Array] = {}
         outputs: dict[str, Array] = {}
-        which = f"flush_callback, asked for rows of {name!r},"
+        which = f"flush_callback (called for rows of {name!r})"
         try:
             returned: Any = self._callback(name, inputs, outputs)
         except Exception as error:
@@ -75,8 +75,8 @@ class Flusher:
         try:
             if returned is not None:
                 raise InvalidInput(
-                    f"it returned a {type(returned).__name__}; it fills the two "
-                    "mappings it is given, and returns None"
+                    f"expected None, got {type(returned).__name__}; it must fill the "
+                    "two mappings that it receives"
                 )
             self._check_outputs(outputs)
             if inputs:
@@ -85,7 +85,7 @@ class Flusher:
                 units = self._units(tensors)
                 channel.fill_up(units, tensors, lambda done: _deliver(done, outputs))
         except (QueueFull, Closed, Gone) as error:
-            logger.warning("rows of flush_callback could not be sent: %s", error)
+            logger.warning("cannot send the rows of flush_callback: %s", error)
         except EngineError as error:
             return CallbackFailed(f"{which} returned rows that cannot run: {error}")
         except Exception as error:
@@ -109,7 +109,8 @@ class Flusher:
             if not fits or not target.flags.writeable:
                 how = "" if target.flags.writeable else "read-only "
                 raise InvalidInput(
-                    f"output {name!r} is {dtype}{list(shape or ())}, its memory "
+                    f"the memory for output {name!r} must be writable "
+                    f"{dtype}{list(shape or ())}, got "
                     f"{how}{target.dtype}{list(target.shape)}"
                 )
 
@@ -129,7 +130,7 @@ def _deliver(request: Request, outputs: Mapping[str, Array]) -> None:
     them and they fit.
     """
     if request.error is not None:
-        logger.warning("rows of flush_callback could not run: %s", request.error)
+        logger.warning("cannot run the rows of flush_callback: %s", request.error)
         return
     for name, target in outputs.items():
         tensor = request.outputs.get(name)

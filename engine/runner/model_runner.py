@@ -521,7 +521,8 @@ class ModelRunner:
             raise InvalidInput(f"input {name!r}: {error}") from None
         if desc is not None and tensor.data_type is not desc.data_type:
             raise InvalidInput(
-                f"input {name!r} is {desc.data_type.name}, got {tensor.data_type.name}"
+                f"input {name!r} must be {desc.data_type.name}, got "
+                f"{tensor.data_type.name}"
             )
         return tensor
 

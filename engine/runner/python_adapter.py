@@ -61,5 +61,7 @@ def _folder_of(package: str) -> str:
     """Return the folder of a package, without importing the package."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise InvalidConfig(f"{package} is an entry point of {GROUP}, but not there")
+        raise InvalidConfig(
+            f"package {package}, an entry point of {GROUP}, is not installed"
+        )
     return str(Path(spec.origin).parent.parent)

@@ -76,7 +76,7 @@ class PythonCode:
         """
         if device.python is None:
             raise InvalidConfig(
-                f"device {device.id} runs graphs; a Python model needs one of "
+                f"device {device.id} cannot run a Python model; use a device of "
                 "DeviceManager.create_python_device"
             )
         return {
@@ -146,13 +146,13 @@ def read_python_model(
         with path.open("rb") as stream:
             source = stream.read(MAX_SOURCE + 1)
             if len(source) > MAX_SOURCE:
-                raise InvalidModel(f"{path.name} has more than {MAX_SOURCE} bytes")
+                raise InvalidModel(f"{path.name} exceeds {MAX_SOURCE} bytes")
             code = replace(code, adapter=adapter_for(source))
             message = {"op": "describe", **code.to_message(device)}
             answer = device.call(message, [stream.fileno()], timeout)
     except TimeoutError:
-        device.end_process(f"importing {path.name} takes longer than {timeout:g} s")
-        text = f"{path.name} takes longer than {timeout:g} s to import"
+        device.end_process(f"the import of {path.name} exceeded {timeout:g} s")
+        text = f"the import of {path.name} exceeded {timeout:g} s"
         raise InvalidModel(text) from None
     except OSError as error:
         raise InvalidModel(f"cannot read {path}: {error.strerror or error}") from error

@@ -272,7 +272,7 @@ class ReplicaChannel(RequestChannel):
             try:
                 failure = self._flusher(self, name)
             except SystemExit as error:  # the callback may not be called again
-                what = f"flush_callback, asked for rows of {name!r}, raised SystemExit"
+                what = f"flush_callback (called for rows of {name!r}) raised SystemExit"
                 self._give_up(waiting, CallbackFailed(f"{what}: {error}"))
                 raise
             if failure is not None:
@@ -303,7 +303,7 @@ class ReplicaChannel(RequestChannel):
     def _queue(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
         if not self.usable:  # closed since the caller picked this channel
             if self._is_lost:
-                raise DeviceLost(f"{self.name!r} lost its device")
+                raise DeviceLost(f"model {self.name!r} lost its device")
             raise self._unloaded()
         device = self.device
         if device.outstanding >= MOST_OUTSTANDING:
@@ -456,9 +456,9 @@ class ReplicaChannel(RequestChannel):
                 raise _too_many_dimensions(name, tensor)
             if tensor.nbytes > anchor.payload_size:
                 raise InvalidInput(
-                    f"input {name!r} has {tensor.nbytes} bytes, a request may bring "
-                    f"{anchor.payload_size} of it (the engine's option "
-                    "channel_memory): send fewer rows at once"
+                    f"input {name!r} has {tensor.nbytes} bytes, which exceeds the "
+                    f"limit of {anchor.payload_size}: send fewer rows at once, or "
+                    "raise channel_memory"
                 )
 
     def _refill(self) -> None:
@@ -934,6 +934,6 @@ class ReplicaChannel(RequestChannel):
 
 def _too_many_dimensions(name: str, tensor: Tensor) -> InvalidInput:
     return InvalidInput(
-        f"input {name!r} has {len(tensor.shape)} dimensions, at most {MAX_RANK} are "
-        "possible"
+        f"input {name!r} has {len(tensor.shape)} dimensions; at most {MAX_RANK} are "
+        "allowed"
     )

@@ -25,7 +25,6 @@ from engine.errors import (
     InvalidInput,
     InvalidModel,
     RunnerClosed,
-    counted,
 )
 from engine.model.batch_plan import BatchPlan
 from engine.model.frozen import frozen_tensors
@@ -200,9 +199,9 @@ class ReplicaSet:
         """
         device = self._devices[replica]
         if device.state is DeviceState.READY:
-            text = f"model {self._plan.name!r} is not loaded at the moment"
+            text = f"model {self._plan.name!r} is not loaded now"
             if pause := device.rest_of(self._plan.name):
-                text += f": it is loaded again in {pause:.1f} s, as {device.lost_by}"
+                text += f"; it is loaded again in {pause:.1f} s: {device.lost_by}"
             return DeviceLost(text)
         return device.want()
 
@@ -224,8 +223,8 @@ class ReplicaSet:
         """Raise InvalidInput if there is no such replica."""
         if not 0 <= replica_id < len(self._replicas):
             raise InvalidInput(
-                f"replica_id {replica_id} is out of range, with "
-                f"{counted(len(self._replicas), 'replica')}"
+                f"replica_id must be from 0 to {len(self._replicas) - 1}, got "
+                f"{replica_id}"
             )
 
     def recover_if_lost(self, replica: int) -> None:
@@ -249,8 +248,8 @@ class ReplicaSet:
         missing = count - len(given)
         if missing and self._plan.python is not None:
             raise InvalidConfig(
-                f"a Python model runs on the devices of replica_to_device; {missing} "
-                f"of {count} replicas have none"
+                "replica_to_device must name a device for each replica of a Python "
+                f"model; {missing} of {count} have none"
             )
         if missing:
             own = (manager or DeviceManager()).get_devices(
@@ -318,7 +317,9 @@ class ReplicaSet:
         try:
             answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
         except TimeoutError as error:
-            raise DeviceLost(f"device {device.id} does not answer") from error
+            raise DeviceLost(
+                f"device {device.id} has not answered for {SAVE_TIMEOUT:g} s"
+            ) from error
         try:
             return unpack_tensors(answer["tensors"], fds[0])
         finally:
@@ -366,11 +367,11 @@ class ReplicaSet:
                 device.call(message, timeout=timeout)
             except TimeoutError:
                 logger.warning(
-                    "%r on %s is not unloaded within %g s%s",
+                    "%r on device %s was not unloaded within %g s%s",
                     self._plan.name,
                     device.id,
                     timeout,
-                    "" if device.python is None else "; its process is ended",
+                    "" if device.python is None else "; its process will be ended",
                 )
                 stuck.add(device)
             except (EngineError, OSError):
@@ -440,7 +441,7 @@ class ReplicaSet:
             grace = timeout + LOAD_GRACE
             return list(device.call(message, fds, grace)["replicas"])
         except TimeoutError:
-            why = f"loading takes longer than {timeout:g} s, and cannot be ended"
+            why = f"loading exceeded {timeout:g} s and cannot be cancelled"
             error = InvalidModel(f"model {self._plan.name!r}: {why}")
             # Fail the model before the device comes back, so that it is not loaded
             # again.

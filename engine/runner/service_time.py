@@ -154,8 +154,8 @@ class ServiceTime:
         if late > 0:
             raise DeadlineUnreachable(
                 f"the predicted completion is {late / 1e9:.3f} s after the deadline: "
-                f"the queue of {name!r} takes longer than the "
-                f"{max(0, left) / 1e9:.3f} s that are left",
+                f"the queue of {name!r} needs more than the remaining "
+                f"{max(0, left) / 1e9:.3f} s",
                 (self.admission_ns(rows, left, now) - now) / 1e9,
             )
         return predicted

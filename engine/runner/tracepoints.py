@@ -129,7 +129,7 @@ class Tracepoints:
             return _NOTHING
         if not -kept <= position < kept:
             raise InvalidInput(
-                f"there is no request number {position}: {kept} are recorded"
+                f"there is no request number {position}; {kept} requests are recorded"
             )
         return PhaseValues(*[ns / 1e3 for ns in rows[position]])
 
@@ -141,7 +141,7 @@ class Tracepoints:
         Raises InvalidInput unless 0 <= quantile <= 1.
         """
         if not 0 <= quantile <= 1:
-            raise InvalidInput(f"a quantile is between 0 and 1, got {quantile!r}")
+            raise InvalidInput(f"a quantile must be between 0 and 1, got {quantile!r}")
 
         def rank(times: list[int]) -> float:
             position = max(0, math.ceil(quantile * len(times)) - 1)

@@ -57,7 +57,9 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
     """Send one message. Raises ValueError if it is too long."""
     raw = msgpack.packb(message)
     if len(raw) > MAX_MESSAGE:
-        raise ValueError(f"control message of {len(raw)} bytes, limit {MAX_MESSAGE}")
+        raise ValueError(
+            f"a control message has {len(raw)} bytes; the limit is {MAX_MESSAGE}"
+        )
     if fds:
         socket.send_fds(sock, [raw], list(fds))
     else:
@@ -79,10 +81,12 @@ def receive(
         if not raw:
             raise EOFError("the other side closed the control socket")
         if seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise ValueError("control message cut off")
+            raise ValueError("a control message was truncated")
         message = msgpack.unpackb(raw, strict_map_key=False)
         if not isinstance(message, dict):
-            raise ValueError(f"control message is a {type(message).__name__}")
+            raise ValueError(
+                f"a control message must be a map, got {type(message).__name__}"
+            )
     except BaseException:
         close_all(fds)
         raise
@@ -123,11 +127,11 @@ def connect(
                 break
             except BlockingIOError:
                 if timeout is not None or watch is None:
-                    raise TimeoutError(f"{address} takes no connection") from None
+                    raise TimeoutError(f"{address} accepts no connection") from None
                 watch.look()
         sock.settimeout(timeout)
         if peer_uid(sock) not in (os.getuid(), 0):
-            raise DeviceLost(f"device {address} is held by another user")
+            raise DeviceLost(f"device {address} belongs to another user")
     except (ConnectionError, FileNotFoundError) as error:
         sock.close()
         raise DeviceLost(f"no device process answers at {address}") from error
@@ -182,7 +186,7 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
         if poller.poll(max(0.0, min(watch.interval, left)) * 1000):
             return
         if end is not None and time.monotonic() >= end:
-            raise TimeoutError("no answer in time")
+            raise TimeoutError(f"no answer within {timeout} s")
         watch.look()
 
 
@@ -194,7 +198,7 @@ def from_error(error: BaseException) -> Message:
         error = InvalidModel(str(error))
     is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if is_full or isinstance(error, MemoryError):  # such as no memory to map a file
-        why = f"the device has no memory for it: {error}"
+        why = f"the device does not have enough memory: {error}"
         error = OutOfMemory(why.removesuffix(": "))
     if not isinstance(error, EngineError):
         return {"error": "EngineBug", "message": f"{type(error).__name__}: {error}"}

@@ -82,22 +82,24 @@ def outcome_of(error: Exception) -> tuple[Outcome, str]:
     if isinstance(error, EngineError):
         return Outcome.FAILED, str(error)
     if isinstance(error, MemoryError):
-        text = f"the device has not enough memory for the request: {error}"
+        text = f"the device does not have enough memory for the request: {error}"
         return Outcome.OUT_OF_MEMORY, text.removesuffix(": ")
     return Outcome.BUG, f"{type(error).__name__}: {error}"
 
 
 #: Made in advance, because a lack of memory leaves none for an error.
-NO_MEMORY: Final = OutOfMemory("there is no memory for the request")
-INTERRUPTED: Final = Cancelled("taking the result of the request was interrupted")
+NO_MEMORY: Final = OutOfMemory("not enough memory for the request")
+INTERRUPTED: Final = Cancelled("reading the result of the request was interrupted")
 
 
 def not_copied(output: str, error: Exception) -> EngineError:
     """Return the caller's error for a request whose result could not be copied."""
     try:
         if isinstance(error, MemoryError):
-            return OutOfMemory(f"there is no memory for a copy of output {output!r}")
-        return EngineBug(f"copying output {output!r}: {type(error).__name__}: {error}")
+            return OutOfMemory(f"not enough memory to copy output {output!r}")
+        return EngineBug(
+            f"cannot copy output {output!r}: {type(error).__name__}: {error}"
+        )
     except MemoryError:
         return NO_MEMORY
 

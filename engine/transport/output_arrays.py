@@ -88,7 +88,7 @@ class OutputArrays:
         for name in self.targets or ():
             if name not in self.arrays:
                 self.failure = InvalidInput(
-                    f"output {name!r} was asked for, but the program did not write it"
+                    f"the program did not write output {name!r}, which was requested"
                 )
 
     def __repr__(self) -> str:

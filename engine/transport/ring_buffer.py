@@ -122,7 +122,7 @@ class RingCounters:
 
     def __init__(self, control: memoryview, capacity: int) -> None:
         if capacity < 1:
-            msg = f"a ring has at least one slot, got {capacity}"
+            msg = f"a ring must have at least one slot, got {capacity}"
             raise InvalidConfig(msg)
         self._control = control.cast("B")[:CONTROL_SIZE].cast("Q")
         self.capacity = capacity
@@ -317,7 +317,7 @@ class SpscRingBuffer(Generic[T]):
         self._origin = here()
         if num_buffers > MOST_BUFFERS:
             raise InvalidConfig(
-                f"a ring has at most {MOST_BUFFERS} buffers, got {num_buffers}"
+                f"a ring must have at most {MOST_BUFFERS} buffers, got {num_buffers}"
             )
         self._memory = bytearray(CONTROL_SIZE)
         self._ring = RingCounters(memoryview(self._memory), num_buffers)

@@ -288,8 +288,8 @@ class Batch:
         extent = whole.shape[dim] if whole.ndim > dim else 0
         if not extent or (extent % rows.transfers and not self._plan.max_units):
             raise InvalidInput(
-                f"input {self._inputs[index].name!r} has {extent} in dimension {dim}, "
-                f"which must be a multiple of the {rows.transfers} device iterations"
+                f"dimension {dim} of input {self._inputs[index].name!r} must be a "
+                f"multiple of the {rows.transfers} device iterations, got {extent}"
             )
         size = -(-extent // rows.transfers)
         start = min(position * size, extent)

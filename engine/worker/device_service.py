@@ -65,9 +65,9 @@ class _Guests:
         """Raise InvalidInput for commands that only the owner may send."""
         op = message.get("op")
         if op not in _OF_GUESTS:
-            raise InvalidInput(f"only the owner of the device may ask for {op!r}")
+            raise InvalidInput(f"only the owner of the device may request {op!r}")
         if "link" in message and int(message["link"]) not in self.links:
-            raise InvalidInput("the link is another process's")
+            raise InvalidInput("the link belongs to another process")
 
 
 class DeviceService:
@@ -311,7 +311,7 @@ class DeviceService:
         """Run the save programs between two batches."""
         save = self._saves.get(replica)
         if save is None:
-            raise InvalidInput("the model that is to be saved is not loaded")
+            raise InvalidInput("cannot save a model that is not loaded")
         saved: dict[str, Tensor] = {}
         self._scheduler.call(lambda: saved.update(save.run()))
         place, memory = pack_tensors("saved", saved)

@@ -72,7 +72,7 @@ def load_replicas(
         clones = [(executor.clone(), data.clone()) for _ in numbers[1:]]
     except Cancelled:
         executor.close()
-        text = f"the load programs take longer than {limit.seconds:g} s"
+        text = f"the load programs exceeded {limit.seconds:g} s"
         raise InvalidModel(text) from None
     except BaseException:
         executor.close()
@@ -98,13 +98,17 @@ def _rules(
     for number in (*flow.load, *main, *flow.save):
         if number not in executable.programs:
             known = list(executable.programs)
-            raise InvalidModel(f"there is no program {number}; there are {known}")
+            raise InvalidModel(
+                f"there is no program {number}; the programs are {known}"
+            )
     _check_transfers(stream_transfers(executable, main), plan, anchors)
     # If requests choose what runs, no two may run together.
     conditional = is_conditional(executable, main)
     if conditional and plan.ragged is not None:
-        what = "what runs depends on each request"
-        raise InvalidModel(f"rows of different length cannot run together: {what}")
+        raise InvalidModel(
+            "rows of different length cannot run together, because each request "
+            "selects the program that runs; switch off ragged"
+        )
     policy = BatchingPolicy(
         max_rows=0 if conditional else plan.max_units,
         conditional=conditional,
@@ -147,8 +151,8 @@ def _check_transfers(
         count = transfers.get(anchor.handle, 1)
         if count != rows.transfers:
             raise InvalidModel(
-                f"a run of the main programs transfers {anchor.name!r} {count} times, "
-                f"which the device iterations in the metadata do not announce"
+                f"a run of the main programs transfers {anchor.name!r} {count} times; "
+                f"the device_iterations of the metadata require {rows.transfers}"
             )
 
 

@@ -484,9 +484,9 @@ def _wait_note(wait_ns: int) -> str:
     if wait_ns < WORTH_SAYING_NS:
         return ""
     if wait_ns >= NEVER_NS:
-        return "; no other request can bring it, and waiting would last for ever"
+        return "; no other request can supply it, so the run would wait for ever"
     return (
-        "; no other request can bring it, and waiting would end after its timeout of "
+        "; no other request can supply it, so the run would wait for its timeout of "
         f"{wait_ns / 1e9:g} s"
     )
 

@@ -119,9 +119,9 @@ class Results:
             if mine.nbytes > anchor.payload_size:
                 name = self._outputs[index].name
                 raise ExecutionFailed(
-                    f"output {name!r} takes {mine.nbytes} bytes, a request may have "
-                    f"{anchor.payload_size} of it (the engine's option "
-                    "channel_memory): send fewer rows at once"
+                    f"output {name!r} has {mine.nbytes} bytes, which exceeds the "
+                    f"limit of {anchor.payload_size}: send fewer rows at once, or "
+                    "raise channel_memory"
                 )
             offset = anchor.place(mine.nbytes)
             if offset < 0:
@@ -142,7 +142,7 @@ class Results:
                 name = self._outputs[index].name
                 raise ExecutionFailed(
                     f"output {name!r} has shape {list(value.shape)} for a batch of "
-                    f"{counted(batch.used, 'row')}: the model must not be batched"
+                    f"{counted(batch.used, 'row')}: switch off batching for the model"
                 )
 
     def _describe_rows(

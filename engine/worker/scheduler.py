@@ -346,7 +346,7 @@ class Scheduler:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._stopping or channel.link.gone:
                     raise ResultsNotTaken(
-                        f"the client did not collect its results for {ROOM_TIMEOUT} s"
+                        f"the client did not read its results for {ROOM_TIMEOUT} s"
                     )
                 # Submissions write to the same eventfd. Reading it here loses none,
                 # because the loop drains all submissions after this batch. `finally`

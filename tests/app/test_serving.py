@@ -276,7 +276,7 @@ def test_without_waiting_the_second_gateway_fails(
 ) -> None:
     with ServedGateway(repository, "--devices", "cpu:1", pool=holder.pool) as second:
         assert second.join() == 3
-        assert "popgate: error: no free device" in second.output
+        assert "popgate: error: no device is free" in second.output
         assert "--device-wait" in second.output
         assert "Traceback" not in second.output
     assert holder.infer("affine", input=ROW)["output"] == AFFINE

@@ -87,7 +87,7 @@ def test_devices_are_checked_where_they_come_from(
     assert Settings().devices == "cpu:2-3"
     assert Settings(devices="cpu:1").devices == "cpu:1"
     monkeypatch.setenv("POPGATE_DEVICES", "cpus")
-    with pytest.raises(ValidationError, match="cannot understand devices 'cpus'"):
+    with pytest.raises(ValidationError, match="invalid devices 'cpus'"):
         Settings()
 
 

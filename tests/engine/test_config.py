@@ -31,7 +31,7 @@ def test_ranges(option: str, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_replicas_and_frozen_inputs_are_checked() -> None:
-    with pytest.raises(InvalidConfig, match="replica 1"):
+    with pytest.raises(InvalidConfig, match="replicas from 0 to 0"):
         ModelRunnerConfig(replica_to_device={1: object()})  # type: ignore[dict-item]
     with pytest.raises(InvalidConfig, match="got list"):
         ModelRunnerConfig(frozen_inputs={"x": [1]})  # type: ignore[dict-item]

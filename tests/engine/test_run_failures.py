@@ -62,7 +62,7 @@ def test_what_was_at_work_alone_is_blamed() -> None:
     assert found.judge("SIGSEGV", "").culprit == ""
     death = found.judge("SIGSEGV", "runs")
     assert (death.culprit, death.times) == ("runs", 1)
-    assert str(death) == "its process died of SIGSEGV, while model 'runs' was at work"
+    assert str(death) == "its process died of SIGSEGV, while model 'runs' was running"
     with found.loading("loads"):
         assert found.judge("SIGBUS", "").culprit == "loads"
         # A warm-up of what is loaded.

@@ -61,7 +61,7 @@ def decide(
         if reason is None and size and weights:
             reason = _rows_depend_on_weights(model, interface, weights, options, limit)
         if limit.is_over:  # the check failed only because `limit` ended its runs
-            reason = f"the check was given up after {limit.seconds:g} s"
+            reason = f"the check was stopped after {limit.seconds:g} s"
     if reason is not None:
         return BatchDecision(False, size, reason)
     return BatchDecision(
@@ -77,7 +77,7 @@ def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None
     have one.
     """
     if not interface.inputs:
-        return "there are no inputs"
+        return "the model has no inputs"
     if size == 1:
         return "a batch of one row has no other rows"
     named = (
@@ -86,7 +86,7 @@ def _rows_are_missing(model: Any, interface: Interface, size: int) -> str | None
     )
     for name, shape in named:
         if shape is None:
-            return f"the rank of {name} is not known"
+            return f"the rank of {name} is unknown"
         if not shape:
             return f"{name} is a scalar"
         if size and shape[0] != size:
@@ -104,12 +104,12 @@ def _remedy(interface: Interface) -> str:
     """
     shapes = {t.name: t.shape for t in interface.inputs if t.shape}
     if not any(isinstance(shape[0], int) for shape in shapes.values()):
-        return ": it needs an export with a free first dimension (dynamic_shapes)"
+        return "; export the model with a free first dimension (dynamic_shapes)"
     options = []
     for name, shape in shapes.items():
         rest = ("-1" if dim is None else str(dim) for dim in shape[1:])
         options.append(f"--shape {name}={','.join(('batch', *rest))}")
-    return f"; if it computes any number of rows, {' '.join(options)} lets it"
+    return f"; if the model can compute any number of rows, set {' '.join(options)}"
 
 
 def _rows_differ(model: Any, interface: Interface) -> str | None:
@@ -129,7 +129,10 @@ def _rows_differ(model: Any, interface: Interface) -> str | None:
         *((t.name, t.shape or ()) for t in interface.outputs),
     ):
         if shape[0] is not None and shape[0] in elsewhere:
-            return f"the first dimension of {name!r}, {shape[0]}, is not only a first"
+            return (
+                f"the first dimension of {name!r}, {shape[0]}, is also another "
+                "dimension of an input or output"
+            )
     first, *others = shapes.items()
     rows = first[1][0]
     for name, shape in others:
@@ -137,7 +140,7 @@ def _rows_differ(model: Any, interface: Interface) -> str | None:
             why = unproven(model, interface)
             return why and (
                 f"the first dimensions of inputs {first[0]!r} and {name!r} are "
-                f"{rows or '?'} and {shape[0] or '?'}, which need not be equal: {why}"
+                f"{rows or '?'} and {shape[0] or '?'}, which may differ: {why}"
             )
     return None
 

@@ -59,7 +59,9 @@ def shown_lengths(
     pads: dict[str, float] = {}
     for public, pad in options.ragged.items():
         if public not in inside:
-            raise Dependent(f"there is no input {public!r}")
+            raise Dependent(
+                f"the model has no input {public!r}; it has {', '.join(inside)}"
+            )
         pads[inside[public]] = pad
     _check_inputs(part.interface.inputs, pads)
     for tensor in part.interface.inputs:
@@ -68,7 +70,7 @@ def shown_lengths(
     check = _LengthCheck(part.interface.inputs, part.interface.outputs, pads, run)
     axes = check.check(options.seed, time.monotonic() + options.check_seconds)
     if limit.is_over:
-        raise Dependent(f"the check was given up after {limit.seconds:g} s")
+        raise Dependent(f"the check was stopped after {limit.seconds:g} s")
     outputs = {part.outputs[name]: found for name, found in axes.items()}
     return ShownLengths(dict(options.ragged), outputs)
 
@@ -81,13 +83,15 @@ def _check_inputs(inputs: Sequence[GraphTensor], pads: Mapping[str, float]) -> N
             continue
         what, shape = f"input {tensor.name!r}", tensor.shape or ()
         if tensor.data_type is DataType.STRING:
-            raise Dependent(f"{what} has strings, which cannot be padded")
+            raise Dependent(f"{what} holds strings, which cannot be padded")
         if len(shape) <= LENGTH_AXIS or isinstance(shape[LENGTH_AXIS], int):
             raise Dependent(f"{what} has no free axis {LENGTH_AXIS}")
         names.add(shape[LENGTH_AXIS])
     for tensor in inputs:
         if tensor.name not in pads and names & set((tensor.shape or ())[1:]) - {None}:
-            raise Dependent(f"input {tensor.name!r} has the same length and no padding")
+            raise Dependent(
+                f"input {tensor.name!r} has the same length but no padding value"
+            )
 
 
 class _LengthCheck:
@@ -159,7 +163,7 @@ class _LengthCheck:
         try:
             together = self._run(self._padded(rows, max(lengths)))
         except EngineError as error:
-            raise Dependent(f"padded rows fail together ({error})") from None
+            raise Dependent(f"the padded rows fail in one batch ({error})") from None
         tight = True
         for name, data_type in self._types.items():
             mine = [results[name] for results in alone]
@@ -174,7 +178,7 @@ class _LengthCheck:
                 if gap > WIDE:
                     raise Dependent(what)
                 if gap > TIGHT.get(data_type, 0.0):
-                    tight, self._differs = False, f"{what}, a little"
+                    tight, self._differs = False, f"{what} (slightly)"
         if tight and self._responds(alone):
             self._agrees = True
 
@@ -205,8 +209,8 @@ class _LengthCheck:
                 axes.append(axis)
             elif len(set(sizes)) > 1:
                 raise Dependent(
-                    f"axis {axis} of output {name!r} depends on the length, and is "
-                    "not as long"
+                    f"axis {axis} of output {name!r} depends on the length but does "
+                    "not equal it"
                 )
         return tuple(axes)
 
@@ -224,7 +228,7 @@ class _LengthCheck:
     def _judge(self) -> None:
         if self._agrees:
             return
-        same = f"its results for synthetic rows are all the same, {NOTHING_SHOWN}"
+        same = f"all synthetic rows give the same result, {NOTHING_SHOWN}"
         raise Dependent(self._differs or same)
 
 

@@ -67,14 +67,14 @@ class OperatorCall:
         items = self.input(index).items
         whole = None if items is None else [i for i in items if isinstance(i, int)]
         if items is None or whole is None or len(whole) < len(items):
-            raise Unproven(f"takes {self.node.input[index]!r}, which is not known")
+            raise Unproven(f"reads {self.node.input[index]!r}, which is unknown")
         return tuple(whole)
 
     def only(self, index: int = 0) -> Value:
         """Return an input. Raise Unproven if another input depends on rows."""
         for other, value in enumerate(self.given):
             if other != index and value is not None and value.axis is not None:
-                raise Unproven(f"takes rows as its input {other}, too")
+                raise Unproven(f"also reads rows as its input {other}")
         return self.input(index)
 
     def leading(self, rank: int = 0) -> Value:
@@ -85,10 +85,10 @@ class OperatorCall:
         """
         value = self.only()
         if value.axis is not None and value.shape[0] != _plain(value):
-            raise Unproven("takes rows that are not along the first axis")
+            raise Unproven("reads rows that do not lie along the first axis")
         if rank and len(value.shape) != rank:
             raise Unproven(
-                f"takes {counted(len(value.shape), 'dimension')} instead of {rank}"
+                f"reads {counted(len(value.shape), 'dimension')}, expected {rank}"
             )
         return value
 
@@ -104,11 +104,11 @@ def _plain(value: Value) -> Size:
 def from_front(axis: int, rank: int) -> int:
     front = axis + rank if axis < 0 else axis
     if not 0 <= front < max(rank, 1):
-        raise Unproven(f"has an axis {axis} for {counted(rank, 'dimension')}")
+        raise Unproven(f"names axis {axis} of {counted(rank, 'dimension')}")
     return front
 
 
 def across(value: Value, axes: Iterable[int]) -> None:
     """Refuse an operator that combines the values along `axes` if rows lie there."""
     if value.axis is not None and value.axis in axes:
-        raise Unproven("combines what lies along the axis of rows")
+        raise Unproven("combines values along the axis of rows")

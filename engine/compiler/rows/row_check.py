@@ -149,16 +149,13 @@ class RowCheck:
         if not self._agrees and not self._furthest and not self._size:
             self._arrangement(first, _MANY_ROWS)
         if not self._responds:
-            raise Dependent(
-                "its results for synthetic rows are all the same, which shows nothing"
-            )
+            raise Dependent(f"all synthetic rows give the same result, {NOTHING_SHOWN}")
         if not self._agrees and not self._furthest:
             raise Dependent(
-                "its results for synthetic rows run together are all the same, which "
-                "shows nothing"
+                f"all synthetic rows give the same result in one batch, {NOTHING_SHOWN}"
             )
         if not self._agrees:
-            raise Dependent(f"{self._furthest} a little")
+            raise Dependent(f"{self._furthest} (slightly)")
 
     def run(self, feed: Feed) -> dict[str, Array]:
         """Run on the rows of `feed`, padded with zeros to a fixed batch size."""
@@ -219,7 +216,7 @@ class RowCheck:
         count = self._size or TRACED_ROWS
         if count * row > MAX_BATCH:
             raise Dependent(
-                f"it was not tried: {count} synthetic rows would take "
+                f"the check did not run, because {count} synthetic rows would take "
                 f"{count * row / (1 << 30):,.1f} GiB"
             )
 
@@ -231,14 +228,14 @@ class RowCheck:
         if together is None and alone is None:
             return
         if together is None or alone is None:
-            raise Dependent("rows that run alone fail together, or the other way round")
+            raise Dependent("rows run either alone or in a batch, but not both")
         order = self._sampler.permutation(count)
         shuffled = self._try(take(feed, order))
         if shuffled is None:
-            raise Dependent("rows that run in one order fail in another")
+            raise Dependent("rows run in one order but fail in another")
         ordered = {name: array[order] for name, array in together.items()}
-        tight = self._compare(together, alone, "together with others and alone")
-        tight &= self._compare(shuffled, ordered, "in one order and in another")
+        tight = self._compare(together, alone, "alone and in a batch")
+        tight &= self._compare(shuffled, ordered, "in another order of rows")
         if self._note_response(together):
             self._agrees |= tight
 

@@ -77,7 +77,7 @@ def row_mixer(model: Any) -> str | None:
         *(node for function in model.functions for node in function.node),
     ):
         if node.op_type in RANDOM:
-            return f"{label(node)} gives random numbers"
+            return f"{label(node)} returns random numbers"
     constants = {t.name: t for t in model.graph.initializer}
     functions = {(f.domain, f.name): f for f in model.functions}
     tainted = {value.name for value in model.graph.input}
@@ -93,7 +93,7 @@ class _Look:
 
     def at(self, nodes: Any, tainted: set[str], depth: int) -> str | None:
         if depth > MAX_NESTING:
-            return "functions are nested too deep"
+            return f"functions are nested more than {MAX_NESTING} deep"
         for node in nodes:
             reads = set(node.input)
             for inner in graphs_of(node):
@@ -118,10 +118,10 @@ class _Look:
     def _mixes(self, node: Any, tainted: set[str]) -> str | None:
         kind = node.op_type
         if kind in SEES_ALL_ROWS:
-            return f"{label(node)} looks at all rows at once"
+            return f"{label(node)} reads all rows at once"
         size = [node.input[i] for i in SIZES.get(kind, ()) if i < len(node.input)]
         if any(name in tainted for name in size):
-            return f"{label(node)} gives as much as data says"
+            return f"{label(node)} has a result whose size depends on data"
         if kind == "BatchNormalization" and attribute_int(node, "training_mode", 0):
             return f"{label(node)} takes its statistics from the batch"
         if kind == "Dropout" and _is_training(node, self._constants):
@@ -129,7 +129,7 @@ class _Look:
         if kind == "If" and node.input[0] in tainted:
             return f"{label(node)} branches on data"
         if kind == "Loop" and _loops_on_data(node, tainted):
-            return f"{label(node)} loops as long as data says"
+            return f"{label(node)} repeats a number of times that depends on data"
         return None
 
 

@@ -83,7 +83,7 @@ def extracted(call: OperatorCall) -> Iterable[Value]:
             count *= size
         return [Value((*front, count if known else unknown()))]
     if value.axis is not None:
-        raise Unproven("takes rows by number")
+        raise Unproven("selects rows by their number")
     rows = chosen.shape[chosen.axis]
     if not isinstance(rows, Rows) or any(
         size != 1 for size in chosen.shape if size is not rows
@@ -98,10 +98,10 @@ def vector(call: OperatorCall) -> Iterable[Value]:
     """
     shapes = [value.shape for value in call.values]
     if any(len(shape) != 2 or not isinstance(shape[0], Rows) for shape in shapes):
-        raise Unproven("takes something else than rows of a matrix")
+        raise Unproven("expects a matrix with one row for each request row")
     rows = matched([shape[0] for shape in shapes], call.counts)
     if not isinstance(rows, Rows) or rows.each != 1:
-        raise Unproven("takes something else than rows of a matrix")
+        raise Unproven("expects a matrix with one row for each request row")
     return [Value((rows, unknown()))]
 
 

@@ -56,7 +56,7 @@ def unproven(model: Any, interface: Interface) -> str | None:
         return str(error)
     for output in interface.outputs:
         if not _has_rows_first(values.get(output.name)):
-            return f"output {output.name!r} may not have one row for each row"
+            return f"output {output.name!r} may not have one row for each input row"
     counts.settle()
     return _unequal(interface.inputs, counts)
 
@@ -102,7 +102,7 @@ def _unequal(inputs: Iterable[GraphTensor], counts: RowCounts) -> str | None:
     for number, name in enumerate(names):
         if not counts.are_equal(0, number):
             return (
-                f"nothing in it fails where {names[0]!r} and {name!r} have different "
+                f"the model may also run if {names[0]!r} and {name!r} have different "
                 "numbers of rows"
             )
     return None
@@ -170,7 +170,7 @@ def _visit(
     if rule is None:
         raise Unproven("is not known to keep rows apart")
     if missing := next((n for n in node.input if n and n not in values), None):
-        raise Unproven(f"takes {missing!r}, of which nothing is known")
+        raise Unproven(f"reads {missing!r}, which is unknown")
     given = tuple(values[name] if name else None for name in node.input)
     results = list(rule(OperatorCall(node, given, opsets.get(domain, 1), counts)))
     for index, value in enumerate(given):
@@ -178,7 +178,7 @@ def _visit(
             _check_counts(kind, index, results)
     for name, value in zip(node.output, results, strict=False):
         if sum(isinstance(size, Rows) for size in value.shape) > 1:
-            raise Unproven("puts each row beside every other")
+            raise Unproven("combines each row with every other")
         values[name] = value
 
 
@@ -188,7 +188,7 @@ def _check_counts(kind: str, index: int, results: Iterable[Value]) -> None:
         return
     known = all(result.items is not None for result in results)
     if kind not in PASS_SIZES_ON or not known:
-        raise Unproven("depends on how many rows there are")
+        raise Unproven("depends on the number of rows")
 
 
 def _constant_node(node: Any) -> Value:
@@ -205,7 +205,7 @@ def _constant_node(node: Any) -> Value:
             return Value(())
         case "value_floats" | "value_strings":
             return Value((len(attribute.floats) or len(attribute.strings),))
-    raise Unproven(f"has an attribute {attribute.name!r}")
+    raise Unproven(f"has an unknown attribute {attribute.name!r}")
 
 
 def _has_rows_first(value: Value | None) -> bool:

@@ -104,7 +104,7 @@ def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
     if not one or not other:
         raise Unproven("multiplies a scalar")
     if isinstance(one[-1], Rows) or isinstance(other[max(-2, -len(other))], Rows):
-        raise Unproven("combines what lies along the axis of rows")
+        raise Unproven("combines values along the axis of rows")
     batch = broadcast([one[:-2], other[:-2]], counts)
     return (*batch, *one[-2:-1], *(other[-1:] if len(other) > 1 else ()))
 
@@ -112,7 +112,7 @@ def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
 def gemm(call: OperatorCall) -> Iterable[Value]:
     one, other = call.input(0).shape, call.input(1).shape
     if len(one) != 2 or len(other) != 2:
-        raise Unproven("multiplies something else than matrices")
+        raise Unproven("multiplies values that are not matrices")
     one = one[::-1] if call.number("transA", 0) else one
     other = other[::-1] if call.number("transB", 0) else other
     result = product(one, other, call.counts)
@@ -128,7 +128,7 @@ def neighbourhood(call: OperatorCall) -> Iterable[Value]:
     value, kind = call.leading(), call.node.op_type
     rank = len(value.shape)
     if rank < 2:
-        raise Unproven(f"takes {counted(rank, 'dimension')}")
+        raise Unproven(f"reads {counted(rank, 'dimension')}, expected at least 2")
     channels, places = value.shape[1], value.shape[2:]
     if kind == "Conv":
         channels = call.input(1).shape[0]
@@ -147,12 +147,12 @@ def recurrent(call: OperatorCall) -> Iterable[Value]:
     """
     value = call.input()
     if call.number("layout", 0) or value.axis != 1 or len(value.shape) != 3:
-        raise Unproven("takes rows that are not along the second axis")
+        raise Unproven("reads rows that do not lie along the second axis")
     wanted = {0: 1, 4: 0, 5: 1, 6: 1}
     for index, other in enumerate(call.given):
         axis = None if other is None else other.axis
         if axis is not None and axis != wanted.get(index):
-            raise Unproven(f"takes rows as its input {index}")
+            raise Unproven(f"reads rows as its input {index}")
     steps, rows, _ = value.shape
     direction = call.attribute("direction")
     both = direction is not None and direction.s == b"bidirectional"

@@ -35,7 +35,7 @@ def concat(call: OperatorCall) -> Iterable[Value]:
         return [Value((len(items),), items)]
     columns = list(zip(*(value.shape for value in values), strict=True))
     if any(isinstance(size, Rows) for size in columns[axis]):
-        raise Unproven("puts rows one after another")
+        raise Unproven("concatenates values along the axis of rows")
     shape = [matched(sizes, call.counts) for sizes in columns]
     parts = [size for size in columns[axis] if isinstance(size, int)]
     shape[axis] = sum(parts) if len(parts) == len(values) else unknown()
@@ -49,7 +49,7 @@ def gather(call: OperatorCall) -> Iterable[Value]:
         places = [from_front(i, len(value.items)) for i in call.constants(1)]
         return [Value(chosen.shape, tuple(value.items[i] for i in places))]
     if value.axis is not None and (chosen.axis is not None or value.axis == axis):
-        raise Unproven("takes rows by number")
+        raise Unproven("selects rows by their number")
     shape = (*value.shape[:axis], *chosen.shape, *value.shape[axis + 1 :])
     return [Value(shape)]
 
@@ -60,7 +60,7 @@ def gather_elements(call: OperatorCall) -> Iterable[Value]:
     if axis is None and chosen.axis is None:
         return [Value(chosen.shape)]
     if axis is None or axis != chosen.axis or axis == call.axis(0):
-        raise Unproven("takes rows by number")
+        raise Unproven("selects rows by their number")
     if _each(value.shape[axis]) != _each(chosen.shape[axis]):
         raise Unproven("may put different rows together")
     return [Value(chosen.shape)]
@@ -123,7 +123,7 @@ def reshape(call: OperatorCall) -> Iterable[Value]:
         return [Value(reshaped(value.shape, _two(front, back)))]
     items = call.input(1).items
     if items is None:
-        raise Unproven(f"takes the shape {call.node.input[1]!r}, which is not known")
+        raise Unproven(f"reads the shape {call.node.input[1]!r}, which is unknown")
     if not call.number("allowzero", 0):
         items = tuple(
             value.shape[i] if d == 0 and i < len(value.shape) else d
@@ -151,7 +151,7 @@ def squeeze(call: OperatorCall) -> Iterable[Value]:
     axes = call.numbers("axes", 1)
     if axes is None:
         if value.axis is not None or any(isinstance(d, str) for d in value.shape):
-            raise Unproven("removes the axis of rows if there is one row")
+            raise Unproven("removes the axis of rows for a single row")
         axes = tuple(i for i, size in enumerate(value.shape) if size == 1)
     gone = {from_front(axis, len(value.shape)) for axis in axes}
     across(value, gone)
@@ -172,7 +172,7 @@ def unsqueeze(call: OperatorCall) -> Iterable[Value]:
 def expand(call: OperatorCall) -> Iterable[Value]:
     items = call.input(1).items
     if items is None:
-        raise Unproven(f"takes the shape {call.node.input[1]!r}, which is not known")
+        raise Unproven(f"reads the shape {call.node.input[1]!r}, which is unknown")
     return [Value(broadcast([call.input().shape, items], call.counts))]
 
 
@@ -193,7 +193,7 @@ def pad(call: OperatorCall) -> Iterable[Value]:
     value = call.only()
     pads = call.numbers("pads", 1) or ()
     if call.has(3):
-        raise Unproven("pads axes that are given beside")
+        raise Unproven("pads axes that another input lists")
     rank = len(value.shape)
     if len(pads) != 2 * rank:
         raise Unproven(f"has {len(pads)} pads for {rank} dimensions")
@@ -228,14 +228,14 @@ def filled(call: OperatorCall) -> Iterable[Value]:
     """Apply `ConstantOfShape`."""
     items = call.input().items
     if items is None:
-        raise Unproven(f"takes the shape {call.node.input[0]!r}, which is not known")
+        raise Unproven(f"reads the shape {call.node.input[0]!r}, which is unknown")
     return [Value(items)]
 
 
 def counted(call: OperatorCall) -> Iterable[Value]:
     """Apply `Range`."""
     if any(value.axis is not None for value in call.values):
-        raise Unproven("gives as much as data says")
+        raise Unproven("has a result whose size depends on data")
     return [Value((unknown(),))]
 
 

@@ -65,15 +65,15 @@ class RowTrace:
             shown = exposed(model) if inside else model
             return self._look(shown, base, other, row, until)
         except Exception as error:  # the unchanged model may still run
-            _log.debug("intermediate values cannot be seen: %s", error)
+            _log.debug("cannot read intermediate values: %s", error)
         if not inside:
             return None
         try:
             reason = self._look(model, base, other, row, until)
         except Exception as error:  # the model does not run on these rows
-            _log.debug("values outside of nested graphs cannot be seen: %s", error)
+            _log.debug("cannot read values outside nested graphs: %s", error)
             return None
-        return reason or "what it does inside of nested graphs could not be seen"
+        return reason or "the check could not read the values in its nested graphs"
 
     def _look(
         self, model: Any, base: Feed, other: Feed, row: int, until: float

@@ -106,6 +106,9 @@ def unknown() -> str:
     return f"?{next(_NAMES)}"
 
 
+_NOT_FOR_EACH_ROW = "combines rows with values that do not have one entry for each row"
+
+
 def broadcast(shapes: Sequence[Shape], counts: RowCounts) -> Shape:
     """Return the shape of a value computed element by element from several values."""
     rank = max(map(len, shapes), default=0)
@@ -118,7 +121,7 @@ def _together(sizes: tuple[Size, ...], counts: RowCounts) -> Size:
     others = {size for size in sizes if not isinstance(size, Rows) and size != 1}
     if rows:
         if others or len({size.each for size in rows}) > 1:
-            raise Unproven("puts rows beside something that is not one for each row")
+            raise Unproven(_NOT_FOR_EACH_ROW)
         return Rows(counts.repeated(size.group for size in rows), rows[0].each)
     if len(others) < 2:
         return next(iter(others), 1)
@@ -131,7 +134,7 @@ def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
     if not rows:
         return next((size for size in sizes if isinstance(size, int)), sizes[0])
     if len(rows) < len(sizes) or len({size.each for size in rows}) > 1:
-        raise Unproven("puts rows beside something that is not one for each row")
+        raise Unproven(_NOT_FOR_EACH_ROW)
     counts.must_be_equal(size.group for size in rows)
     return rows[0]
 
@@ -141,7 +144,7 @@ def reshaped(shape: Shape, target: Shape) -> Shape:
     axis = Value(shape).axis
     if axis is None:
         if any(isinstance(size, Rows) for size in target):
-            raise Unproven("gives rows to what has none")
+            raise Unproven("broadcasts rows to a value that has none")
         return _filled(target, _Product.of(shape))
     rows = shape[axis]
     assert isinstance(rows, Rows)
@@ -168,7 +171,7 @@ def _row_place(target: Shape) -> int:
     named = [i for i, size in enumerate(target) if isinstance(size, Rows)]
     places = named or [i for i, size in enumerate(target) if size == -1]
     if len(places) != 1:
-        raise Unproven("gives a shape without one place for rows")
+        raise Unproven("returns a shape without exactly one axis for rows")
     return places[0]
 
 

@@ -90,7 +90,7 @@ def test_a_runner_that_names_no_devices_is_refused_when_all_are_attached(
         devices.append(device)
     assert len(devices) == max(2, usable_cores())
     config = model_runtime.ModelRunnerConfig()
-    with pytest.raises(NoDeviceAvailable, match="no free device"):
+    with pytest.raises(NoDeviceAvailable, match="no device is free"):
         model_runtime.ModelRunner(simple, config)
     config.device_wait_config = DeviceWaitConfig(0.01, 0.005)
     with pytest.raises(DeviceWaitTimeout):

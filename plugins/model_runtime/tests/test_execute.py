@@ -261,7 +261,7 @@ def test_wrong_requests_are_refused(runner: model_runtime.ModelRunner) -> None:
 @pytest.mark.parametrize(
     ("memory", "says"),
     [
-        ({}, r"no memory for output 'output'; got \[\]"),
+        ({}, r"memory for output 'output' is missing; got \[\]"),
         ({"output": np.zeros((6, 4), "f4")}, r"float32 \[6, 4\], expected .* \[3, 4\]"),
         ({"output": np.zeros((2, 4), "f4")}, r"float32 \[2, 4\], expected .* \[3, 4\]"),
         ({"output": np.zeros((3, 4), "f8")}, r"float64 \[3, 4\], expected float32"),

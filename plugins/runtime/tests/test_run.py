@@ -116,8 +116,8 @@ def test_an_onnx_file_is_compiled_first(popgate: Call) -> None:
         ),
         (("--save", "out.txt"), 2, "expected .npz or .npy"),
         (("--save", "no/such/out.npz"), 2, "no such folder"),
-        (("--devices", "what"), 2, "cannot understand devices 'what'"),
-        (("--devices", "cpu:1", "--replicas", 2), 3, "2 replicas of 1 device each"),
+        (("--devices", "what"), 2, "invalid devices 'what'"),
+        (("--devices", "cpu:1", "--replicas", 2), 3, "2 replicas of 1 unit each"),
     ],
 )
 def test_mistakes_are_explained(

@@ -118,7 +118,7 @@ def test_a_model_that_crashes_its_device_again_and_again(tmp_path: Path) -> None
             answer = divide(1)
             assert answer.status_code == 503, answer.text
             assert answer.json()["code"] == "device_lost"
-            assert "SIGFPE, while model 'bad/1' was at work" in answer.json()["error"]
+            assert "SIGFPE, while model 'bad/1' was running" in answer.json()["error"]
             until_restarted(gateway, number)
         assert divide(4).status_code == 200
         for number in range(1, MOST + 1):
@@ -152,7 +152,7 @@ def test_a_model_that_crashes_its_device_when_it_is_loaded(
             assert gateway.infer(f"good{number}", input=ROW)["output"] == OUTPUT
         answer = gateway.client.post("/v1/models/bad/load")
         assert answer.status_code == 400, answer.text
-        assert "'bad/1' was at work" in answer.json()["error"]
+        assert "'bad/1' was running" in answer.json()["error"]
         gateway.wait_ready()
         assert gateway.infer("good0", input=ROW)["output"] == OUTPUT
 
@@ -168,7 +168,7 @@ def test_a_model_that_crashes_its_device_when_it_comes_back(tmp_path: Path) -> N
         with path.open("r+b") as file:
             file.write(bent)
         os.kill(device_of(gateway)["pid"], signal.SIGKILL)
-        gateway.wait_line("is at fault")
+        gateway.wait_line("is not loaded again")
         gateway.wait_ready()
         assert gateway.infer("good", input=ROW)["output"] == OUTPUT
         assert list(gateway.client.get("/v1/health/ready").json()["failed"]) == ["bad"]

@@ -331,6 +331,6 @@ def test_a_member_that_failed_is_named(tmp_path: Path) -> None:
             assert (status, error[:13]) == (500, "step 1 (bad):")
         status, error = ask("of_bad")
         assert (status, error[:13]) == (503, "step 1 (bad):")
-        assert "a run takes longer than 1 s" in error
+        assert "a run exceeded the limit of 1 s" in error
         status, error = ask("outer")
         assert (status, error[:30]) == (503, "step 1 (of_bad): step 1 (bad):")

@@ -134,6 +134,8 @@ def test_texts_need_no_locale_of_the_machine(
 
 def test_a_file_that_lacks_data_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     first, _ = build_popef.build_split(tmp_path)
-    with pytest.raises(InvalidModel, match="no data for 'bias': neither the file nor"):
+    with pytest.raises(
+        InvalidModel, match="'bias' has no data, neither in the file nor"
+    ):
         describe_model(first)
     assert load_model(first).metadata.executable

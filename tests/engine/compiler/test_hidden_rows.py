@@ -207,7 +207,7 @@ HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         CHANGES,
     ),
-    "many rows": (many_rows, "differs together with others and alone"),
+    "many rows": (many_rows, "differs alone and in a batch"),
 }
 
 
@@ -239,7 +239,7 @@ def test_nested_graphs_that_cannot_be_seen_into_are_not_trusted(tmp_path: Path) 
         {"times": np.int64(3)},
     )
     decision = compile_model(model, tmp_path / "m.popef").batch
-    assert decision.reason == "what it does inside of nested graphs could not be seen"
+    assert decision.reason == "the check could not read the values in its nested graphs"
 
 
 def test_the_model_itself_stays_as_it_is() -> None:

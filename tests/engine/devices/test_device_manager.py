@@ -80,7 +80,7 @@ def test_programs_that_name_no_pool_have_one_rule(
         with ModelRunner(path, config) as runner:
             assert [device.id for device in runner.devices] == ["cpu:0"]
             assert all(info.state == "attached" for info in manager.list())
-            refused = f"no free device: .*set POPGATE_DEVICES=cpu:{cores + 1}$"
+            refused = f"no device is free: .*set POPGATE_DEVICES=cpu:{cores + 1}$"
             with pytest.raises(NoDeviceAvailable, match=refused):
                 manager.get_device()
             with pytest.raises(NoDeviceAvailable, match=refused):
@@ -130,7 +130,7 @@ def test_the_environment_names_the_pool(monkeypatch: pytest.MonkeyPatch) -> None
         assert device.id == "cpu:50"
     monkeypatch.setenv("POPGATE_DEVICES", "cpx:4")
     with pytest.raises(
-        InvalidConfig, match=r"^POPGATE_DEVICES: cannot understand devices 'cpx:4'"
+        InvalidConfig, match=r"^POPGATE_DEVICES: invalid devices 'cpx:4'"
     ):
         DeviceManager()
     monkeypatch.setenv("POPGATE_DEVICES", "")
@@ -159,21 +159,21 @@ def test_what_the_pool_can_never_give_is_refused_at_once(
         return str(error.value)
 
     assert refused(path, 3, {}) == (
-        "3 replicas of 1 device each were wanted, the pool has 2 (cpu:53, cpu:54); "
+        "3 replicas of 1 unit each are needed, but the pool has 2 (cpu:53, cpu:54); "
         "set POPGATE_DEVICES=cpu:3 or lower replication_factor"
     )
     assert refused(pair, 2, {}) == (
-        "2 replicas of 2 devices each were wanted, the pool has 2 (cpu:53, cpu:54); "
+        "2 replicas of 2 units each are needed, but the pool has 2 (cpu:53, cpu:54); "
         "set POPGATE_DEVICES=cpu:4 or lower replication_factor"
     )
     with manager.get_device() as device, manager.create_ipu_model_device() as free:
         # The runner keeps what it was given; what is no unit of the pool takes none.
         assert refused(path, 4, {0: device, 3: free}) == (
-            "2 replicas of 1 device each were wanted beside 1 device that other "
-            "replicas have, the pool has 2 (cpu:53, cpu:54); "
+            "2 replicas of 1 unit each are needed, besides 1 unit that other "
+            "replicas hold, but the pool has 2 (cpu:53, cpu:54); "
             "set POPGATE_DEVICES=cpu:3 or lower replication_factor"
         )
-    with pytest.raises(NoDeviceAvailable, match=r"3 devices .* POPGATE_DEVICES=cpu:3$"):
+    with pytest.raises(NoDeviceAvailable, match=r"3 units .* POPGATE_DEVICES=cpu:3$"):
         manager.get_device(3, wait)
     assert manager.try_get_device(3, wait) is None
     assert manager.try_get_specific_device("cpu:99", wait) is None
@@ -181,9 +181,11 @@ def test_what_the_pool_can_never_give_is_refused_at_once(
     monkeypatch.setattr("engine.devices.device_manager._has_gpu_build", lambda: True)
     monkeypatch.setenv("POPGATE_DEVICES", "cpu:55-55,cuda:0")
     config = ModelRunnerConfig(device_wait_config=wait)
-    with pytest.raises(NoDeviceAvailable, match="name more devices in POPGATE_DEVICES"):
+    with pytest.raises(
+        NoDeviceAvailable, match="configure more devices in POPGATE_DEVICES"
+    ):
         ModelRunner(pair, config)
-    with pytest.raises(NoDeviceAvailable, match=r"; name more devices$"):
+    with pytest.raises(NoDeviceAvailable, match=r"; configure more devices$"):
         DeviceManager("cpu:55-55,cuda:0").get_device(pair, wait)
 
 
@@ -296,7 +298,7 @@ def test_one_device_may_take_several_units() -> None:
             manager.get_device(2)
         with manager.get_device(1) as single:  # the failed try took nothing
             assert single.id == "cpu:44"
-    with pytest.raises(NoDeviceAvailable, match="4 devices"):
+    with pytest.raises(NoDeviceAvailable, match="4 units"):
         manager.get_device(4)
 
 

@@ -73,7 +73,7 @@ def test_another_interpreter_runs_a_model(tmp_path: Path) -> None:
 def test_what_an_interpreter_lacks_is_said(tmp_path: Path) -> None:
     python = interpreter(tmp_path / "env", [])
     options = PythonOptions(interpreter=str(python))
-    expected = f"{re.escape(str(python))} .* has no numpy and no msgpack"
+    expected = f"{re.escape(str(python))} .* does not have numpy, msgpack"
     with pytest.raises(DeviceLost, match=expected):
         DeviceManager("cpu:1").create_python_device(options)
 

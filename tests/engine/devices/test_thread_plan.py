@@ -33,12 +33,12 @@ def test_shares(
 @pytest.mark.parametrize(
     ("cores", "quota", "devices", "spins", "why"),
     [
-        (1, None, 1, False, "1 core is shared"),
-        (8, 1.5, 1, False, "1.5 core is shared"),
-        (2, None, 1, True, "2 cores for the 2"),
-        (2, None, 2, False, "3 cores would be needed, there are 2"),
-        (8, 2.5, 2, False, "3 cores would be needed, there are 2.5"),
-        (8, None, 4, True, "8 cores for the 5"),
+        (1, None, 1, False, "clients share 1 core"),
+        (8, 1.5, 1, False, "clients share 1.5 core"),
+        (2, None, 1, True, "needs 2 cores, and there are 2"),
+        (2, None, 2, False, "spinning needs 3 cores, but there are 2"),
+        (8, 2.5, 2, False, "spinning needs 3 cores, but there are 2.5"),
+        (8, None, 4, True, "needs 5 cores, and there are 8"),
     ],
 )
 def test_spinning(

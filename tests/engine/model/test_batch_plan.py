@@ -99,7 +99,7 @@ def test_what_cannot_be_regrouped(tmp_path: Path) -> None:
         InvalidConfig, match="not transfer all inputs and outputs equally"
     ):
         plan_of(once, batching_dim=0)
-    with pytest.raises(InvalidConfig, match=r"dimension 1: .*'index': 0"):
+    with pytest.raises(InvalidConfig, match=r"batching_dim 1 must be .*'index': 0"):
         plan_of(fused, batching_dim=1)
-    with pytest.raises(InvalidConfig, match="dimension 7"):
+    with pytest.raises(InvalidConfig, match="batching_dim 7"):
         plan_of(models.weighted(tmp_path / "w.popef"), batching=True, batching_dim=7)

@@ -83,7 +83,7 @@ def test_too_many_files_are_refused(tmp_path: Path) -> None:
         model.metadata, model.executable, {}, {}, {}, tuple(model.sources * 253)
     )
     with (
-        pytest.raises(InvalidModel, match="253 files, 252 are possible"),
+        pytest.raises(InvalidModel, match="at most 252 files, got 253"),
         handed_over(many),
     ):
         pass

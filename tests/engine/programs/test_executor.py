@@ -549,17 +549,17 @@ def test_a_variable_that_was_never_written_is_named() -> None:
 
 
 def test_a_program_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InvalidModel, match=r"no program 4; there are \[1\]"):
+    with pytest.raises(InvalidModel, match=r"no program 4; the programs are \[1\]"):
         executor(affine(), ORDINARY).run((4,), Arrays())
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
-        ({}, {"y": "y"}, "not given its input 'x'"),
+        ({}, {"y": "y"}, "without its input 'x'"),
         ({"x": "x", "q": "x"}, {"y": "y"}, "no input 'q'"),
         ({"x": "x"}, {"q": "y"}, "no output 'q'"),
-        ({"x": "x"}, {}, "none of its outputs"),
+        ({"x": "x"}, {}, "without reading any of its outputs"),
     ],
 )
 def test_connections_that_do_not_fit_the_graph_are_refused(

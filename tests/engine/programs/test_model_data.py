@@ -40,7 +40,7 @@ def test_a_twin_goes_on_alone_from_the_same_place(feed: Path) -> None:
 
 def test_what_has_no_data_is_named(feed: Path) -> None:
     data = ModelData(load_model(feed), {})
-    with pytest.raises(InvalidModel, match="no data for 'tensor_A'"):
+    with pytest.raises(InvalidModel, match="'tensor_A' has no data"):
         data.check("h2d_tensor_A")
 
 

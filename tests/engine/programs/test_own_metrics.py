@@ -57,18 +57,18 @@ def test_the_same_name_and_labels_are_the_same_metric() -> None:
     [
         (lambda: OwnMetrics().family("a-b", "", "gauge"), "cannot be the name"),
         (lambda: OwnMetrics().family("n" * 201, "", "gauge"), "cannot be the name"),
-        (lambda: OwnMetrics().family("nv_x", "", "gauge"), "are the server's"),
+        (lambda: OwnMetrics().family("nv_x", "", "gauge"), "belong to the server"),
         (lambda: OwnMetrics().family("n", "x" * 1001, "gauge"), "1000 bytes"),
         (lambda: OwnMetrics().family("n", "", "gauge").series({"__a": ""}), "a label"),
         (lambda: OwnMetrics().family("n", "", "gauge").series({"a": 1}), "got int"),  # type: ignore[dict-item]
         (lambda: OwnMetrics().family("n", "", "gauge").series({"a": "é" * 500}),
          "1000 bytes"),
         (lambda: OwnMetrics().family("n", "", "histogram").series({"le": ""}, [1]),
-         "'le' of its own"),
-        (lambda: metric("histogram"), "needs 1 to 100 buckets"),
-        (lambda: metric("histogram", buckets=[2, 1]), r"ascend, got \[2.0, 1.0\]"),
+         "sets the label 'le' itself"),
+        (lambda: metric("histogram"), "needs 1 to 100 ascending, finite buckets"),
+        (lambda: metric("histogram", buckets=[2, 1]), r"got \[2.0, 1.0\]"),
         (lambda: metric("gauge", buckets=[1]), "has no buckets"),
-        (lambda: metric("counter").increment(-1), "cannot grow by -1"),
+        (lambda: metric("counter").increment(-1), "at least 0, got -1"),
         (lambda: metric("counter").set(1), "counter, which has no set"),
         (lambda: metric("gauge").observe(1), "gauge, which has no observe"),
         (lambda: metric("histogram", buckets=[1]).value(), "has no value"),
@@ -83,9 +83,9 @@ def test_another_kind_or_buckets_of_a_name_are_refused() -> None:
     metrics = OwnMetrics()
     family = metrics.family("n", "", "histogram")
     family.series(buckets=[1])
-    with pytest.raises(ValueError, match="is a histogram already"):
+    with pytest.raises(ValueError, match="exists already as a histogram"):
         metrics.family("n", "", "gauge")
-    with pytest.raises(ValueError, match=r"has buckets \[1.0\] already"):
+    with pytest.raises(ValueError, match=r"already has the buckets \[1.0\]"):
         family.series(buckets=[2])
 
 

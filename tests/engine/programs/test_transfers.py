@@ -32,7 +32,7 @@ def test_transfers_are_counted_through_all_nodes() -> None:
 def test_programs_that_call_each_other_are_counted_once_and_bounded() -> None:
     pairs = [ex.Steps((ex.Call(n), ex.Call(n))) for n in range(60)]
     programs: list[ex.Node] = [ex.StreamIn("in", "a"), *pairs]
-    with pytest.raises(InvalidModel, match="more than the 1048576"):
+    with pytest.raises(InvalidModel, match="the limit is 1048576"):
         stream_transfers(executable(*programs), [60])
 
 
@@ -41,7 +41,5 @@ def test_iterations_have_to_be_announced(tmp_path: Path, shared_device: Device) 
         tmp_path / "m.popef", (3, 4), iterations=4, announced_iterations=1
     )
     config = ModelRunnerConfig(replica_to_device={0: shared_device})
-    with pytest.raises(
-        InvalidModel, match="transfers 'input' 4 times, which the device"
-    ):
+    with pytest.raises(InvalidModel, match="transfers 'input' 4 times; the device"):
         ModelRunner(path, config)

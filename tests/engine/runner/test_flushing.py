@@ -164,7 +164,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "raises": (_no_rows_today, "raised LookupError: no rows today"),
     "takes nothing": (lambda: None, "raised TypeError: .*takes 0 positional"),
     "takes four": (lambda a, b, c, d: None, "missing 1 required positional"),
-    "returns": (lambda a, b, c: 5, "it returned a int; it fills the two mappings"),
+    "returns": (
+        lambda a, b, c: 5,
+        "expected None, got int; it must fill the two mappings",
+    ),
     "shape": (_giving(inputs={"input": numbers(3)[:, :2]}), "input 'input' expects"),
     "type": (_giving(inputs={"input": numbers(3).astype(int)}), "input 'input'"),
     "list": (_giving(inputs={"input": [[1]]}), "must be a numpy array, got list"),
@@ -172,7 +175,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "output": (_giving(outputs={"x": numbers(3)}), "no output 'x'; it has .*'output'"),
     "output rank": (
         _giving(outputs={"output": np.zeros((2, 2, 2), np.float32)}),
-        r"output 'output' is float32\[4, 4\], its memory float32\[2, 2, 2\]",
+        r"must be writable float32\[4, 4\], got float32\[2, 2, 2\]",
     ),
     "output type": (_giving(outputs={"output": np.zeros((3, 4))}), "float64"),
     "output list": (_giving(outputs={"output": [1]}), "must be a numpy array"),

@@ -91,5 +91,5 @@ def test_which_files_need_an_adapter(demo: Path) -> None:
 
 def test_an_adapter_that_is_not_there(demo: Path) -> None:
     (demo / "demo_server").rename(demo / "other")
-    with pytest.raises(InvalidConfig, match="demo_server is an entry point of"):
+    with pytest.raises(InvalidConfig, match="demo_server, an entry point of"):
         python_adapter.adapter_for(b"class DemoModel: ...")

@@ -238,14 +238,20 @@ def test_what_a_model_prints_and_its_traceback_go_to_the_log(
         ("x = 1 / 0", r"ZeroDivisionError: division by zero; model.py, line 6, in "),
         ("x = 1", "expected a class with inputs, outputs and __call__, or a function"),
         ("raise SystemExit(3)", "SystemExit: 3; model.py, line 6, in <module>"),
-        (IDENTITY.replace("FP32[-1,4]", "FP33[-1,4]"), "FP33; there are BOOL"),
-        (IDENTITY.replace("FP32[-1,4]", "FP32[2,4]"), "the first size of 'x' must be"),
-        (IDENTITY.replace("self, x", "self, z"), "does not take the inputs x: missing"),
+        (IDENTITY.replace("FP32[-1,4]", "FP33[-1,4]"), "FP33; expected one of BOOL"),
+        (
+            IDENTITY.replace("FP32[-1,4]", "FP32[2,4]"),
+            "the first size of every tensor must be",
+        ),
+        (
+            IDENTITY.replace("self, x", "self, z"),
+            "does not accept the inputs x: missing",
+        ),
         (
             IDENTITY.replace("return {", "yield {"),
             "Identity.__call__ is a generator, which answers one request",
         ),
-        (IDENTITY + IDENTITY.replace("class I", "class Other_i"), "several models"),
+        (IDENTITY + IDENTITY.replace("class I", "class Other_i"), "got several"),
     ],
 )
 def test_what_cannot_be_loaded_says_where(
@@ -270,12 +276,12 @@ def test_an_error_of_load_names_the_lines(tmp_path: Path) -> None:
     ("result", "message"),
     [
         ("{'y': x[:, :2]}", r"output 'y' has shape \[1, 2\], expected FP32\[-1,4\]"),
-        ("{'z': x}", "'z', which is none of its outputs y"),
-        ("{}", "gave no output 'y'"),
-        ("None", "the model gave NoneType, expected a mapping of its outputs y"),
+        ("{'z': x}", "'z', which is not one of its outputs y"),
+        ("{}", "returned no output 'y'"),
+        ("None", "the model returned NoneType, expected a mapping with its outputs y"),
         ("{'y': np.full(x.shape, 1j)}", "output 'y' is complex128, expected FP32"),
         ("{'y': [['a'] * 4]}", "output 'y' is <U1"),
-        ("{'y': x[:0]}", "output 'y' has 0 rows for 1"),
+        ("{'y': x[:0]}", "output 'y' must have 1 row, got 0"),
     ],
 )
 def test_what_is_no_answer_says_what_was_expected(
@@ -361,7 +367,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     """
     options = PythonOptions(memory=1 << 30)
     with served(tmp_path, text, options) as runner:
-        with pytest.raises(ExecutionFailed, match="the model has not enough memory"):
+        with pytest.raises(ExecutionFailed, match="not enough memory for the model"):
             runner.execute({"x": rows(1, 3)})
         assert (runner.execute({"x": rows(1, 4)})["y"] == 4).all()
         assert runner.devices[0].restarts == 0
@@ -489,7 +495,9 @@ def test_environment_and_folder_are_the_models(tmp_path: Path) -> None:
 def test_requirements_are_checked(tmp_path: Path) -> None:
     with served(tmp_path, IDENTITY, requirements=("numpy>=1,<1000", "msgpack")):
         pass
-    expected = f"numpy<1 is required, numpy {np.__version__} is installed; none-such"
+    expected = (
+        f"numpy<1 is required, but numpy {np.__version__} is installed; none-such"
+    )
     with (
         pytest.raises(InvalidModel, match=expected),
         served(tmp_path, IDENTITY, requirements=("numpy<1", "none-such")),
@@ -507,22 +515,26 @@ def test_devices_of_the_two_kinds_are_kept_apart(tmp_path: Path) -> None:
         manager.get_device() as other,
     ):
         assert (device.id, other.id) == ("python:0", "cpu:0")
-        with pytest.raises(NoDeviceAvailable, match="no process is free"):
+        with pytest.raises(NoDeviceAvailable, match="no device is free"):
             manager.create_python_device(PythonOptions())
-        with pytest.raises(InvalidConfig, match="device cpu:0 runs graphs"):
+        with pytest.raises(
+            InvalidConfig, match="device cpu:0 cannot run a Python model"
+        ):
             read_python_model(other, file)
         model = read_python_model(device, file)
         config = ModelRunnerConfig(replica_to_device={0: other})
-        with pytest.raises(InvalidConfig, match="device cpu:0 runs graphs"):
+        with pytest.raises(
+            InvalidConfig, match="device cpu:0 cannot run a Python model"
+        ):
             ModelRunner(model, config)
-        with pytest.raises(InvalidConfig, match="1 of 1 replicas have none"):
+        with pytest.raises(InvalidConfig, match="1 of 1 have none"):
             ModelRunner(model)
         # The container that stands for it is no way in for code.
         with pytest.raises(InvalidModel, match="Python models only"):
             ModelRunner(
                 model.interface, ModelRunnerConfig(replica_to_device={0: device})
             )
-        with pytest.raises(InvalidModel, match="the model cannot be loaded"):
+        with pytest.raises(InvalidModel, match="cannot load the model"):
             ModelRunner(model.interface, config)
         message = {"op": "load", "count": 1, "python": {"file": str(file)}}
         with pytest.raises(InvalidModel, match="runs no Python models"):
@@ -534,7 +546,9 @@ def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     file.write_text("import time\ntime.sleep(1000)\n")
     with DeviceManager("cpu:1").create_python_device(PythonOptions()) as device:
         pid = device.pid or 0
-        with pytest.raises(InvalidModel, match=r"takes longer than 0\.2 s to import"):
+        with pytest.raises(
+            InvalidModel, match=r"the import of model.py exceeded 0\.2 s"
+        ):
             read_python_model(device, file, timeout=0.2)
         until(lambda: is_gone(pid))
 
@@ -549,7 +563,7 @@ def test_an_interpreter_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho this is no Python >&2\nexit 3\n")
     script.chmod(0o755)
-    with pytest.raises(DeviceLost, match="does not start: this is no Python"):
+    with pytest.raises(DeviceLost, match="failed to start: this is no Python"):
         start(PythonOptions(interpreter=str(script)))()
 
 
@@ -673,7 +687,7 @@ def test_another_number_of_rows_than_asked_for(tmp_path: Path, given: int) -> No
             def __call__(self, x):
                 return {{"y": np.ones(({given}, 4), np.float32)}}
     """
-    wrong = pytest.raises(ExecutionFailed, match=rf"{given} rows for 1")
+    wrong = pytest.raises(ExecutionFailed, match=rf"must have 1 row, got {given}")
     with served(tmp_path, text) as runner, wrong:
         runner.execute({"x": rows(1, 3)})
 

@@ -135,10 +135,10 @@ def test_given_and_attached_devices_mix(affine: Path, shared_device: Device) -> 
     with ModelRunner(affine, config, manager=manager) as runner:
         assert [d.id for d in runner.devices] == ["cpu:53", shared_device.id]
         for bad in (-1, 2):
-            with pytest.raises(InvalidInput, match=f"replica_id {bad}"):
+            with pytest.raises(InvalidInput, match=f"replica_id must be .* got {bad}"):
                 runner.execute({"input": ROW}, replica_id=bad)
     # The one that was given stays its owner's.
     assert shared_device.ping()
     assert [info.state for info in manager.list()] == ["free"]
-    with pytest.raises(InvalidConfig, match="replica 2"):
+    with pytest.raises(InvalidConfig, match="replicas from 0 to 1"):
         ModelRunnerConfig(replication_factor=2, replica_to_device={2: shared_device})

@@ -104,7 +104,7 @@ def test_a_quantile_that_is_none(of: Recorder, quantile: float) -> None:
 
 @pytest.mark.parametrize("position", [4, -5])
 def test_a_request_that_is_not_kept(of: Recorder, position: int) -> None:
-    with pytest.raises(InvalidInput, match="4 are recorded"):
+    with pytest.raises(InvalidInput, match="4 requests are recorded"):
         of(1, 2, 3, 4).trace(position)
 
 
@@ -127,7 +127,7 @@ def test_a_runner_records_what_succeeded(tmp_path: Path, shared_device: Device) 
                 values.read_preparation + values.read_queue + values.computation
             )
             assert min(values.by_name().values()) > 0
-        with pytest.raises(InvalidInput, match="replica_id 1"):
+        with pytest.raises(InvalidInput, match="replica_id must be"):
             runner.tracepoints(1)
 
 

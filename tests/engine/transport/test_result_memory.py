@@ -344,7 +344,9 @@ def test_a_result_for_which_there_is_no_memory(
             runner.execute_async(x(64, 3)),
         ]
         assert results[0]["y"][0] == 2
-        with pytest.raises(ExecutionFailed, match="no memory for a copy of output 'y'"):
+        with pytest.raises(
+            ExecutionFailed, match="not enough memory to copy output 'y'"
+        ):
             results[1].wait()
         assert results[2]["y"][0] == 6
         assert runner.in_flight == 0

@@ -350,8 +350,8 @@ def test_a_model_that_padding_changes_runs_rows_of_one_length(
 @pytest.mark.parametrize(
     ("pads", "why"),
     [
-        ({"nothing": 0.0}, "there is no input 'nothing'"),
-        ({"ids": 0.0}, "input 'mask' has the same length and no padding"),
+        ({"nothing": 0.0}, "the model has no input 'nothing'"),
+        ({"ids": 0.0}, "input 'mask' has the same length but no padding"),
         ({"ids": 0.0, "mask": 1.0}, "changes when it is padded"),
     ],
 )

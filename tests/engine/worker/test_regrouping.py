@@ -289,7 +289,7 @@ def test_requests_that_are_given_up_leave_no_gap(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"batching_dim": 2}, r"cannot lie in dimension 2: .*'input': 0"),
+        ({"batching_dim": 2}, r"batching_dim 2 must be a dimension .*'input': 0"),
         ({"max_look_ahead": "-1"}, "max_look_ahead"),
         ({"timeout_ns": -1}, "timeout_ns"),
     ],

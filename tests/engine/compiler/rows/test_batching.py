@@ -301,9 +301,9 @@ def data_loop() -> Any:
     )
 
 
-SEEN_ALL = "looks at all rows at once"
+SEEN_ALL = "reads all rows at once"
 CHANGES = "changes when other rows do"
-DIFFERS = "differs together with others and alone"
+DIFFERS = "differs alone and in a batch"
 COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
     "softmax over rows": (lambda: unary("Softmax", FLOAT, axis=0), DIFFERS),
     "mean over rows": (
@@ -368,7 +368,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: onnx_model(
             [node("Gather", ["x", "i"], ["y"])], [X, value("i", INT64, ["N"])], [Y]
         ),
-        "fail together",
+        "either alone or in a batch",
     ),
     "statistics of the batch": (
         lambda: onnx_model(
@@ -491,14 +491,14 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "branches on data",
     ),
-    "a loop on data": (data_loop, "loops as long as data says"),
+    "a loop on data": (data_loop, "a number of times that depends on data"),
     "random": (
         lambda: onnx_model(
             [node("RandomNormalLike", ["x"], ["r"]), node("Add", ["x", "r"], ["y"])],
             [X],
             [Y],
         ),
-        "gives random numbers",
+        "returns random numbers",
     ),
     "dropping": (
         lambda: onnx_model(
@@ -548,17 +548,17 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("y", INT64, ["N", 8])],
             {"zero": np.int64(0), "one": np.int64(1)},
         ),
-        "Range node 'Range_1' gives as much as data says",
+        "Range node 'Range_1' has a result whose size depends on data",
     ),
     "hidden in a function": (
         lambda: with_function("Unique"),
-        "looks at all rows at once (in function Mine)",
+        "reads all rows at once (in function Mine)",
     ),
     "nothing to see": (
         lambda: onnx_model(
             [node("Mul", ["x", "zero"], ["y"])], [X], [Y], {"zero": np.float32(0)}
         ),
-        "all the same, which shows nothing",
+        "the same result, which shows nothing",
     ),
     "not to be run on anything": (
         lambda: onnx_model(
@@ -580,7 +580,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: onnx_model(
             [node("Add", ["x", "z"], ["y"])], [X, value("z", FLOAT, ["M", 8])], [Y]
         ),
-        "'x' and 'z' are N and M, which need not be equal",
+        "'x' and 'z' are N and M, which may differ",
     ),
     "rows without a name": (
         lambda: onnx_model(
@@ -588,7 +588,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("x", FLOAT, [None, 8]), value("z", FLOAT, [None, 8])],
             [value("y", FLOAT, [None, 8])],
         ),
-        "which need not be equal",
+        "which may differ",
     ),
     "rows and columns": (
         lambda: onnx_model(
@@ -596,7 +596,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("x", FLOAT, ["N", "N"])],
             [value("y", FLOAT, ["N", "N"])],
         ),
-        "is not only a first",
+        "is also another dimension",
     ),
     "one row out": (
         lambda: onnx_model(
@@ -605,7 +605,7 @@ COUPLED: dict[str, tuple[Callable[[], Any], str]] = {
             [value("y", FLOAT, ["K", 8])],
             {"axis": AXIS0},
         ),
-        "output 'y' is fixed at 1: it needs an export with a free first dimension",
+        "output 'y' is fixed at 1; export the model with a free first dimension",
     ),
     "twice the rows out": (
         lambda: onnx_model(
@@ -706,10 +706,10 @@ def test_a_batch_of_one_has_nothing_to_mix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([value("x", FLOAT, [3, 8])], "first dimension of input 'x' is 3"),
+        ([value("x", FLOAT, [3, 8])], "first dimension of input 'x' is fixed at 3"),
         ([value("x", FLOAT, [])], "input 'x' has no first dimension"),
         ([value("x", FLOAT, None)], "input 'x' has no first dimension"),
-        ([], "there are no inputs"),
+        ([], "the model has no inputs"),
     ],
 )
 def test_a_batch_that_contradicts_the_model_is_refused(

@@ -205,11 +205,11 @@ def test_inputs_that_must_have_as_many_rows_are_batched(
 
 
 X3 = {"x": (FLOAT, [ANY, 3]), "z": (FLOAT, [ANY, 3])}
-NOTHING_FAILS = "nothing in it fails where"
+NOTHING_FAILS = "the model may also run if"
 JOINED: dict[str, tuple[Callable[[], Any], str]] = {
     "one after the other": (
         lambda: columns(node("Concat", ["x", "z"], ["y"], axis=0), inputs=X3),
-        "puts rows one after another",
+        "concatenates values along the axis of rows",
     ),
     "a single row for all": (
         lambda: columns(node("Add", ["x", "z"], ["y"]), inputs=X3),
@@ -254,14 +254,14 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("Gather", ["x", "i"], ["y"]),
             inputs={"x": (FLOAT, [ANY, 3]), "i": (INT64, [ANY])},
         ),
-        "takes rows by number",
+        "selects rows by their number",
     ),
     "extracted by number": (
         lambda: columns(
             learned("ArrayFeatureExtractor", ["x", "i"], ["y"]),
             inputs={"x": (FLOAT, [ANY, 3]), "i": (INT64, [ANY])},
         ),
-        "takes rows by number",
+        "selects rows by their number",
     ),
     "a mean over rows": (
         lambda: columns(
@@ -270,13 +270,13 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("Sub", ["x", "m"], ["y"]),
             constants={"axis": np.array([0])},
         ),
-        "combines what lies along the axis of rows",
+        "combines values along the axis of rows",
     ),
     "a sum of everything": (
         lambda: columns(
             JOIN, node("ReduceSum", ["x"], ["m"]), node("Sub", ["x", "m"], ["y"])
         ),
-        "combines what lies along the axis of rows",
+        "combines values along the axis of rows",
     ),
     "each row with every other": (
         lambda: columns(
@@ -284,14 +284,14 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("MatMul", ["x", "t"], ["y"]),
             inputs=X3,
         ),
-        "puts each row beside every other",
+        "combines each row with every other",
     ),
     "a column beside a line": (
         lambda: columns(
             node("Add", ["a", "v"], ["y"]),
             inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
         ),
-        "puts each row beside every other",
+        "combines each row with every other",
     ),
     "rows as columns": (
         lambda: columns(
@@ -303,7 +303,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
             constants={"line": np.array([1, -1]), "all": np.array([-1, 1])},
         ),
-        "takes rows that are not along the first axis",
+        "reads rows that do not lie along the first axis",
     ),
     "a vector, which is one row to it": (
         lambda: columns(
@@ -313,7 +313,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
             constants={"one": np.array([1])},
         ),
-        "takes 1 dimension instead of 2",
+        "reads 1 dimension, expected 2",
     ),
     "a scale for each of a vector": (
         lambda: columns(
@@ -323,7 +323,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             inputs={"a": (FLOAT, [ANY, 1]), "v": (FLOAT, [ANY])},
             constants={"one": np.array([1])},
         ),
-        "takes 1 dimension instead of 2",
+        "reads 1 dimension, expected 2",
     ),
     "more elements than places": (
         # ONNX Runtime makes (-1, 1) of the shape, and does not fail.
@@ -344,7 +344,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("Cast", ["s"], ["n"], to=FLOAT),
             node("Div", ["x", "n"], ["y"]),
         ),
-        "depends on how many rows there are",
+        "depends on the number of rows",
     ),
     "the place of their number": (
         lambda: columns(
@@ -354,7 +354,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("Add", ["x", "v"], ["y"]),
             constants={"w": floats(100, 3)},
         ),
-        "depends on how many rows there are",
+        "depends on the number of rows",
     ),
     "different rows in a line": (
         lambda: columns(
@@ -372,7 +372,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             node("Transpose", ["x"], ["y"]),
             inputs={"a": (FLOAT, [ANY, ANY]), "b": (FLOAT, [ANY, ANY])},
         ),
-        "output 'y' may not have one row for each row",
+        "output 'y' may not have one row for each input row",
     ),
     "one operator of unknown ways": (
         lambda: columns(JOIN, node("Trilu", ["x"], ["y"])),
@@ -385,7 +385,7 @@ JOINED: dict[str, tuple[Callable[[], Any], str]] = {
             constants={"from": np.array([-1]), "to": np.array([-(10**6)]),
                        "axis": np.array([0]), "step": np.array([-1])},
         ),
-        "combines what lies along the axis of rows",
+        "combines values along the axis of rows",
     ),
     "a branch": (
         lambda: columns(
