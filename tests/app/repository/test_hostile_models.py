@@ -364,7 +364,7 @@ class TestRunning:
             add(tmp_path, "bad", partial(heavy, program=program))
             answer = gateway.client.post("/v1/models/bad/load")
             assert answer.status_code == 400, answer.text
-            assert "exceeded the limit of 1 s" in answer.json()["error"]
+            assert "exceeded" in answer.json()["error"]
             gateway.wait_line("is back")
             gateway.wait_ready()
             assert gateway.infer("good", input=ROW)["output"] == OUTPUT
