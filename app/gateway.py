@@ -383,7 +383,7 @@ class Gateway:
         self.devices.close()
 
     async def stop(self) -> None:
-        """Unload everything and detaches the devices."""
+        """Unload everything and detach the devices."""
         self.begin_drain()
         if self._start is not None:
             self._start.cancel()
@@ -415,8 +415,8 @@ class Gateway:
         return self.journal.with_those(told, self.metrics.model)
 
     def readiness(self) -> Readiness:
-        """Return the readiness, for load balancers; cheap. Names models only on a
-        server without keys, because it needs none.
+        """Return the readiness, for load balancers; cheap. It names models only on a
+        server without keys, because the request needs no key.
         """
         is_open = self.keys.path is None
         reasons = []

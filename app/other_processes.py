@@ -17,7 +17,7 @@ from engine import Device
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A process that takes connections; `pid` is 0 while there is none."""
+    """A process that takes connections. `pid` is 0 while it does not run."""
 
     number: int
     pid: int

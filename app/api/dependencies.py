@@ -103,11 +103,12 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
     """
     record = gateway.repository.get(name)
     if record is None:
-        if name.endswith(":predict"):  # the path of a POST operation, no model's name
+        # this is the path of a POST operation, not a model's name
+        if name.endswith(":predict"):
             raise HTTPException(405)
         if why := gateway.repository.explain(name):  # the file may be new
             raise UnknownModel(name, why=why)
-        if gateway.keys.path is not None:  # a key need not see all models
+        if gateway.keys.path is not None:  # some models may be hidden from this key
             raise UnknownModel(name)
         raise UnknownModel(name, known=(r.name for r in gateway.repository.models()))
     return record
@@ -116,7 +117,7 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
 def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None:
     """Return the loaded version, or the default one; None if it is not loaded.
 
-    Raises `UnknownModel` for a version that is not there.
+    Raises `UnknownModel` for a version that does not exist.
     """
     if version is None:
         return record.default
@@ -157,7 +158,7 @@ async def read_load_request(
 
     The body may contain files, so it may be large.
 
-    Raises what `read_object` raises.
+    Raises the errors of `read_object`.
     """
     limit = gateway.settings.max_body_size
     body = await _read(request, limit)

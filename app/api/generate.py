@@ -159,7 +159,7 @@ def _cannot_fill(tensor: TensorSpec, count: int) -> InvalidTensor:
 
 
 def _check_kinds(tensor: TensorSpec, data: list[Any]) -> None:
-    """Refuse, in the protocol's words, a value that is no string or boolean."""
+    """Refuse, in the protocol's words, a value that is not a string or boolean."""
     wanted, word = {"s": (str, "string"), "b": (bool, "boolean")}.get(
         tensor.type.kind, (object, "")
     )

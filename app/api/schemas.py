@@ -20,8 +20,8 @@ State: TypeAlias = Literal["READY", "LOADING", "UNLOADING", "UNAVAILABLE"]
 class Body(BaseModel):
     """Base of every document here."""
 
-    # Field names like model_name are the protocol's, not pydantic's business. Those
-    # that only the document needs are built with it, not at every start.
+    # Field names like model_name are the protocol's, so pydantic must not reserve them.
+    # Those that only the document needs are built with it, not at every start.
     model_config = ConfigDict(protected_namespaces=(), defer_build=True)
 
 

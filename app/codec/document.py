@@ -139,7 +139,7 @@ class DocumentReader:
         return True
 
     def _form(self) -> str:
-        """Return the short form of a request, for people."""
+        """Return the short form of a request, which is easy to read."""
         names = [tensor.name for tensor in self.spec.inputs]
         more = ", …" if len(names) > 1 else ""
         return f'{{"inputs": {{"{names[0] if names else "NAME"}": […]{more}}}}}'

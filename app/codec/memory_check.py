@@ -15,7 +15,7 @@ import mmap
 import threading
 from collections.abc import Callable, Iterator
 
-#: Bytes up to which no room is reserved.
+#: For at most this many bytes no memory is reserved.
 _SMALL = 1 << 20
 # Without MAP_NORESERVE the kernel compares with the memory of the machine instead of
 # this process's limit. Python has no name for the flag before 3.13.

@@ -44,7 +44,7 @@ _ALIGNMENT = 64
 # Bytes that an element of an array of strings takes as an object, besides its own
 # bytes.
 _STRING = 100
-_MAX_DIGITS = 18  # of a dimension: enough for any allowed shape
+_MAX_DIGITS = 18  # digits of a dimension: enough for any allowed shape
 _ITEM = re.compile(
     rb"\s*['\"](descr|fortran_order|shape)['\"]\s*:\s*"
     rb"(?:['\"]([<>|=]?[A-Za-z?][0-9]{0,9})['\"]|(True|False)|\(([0-9,\s]*)\))\s*(,|\Z)"

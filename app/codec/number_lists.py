@@ -45,7 +45,7 @@ _KEY = b'"data":'
 
 #: In documents of at least this many bytes, long lists are read in blocks.
 LARGE = 1 << 19
-# Bytes of text: of a list from which on it counts as long, and of a block.
+# Bytes of text: the least length of a long list, and the length of a block.
 _LONG = 1 << 16
 # Bytes that each bracket or comma of a long list takes while its shape is found.
 _STRUCTURE = 4
@@ -209,7 +209,7 @@ class LongList:
             give_way()
 
     def values(self) -> list[Any]:
-        """Return all of it, as a parser gives it."""
+        """Return the whole list as a parser would."""
         flat: list[Any] = []
         for block in self.blocks():
             flat += block

@@ -72,7 +72,7 @@ def count_elements(name: str, shape: list[int] | Shape, limits: Limits) -> int:
                 f"shape {written(tuple(shape))} of input '{name}' causes total element "
                 f"count to exceed maximum size of {largest}"
             )
-            if math.prod(shape) < _COUNTABLE:  # the usual words for fewer
+            if math.prod(shape) < _COUNTABLE:  # a small excess gets the usual message
                 msg = f"byte size overflow for input '{name}': {msg}"
             raise InvalidTensor(msg)
     return count

@@ -110,7 +110,7 @@ class Trust(enum.Enum):
     """Callers that may manage without a key."""
 
     NOBODY = enum.auto()
-    #: Callers from a loopback address or a Unix socket, as far as one can see.
+    #: Callers that seem to come from a loopback address or a Unix socket.
     LOOPBACK = enum.auto()
     #: Clients that could open the management socket.
     SOCKET = enum.auto()

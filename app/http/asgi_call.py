@@ -174,7 +174,7 @@ class NamingCall(AsgiCall):
 
 
 class RouteCall(AsgiCall):
-    """A call to an address of a model's own, which no scheduler takes apart."""
+    """A call to a route that a model defines. No scheduler changes its request."""
 
     method: str = "GET"
 

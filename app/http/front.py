@@ -447,7 +447,9 @@ async def _refuse_body(
     refused: BodyRefused,
     form: object,
 ) -> None:
-    """Answer immediately, then read on for a moment before the connection is closed."""
+    """Answer immediately. Then continue to read for a moment before closing the
+    connection.
+    """
     error = _in_form(ErrorResponse.of(refused.why, close=True), form)
     await send(
         {

@@ -1,8 +1,8 @@
 """`Listeners`: the sockets of a server.
 
-A service manager may have opened the sockets and hand them over (LISTEN_FDS). systemd
-opens them before the server starts and keeps them when it ends. So clients that connect
-in between wait for the next process.
+A service manager may have opened the sockets and may hand them over (LISTEN_FDS).
+systemd opens them before the server starts and keeps them when it ends. So clients that
+connect in between wait for the next process.
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ class GatewayServer(uvicorn.Server):
             await self._abort_requests()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        if self._watch is not None:  # no client waits for the rest
+        if self._watch is not None:  # no client waits for the remaining answers
             self._watch.stop()
         if not self.force_exit:
             await self.lifespan.shutdown()
@@ -431,7 +431,8 @@ class GatewayServer(uvicorn.Server):
 
     def _close_idle(self) -> None:
         for connection in list(self.server_state.connections):
-            connection.shutdown()  # closes an idle one, marks a busy one as its last
+            # closes an idle connection; marks a busy connection's answer as its last
+            connection.shutdown()
 
     async def _look_after_connections(self) -> None:
         """Close the connections a few at a time, because there may be thousands."""

@@ -9,7 +9,7 @@ For the event loop's thread.
 
 The map of the bytes
 --------------------
-    0        how many cells are in use
+    0        the number of cells in use
     8        the cells, a word each                                 (MOST_CELLS words)
     …        the labels of each cell: UTF-8, joined by zero bytes   (RECORD bytes each)
 """

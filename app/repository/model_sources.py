@@ -177,13 +177,13 @@ class DownloadCache(Protocol):
     """The cached downloads of one source, for `popgate cache`."""
 
     def listed(self) -> Iterator[Cached]:
-        """Yield everything in it."""
+        """Yield all cached downloads."""
 
     def remove(self, cached: Cached) -> bool:
         """Remove a download unless a server uses it; return whether it is gone."""
 
     def sweep(self) -> None:
-        """Remove what ended servers have left behind."""
+        """Remove the remains of ended servers."""
 
 
 class ModelSource(Protocol):
@@ -200,7 +200,7 @@ class ModelSource(Protocol):
         """Return the models that are cached in `folder`, which is made if needed."""
 
     def cache(self, folder: Path) -> DownloadCache:
-        """Return the same cache, for managing the disk space."""
+        """Return the cache in `folder`, for managing its disk space."""
 
 
 def is_url(text: str) -> bool:

@@ -282,7 +282,7 @@ class _Previewer:
     def _loadable(
         self, name: str, source: VersionSource, config: ModelConfig
     ) -> tuple[Assembled, int]:
-        """Return the version and its tensors. Raises anything."""
+        """Return the version and its tensors. May raise any exception."""
         if source.problem:
             raise LoadError(source.problem)
         check_kind(source, config, allowed=self._allow_python)

@@ -187,7 +187,8 @@ class ModelRepository:
             record.config = source.config
             changed = [v for v in source.versions if _is_new(record, v, source)]
             for version in source.versions:
-                if version not in changed:  # serves, even if later loads failed
+                # the model serves, even if later loads failed
+                if version not in changed:
                     record.versions[version.version].reason = ""
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:

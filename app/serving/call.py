@@ -332,7 +332,7 @@ class Call(ABC):
             self._preparing.cancel()
             self._forget()
         self.abandon(Cancelled(why))
-        self._forget()  # if its body was still arriving
+        self._forget()  # frees the memory of a body that was still arriving
 
     def abandon(self, error: EngineError) -> None:
         submitted = self.submitted
@@ -506,7 +506,7 @@ class Call(ABC):
                 answer = self.form.refuse(answer)
             lines, code = lines_of(answer.headers), row_of(error).code
             response = Refusal(answer.status, lines, answer.body, code)
-        except BaseException:  # for example for want of memory
+        except BaseException:  # for example if memory is missing
             self.respond(None)
             raise
         self.respond(response)

@@ -31,7 +31,7 @@ from engine import (
 )
 from popef_io import DataType
 
-#: Responses to one request at most.
+#: Most responses to one request.
 MAX_RESPONSES = 1 << 20
 _NO_MORE = -1
 

@@ -31,7 +31,7 @@ _Outputs = Mapping[str, Tensor]
 
 
 class StepRun(Pending):
-    """The steps of one request. It is done when the last response has been taken.
+    """The steps of one request. It is done when the caller has taken the last response.
 
     `on_response` receives the outputs of each response, and the next step waits until
     `proceed` is called.

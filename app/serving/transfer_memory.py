@@ -1,8 +1,8 @@
 """Limit of the memory of all large bodies and answers in transit.
 
 The size of each body and answer is limited, and so is the time for which it may stall.
-Their number is not. Small ones are always accepted, because a connection has at most
-one of each.
+Their number is not limited. Small ones are always accepted, because a connection has at
+most one of each.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ router = APIRouter(tags=["metrics"])
 
 _PAGE = resource.getpagesize()
 
-#: The states that are told apart: the protocol's, and what is not in memory now.
+#: The states that are counted: the protocol's, and one for models that are not in
+#: memory.
 _STATES = {
     "READY": (State.READY,),
     "ON_DEMAND": (State.ON_DEMAND,),
@@ -86,7 +87,7 @@ async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
         None if journal is None else JournalExemplars(journal),
     ):
         yield text
-        await asyncio.sleep(0)  # hundreds of models: let requests in between
+        await asyncio.sleep(0)  # with hundreds of models, let requests run in between
     for text in render_families(_families(gateway), openmetrics=is_open):
         yield text
     for text in gateway.calls.metrics.render(openmetrics=is_open):

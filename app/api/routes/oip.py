@@ -79,7 +79,8 @@ async def model_names(gateway: GatewayOf, viewer: ViewerOf) -> ModelNames:
     return ModelNames(models=[name for name in names if viewer.sees(name)])
 
 
-# Before the routes of a model: a model cannot be asked about under this name.
+# These routes precede the routes of a model, so no model with this name can be
+# described.
 @router.get("/models/stats", summary="Statistics of all models")
 async def all_statistics(gateway: GatewayOf, viewer: ViewerOf) -> StatisticsList:
     return StatisticsList(model_stats=statistics(gateway, None, viewer=viewer))
@@ -149,7 +150,7 @@ async def repository_index(
     msg = "Invalid value for 'ready': expected a boolean"
     try:
         ready = (await read_object(request)).get("ready", False)
-    except NestedTooDeep as e:  # nothing else has a place in this document
+    except NestedTooDeep as e:  # the document has no other keys
         raise InvalidRequest(f"{msg}: {e}") from None
     if not isinstance(ready, bool):
         raise InvalidRequest(msg)

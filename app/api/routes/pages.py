@@ -38,7 +38,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # asked again, by its etag
+    "cache-control": "no-cache",  # browsers revalidate it by its ETag
 }
 
 
@@ -98,7 +98,7 @@ def _send(request: Request, file: str) -> Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Return all of them, by name: a quarter of a megabyte at most."""
+    """Return the files of the pages, by name: at most a quarter of a megabyte."""
     files = {}
     for item in (resources.files("app.api") / "static").iterdir():
         media_type = _TYPES.get(PurePath(item.name).suffix)

@@ -50,9 +50,9 @@ def export_popef(
 ) -> CompileReport:
     """Write `program` to `target`, which it replaces.
 
-    Variables have the values of the host's copies: changes by an attached session are
-    in them after `weights_to_host`. Inputs and outputs have the names of the tensors of
-    their streams. Print operators are left out.
+    Variables have the values of the host's copies. These contain the changes of an
+    attached session only after `weights_to_host`. Inputs and outputs have the names of
+    the tensors of their streams. Print operators are left out.
 
     name: of the executable; empty: a hash of the program. batch: auto: rows of
     different requests share a run if a check proves that they may; off: never. Raises

@@ -105,9 +105,8 @@ def best_scale(values: Array, dtype: DType) -> tuple[float, int]:
     """Return an estimate of the loss, and the scale (-31 to 31) that loses least of
     `values`.
 
-    Estimated from the histogram of exponents: a value that is too small is lost, one
-    that is too large is cut to the largest, the others lose the value of their last
-    bit.
+    The estimate uses the histogram of exponents. A value that is too small is lost. A
+    value that is too large becomes the largest. Any other value loses its last bit.
     """
     bins, counts = exponents_of(values)
     if not bins.size:

@@ -224,8 +224,8 @@ class Graph:
         return operator
 
     def unconnected(self, spec: Spec) -> Tensor:
-        """Return a place for an input that will be connected later; part of no
-        graph.
+        """Return a placeholder for an input that will be connected later. It belongs to
+        no graph.
         """
         return Tensor("", self, spec, "unconnected")
 

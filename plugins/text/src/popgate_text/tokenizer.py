@@ -24,7 +24,7 @@ _CHARACTERS_A_CALL: Final = 4096
 #: Tokens of a pair's text that are read beyond the model's length, because cutting a
 #: word changes its tokens.
 _SPARE: Final = 64
-#: Characters per token of the model's length, up to which a pair is not shortened.
+#: A pair of up to this many characters per token of the model is not shortened.
 _SHORT: Final = 4
 # The strings of a call are tokenized in the calling thread: cores belong to devices.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

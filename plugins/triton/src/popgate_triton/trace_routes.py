@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
 _MODEL = "/models/{name}/trace/setting"
 _VERSION = "/models/{name}/versions/{version}/trace/setting"
-# As texts only in the one spelling, so that none of them is a typing mistake.
+# A number in a string has only this spelling, so that typing mistakes are refused.
 _TEXT = re.compile(r"-1|0|[1-9][0-9]{0,15}")
 # Setting, field of `TraceSettings`, smallest value.
 _NUMBERS = {

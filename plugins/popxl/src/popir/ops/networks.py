@@ -192,7 +192,7 @@ def infer_conv(call: Call) -> list[Spec]:
     if len(x.shape) < 3 or len(weight.shape) != len(x.shape):
         raise IrError(
             f"a convolution of {list(x.shape)} with {list(weight.shape)}: both need "
-            "one rank, three at least"
+            "the same rank, at least 3"
         )
     if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
         raise IrError(
@@ -340,7 +340,7 @@ def infer_conv_transpose(call: Call) -> list[Spec]:
     if len(x.shape) < 3 or len(weight.shape) != len(x.shape):
         raise IrError(
             f"a convolution of {list(x.shape)} with {list(weight.shape)}: both need "
-            "one rank, three at least"
+            "the same rank, at least 3"
         )
     if x.shape[1] != weight.shape[0] or x.shape[1] % groups:
         raise IrError(

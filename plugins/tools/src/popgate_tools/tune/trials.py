@@ -92,8 +92,8 @@ class Trials:
         return Setting(1, int(group["count"]), most, delay)
 
     def search(self, start: Setting, devices: Sequence[int]) -> Found:
-        """Return the best result that can be found in time, with a number
-        of devices.
+        """Return the best result that the search finds in time, with these numbers of
+        devices.
         """
         return search(
             start,
