@@ -88,7 +88,8 @@ def _ended_by_interrupts() -> Iterator[None]:
     Python loses KeyboardInterrupt if it is raised in a callback of an import.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # for example ignored: keep that
+    # another handler, or the signal is ignored: keep that
+    if before is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -97,7 +97,7 @@ def round_to_bf16(values: npt.NDArray[np.float64]) -> npt.NDArray[np.uint16]:
 def pack_bf16(values: Sequence[Any]) -> bytes:
     """Pack numbers as BF16 bytes. Raises OverflowError if a finite one is too large.
 
-    Raises what `struct` raises for anything that is not a number.
+    Raises the error of `struct` for values that are not numbers.
     """
     doubles = np.frombuffer(struct.pack(f"<{len(values)}d", *values), "<f8")
     halves = round_to_bf16(doubles)

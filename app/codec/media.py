@@ -118,7 +118,7 @@ def _recognise(first: bytes) -> Encoding:
         key = first[1:2] if head[0] <= 0x8F else b""
         if not key or 0xA0 <= key[0] <= 0xBF or key in b"\xc4\xc5\xc6\xd9\xda\xdb":
             return Encoding.MSGPACK
-    # A list is no request either. The decoder of its form reports that.
+    # A list is not a request either. The decoder of its form reports that.
     if first.lstrip(b" \t\r\n").startswith((b"{", b"[{")):
         return Encoding.JSON
     if not first:

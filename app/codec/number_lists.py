@@ -341,7 +341,7 @@ def _put_in(value: Any, lists: dict[str, LongList], left: list[int], depth: int)
 
 
 def listed(document: Any) -> Any:
-    """Return a document of `parse_large` as a parser would, made in blocks."""
+    """Return a document of `parse_large` with plain lists, which are made in blocks."""
     if type(document) is LongList:
         return document.values()
     if type(document) is dict:

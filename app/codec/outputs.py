@@ -142,7 +142,7 @@ class Output:
     def json_items(self, tensor: Tensor, nan: NanPolicy) -> Iterator[list[bytes]]:
         """Yield the JSON of each number, flat, in blocks if there are many.
 
-        Raises what `json_data` does.
+        Raises the errors of `json_data`.
         """
         if tensor.nbytes > AT_ONCE:
             for text in self._blocks(self.array(tensor), nan):

@@ -133,7 +133,7 @@ def _is_deeper(data: list[Any], rank: int) -> bool:
 
 
 def _leaves(data: list[Any], limits: Limits) -> list[Any]:
-    """Return all elements that are no lists, in their order. Does not recurse."""
+    """Return all elements that are not lists, in their order. Does not recurse."""
     found: list[Any] = []
     open_lists = [iter(data)]
     while open_lists:

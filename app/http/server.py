@@ -395,7 +395,7 @@ class GatewayServer(uvicorn.Server):
                 cycle.logger = quiet
 
     def _announce_close(self) -> None:
-        """Make every answer from now on the last one of its connection."""
+        """Make every following answer the last one of its connection."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, GatewayProtocol):
                 connection.finish()

@@ -67,7 +67,7 @@ class AccessLog:
         return cls(parse_ratio(text), workers + (workers > 1))
 
     def set_ratio(self, ratio: float | None) -> None:
-        """Log this share from now on."""
+        """Set the share of requests to log."""
         self.ratio = ratio
         self._due = 0.0
         self.left = self._count_to_next()

@@ -198,7 +198,7 @@ class LogControl(logging.Filter):
         self._style = style
 
     def apply(self, settings: LogSettings) -> None:
-        """Log as `settings` say from now on."""
+        """Apply `settings` to the log."""
         self.settings = settings
         root = logging.getLogger()
         iso = settings.format == "ISO8601" and self._style != "json"

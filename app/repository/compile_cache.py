@@ -136,8 +136,8 @@ class CompileCache:
     def defaults(self, source: Path, names: Collection[str]) -> dict[str, Array | None]:
         """Return the defaults of the inputs `names` that a request may omit.
 
-        None stands for an input that the model does not use. Raises what `popef_for`
-        raises.
+        None stands for an input that the model does not use. Raises the errors of
+        `popef_for`.
         """
         return input_defaults(_load(source), names) if names else {}
 

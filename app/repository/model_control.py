@@ -132,7 +132,8 @@ class ModelControl:
         self._is_ending = False
 
     def begin_end(self) -> None:
-        """Note that the server is shutting down, so an interrupted load is no failure.
+        """Note that the server is shutting down, so an interrupted load is not a
+        failure.
 
         May be called from a signal handler.
         """

@@ -83,7 +83,7 @@ def warm_up(
 
     Files come from `folder`. The warm-up must end by `until`, a `time.monotonic()`.
     Returns the size of free dimensions in the runs, or 0 without a run. Raises
-    `WarmupFailed`, and `engine.DeviceLost`, which is no fault of the model.
+    `WarmupFailed`, and `engine.DeviceLost`, which is not the model's fault.
     """
     if config is not None and not config.enabled:
         return 0

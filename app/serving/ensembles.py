@@ -443,7 +443,8 @@ class EnsembleRequest(Pending):
     def resolve(self, error: Exception | None = None) -> None:
         if self.done:
             return
-        # This must come first, because the steps that are given up below end here, too.
+        # This must come first, because the steps that are abandoned below end here,
+        # too.
         self.done, self.error = True, error
         self.inputs = self._tensors = {}
         self._runner.forget(self)

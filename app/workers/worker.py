@@ -479,7 +479,7 @@ class _Elsewhere:
     async def ensure(
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
-        """Return immediately: the model does not return."""
+        """Return immediately: a model that is not in the table stays missing."""
 
 
 class _Joined:

@@ -68,8 +68,8 @@ async def static_file(request: Request, gateway: GatewayOf, file: str) -> Respon
 
 
 def nothing_here(request: Request) -> Response | None:
-    """Return the page for an unknown address; None if the client is no browser or the
-    pages are turned off. Its links are relative to the request's path, so they work
+    """Return the page for an unknown address; None if the client is not a browser or
+    the pages are turned off. Its links are relative to the request's path, so they work
     below any prefix.
     """
     if not _wants_page(request) or get_gateway(request).settings.no_pages:

@@ -23,7 +23,7 @@ from popgate_images.picture import BadPicture, decode
 from popgate_images.plan import Plan
 from popgate_images.wire import NUMBERS, REPLY, REQUEST, WORDS
 
-#: Bytes of memory beyond what the libraries take: 200 million pixels as RGB, resized.
+#: Bytes of memory in addition to the libraries: 200 million pixels as RGB, resized.
 _MEMORY: Final = 1 << 30
 _GRACE: Final = 2
 

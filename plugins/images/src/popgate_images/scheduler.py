@@ -76,7 +76,7 @@ class PictureScheduler:
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
     ) -> Submitted:
-        """Run a request. Raises `InvalidTensor`, and what the runner raises."""
+        """Run a request. Raises `InvalidTensor`, and the runner's errors."""
         given = request.inputs.get(self._tensor.name)
         if given is None or given.data_type is not DataType.STRING:
             return self._runner.submit(

@@ -169,7 +169,7 @@ class Metadata:
         return self._device_iterations
 
     def setDeviceIterations(self, device_iterations: int) -> None:
-        """Take how many iterations one run of the main programs performs."""
+        """Set the number of iterations that one run of the main programs performs."""
         self._device_iterations = number(device_iterations)
 
     def deviceIteration(self) -> int:

@@ -43,7 +43,7 @@ class InputSource(Protocol):
         ...
 
     def consumed(self) -> None:
-        """Record that the program has the oldest given data."""
+        """Record that the program has read the oldest returned data."""
         ...
 
     def rewind(self) -> None:

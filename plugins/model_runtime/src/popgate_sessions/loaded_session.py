@@ -66,7 +66,7 @@ class LoadedSession:
     # -- loading and unloading
 
     def bind(self, device: Device) -> None:
-        """Load on this device, which it is bound to from now on."""
+        """Load on this device, and bind the session to it."""
         self.is_stopped = self._halted = False
         with device.lease.hold():
             self.device = device

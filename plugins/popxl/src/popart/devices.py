@@ -143,7 +143,7 @@ class DeviceManager:
         self._wait = 0.0
 
     def setOnDemandAttachTimeout(self, seconds: float) -> None:
-        """Set how long attaching waits for devices made from now on."""
+        """Set how long attaching waits, for devices that are made after this call."""
         self._wait = float(seconds)
 
     def createCpuDevice(self) -> DeviceInfo:

@@ -74,7 +74,7 @@ class InferenceSession:
     _device: DeviceInfo
     _running: Session | None
     printer: Printer | None
-    """Shows what operators print."""
+    """Shows the output of print operators."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise popir.IrError(

@@ -427,7 +427,7 @@ class IrView(View, shows=popir.Ir):
         return DataFlow(self._below.transfers, anchors)
 
     def setDataFlow(self, flow: DataFlow) -> None:
-        """Set how many slices a run takes.
+        """Set the number of slices that a run takes.
 
         Streams decide which tensors are anchored.
         """

@@ -141,7 +141,7 @@ def in_order(
 
 
 def _put_after(graph: Graph, gone: Sequence[Operator], new: Operator) -> None:
-    """Order operators after `new` that came after `gone`."""
+    """Order operators after `new` that were ordered after `gone`."""
     for operator in graph.operators:
         if operator is not new and any(each in gone for each in operator.after):
             kept = [each for each in operator.after if each not in gone]

@@ -51,16 +51,14 @@ class Session:
 
     check_order: refuse programs whose result depends on an order that nothing fixes.
     check_scales: a scale of float8 that is out of range ends a run, ValueOutOfRange.
-    on_pool: it will be attached to devices of the pool; else it runs in the caller's
-    process.
-    transfers: slices that each host array brings to a run; default: the Ir's.
-    replicas: how many run it together, in lockstep, in this process.
-    instances: the processes that run the program; default: only this one. All make
-    the session, run it and bring weights to the host in the same order.
-    cache: where compiled programs are; None: nowhere. around: other inputs of a
-    compiled program. tell: receives lines for the log.
-    Raises IrError if the program is wrong, NotYet for what does not run yet.
-    Not thread-safe.
+    on_pool: it will run on devices of the pool; otherwise it runs in the caller's
+    process. transfers: slices that each host array brings to a run; default: the Ir's.
+    replicas: the number that run it together, in lockstep, in this process. instances:
+    the processes that run the program; default: only this one. All instances must make
+    the session, run it and copy weights to the host in the same order. cache: the
+    folder of compiled programs, or None. around: other inputs of a compiled program.
+    tell: receives lines for the log. Raises IrError if the program is wrong, NotYet for
+    unsupported features. Not thread-safe.
     """
 
     def __init__(
@@ -348,7 +346,7 @@ def _connect(
     name: str, operator: Operator, given: dict[str, Any], taken: dict[str, Any]
 ) -> None:
     """Connect the streams of a NumPy function, which is called when all its arguments
-    are there.
+    have arrived.
     """
     from popir.lowering.lower import argument_handle, result_handle
 

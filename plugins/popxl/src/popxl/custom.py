@@ -34,7 +34,7 @@ class CustomOperator:
     """
 
     type: ClassVar[str] = ""
-    """What graphs call it; the name of the class if empty."""
+    """The type of the operator in graphs; the name of the class if empty."""
     differentiable: ClassVar[tuple[int, ...] | None] = None
     """The inputs that have gradients; None: all numbers."""
 

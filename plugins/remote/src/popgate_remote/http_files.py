@@ -32,10 +32,10 @@ class HttpFiles:
     """A client that reads documents and files of one server, and of servers that it
     redirects to.
 
-    `denied` says what to set if the server refuses access. Proxies and authorities come
-    from the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``). `has_digest`: a
-    digest from the operator checks the content, so redirects may lead to another host
-    without TLS.
+    `denied` is the advice for an error if the server refuses access. Proxies and
+    authorities come from the usual variables (``HTTPS_PROXY``, ``SSL_CERT_FILE``).
+    `has_digest`: a digest from the operator checks the content, so redirects may lead
+    to another host without TLS.
     """
 
     def __init__(

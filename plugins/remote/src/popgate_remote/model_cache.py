@@ -1,12 +1,12 @@
 """The cache of remote models: complete models only, each under its digest.
 
     blobs/SHA256               the content of a file
-    parts/KEY                  what has come of one so far
+    parts/KEY                  the received part of a file
     models/NAME-KEY/           one URL
-        DIGEST/...             its files as they were listed once: hard links of blobs
-        DIGEST/.manifest.json  what they are, and where from
-        current -> DIGEST      what was taken last
-        served -> DIGEST       what has served last, which stays until another has
+        DIGEST/...             the files of one listing: hard links of blobs
+        DIGEST/.manifest.json  the names and the source of the files
+        current -> DIGEST      the last download
+        served -> DIGEST       the last snapshot that served
 
 A snapshot is made beside its place and renamed. Then `current` is replaced in the same
 way, so a snapshot is never incomplete. Several processes share a cache. A process that

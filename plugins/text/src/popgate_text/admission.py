@@ -33,8 +33,8 @@ class TextAdmission:
     def take(self, texts: int) -> None:
         """Admit the texts of a request, all or none.
 
-        Raises `QueueFull` with the time after which they would be admitted if no others
-        came.
+        Raises `QueueFull` with the time after which a retry would be admitted if no
+        other texts arrive.
         """
         excess = self.held + texts - self.limit
         if excess > 0:

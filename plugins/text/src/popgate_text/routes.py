@@ -95,15 +95,15 @@ _RERANKS, _EMBEDS = "model query documents", "model input"
 #: Path, form, fields of the request, required fields, description.
 _OPENAI: Final[list[tuple[str, type[openai.NamedForm], dict[str, Any], str, str]]] = [
     ("/openai/v1/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, _EMBEDS,
-     "Embed texts, as OpenAI's clients ask"),
+     "Embed texts, in the form of OpenAI's clients"),
     ("/openai/v1/rerank", openai.RerankForm, _RERANK, _RERANKS,
-     "Order documents by how well they answer a query, as Jina's clients ask"),
+     "Order documents by how well they answer a query, in the form of Jina's clients"),
     ("/v2/rerank", openai.CohereRerankForm, _RERANK, _RERANKS,
-     "Order documents, as Cohere's clients ask"),
+     "Order documents, in the form of Cohere's clients"),
     ("/infinity/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, _EMBEDS,
-     "Embed texts, as Infinity's clients ask"),
+     "Embed texts, in the form of Infinity's clients"),
     ("/infinity/rerank", openai.InfinityRerankForm, _RERANK, _RERANKS,
-     "Order documents, as Infinity's clients ask"),
+     "Order documents, in the form of Infinity's clients"),
 ]  # fmt: skip
 
 

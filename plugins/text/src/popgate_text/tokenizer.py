@@ -55,8 +55,10 @@ class Token:
 
 
 class Beginnings(NamedTuple):
-    """The number of a text's tokens, and what of the text can matter in a pair: a
-    little more than the model takes, and a little more than that."""
+    """The number of a text's tokens, and two beginnings of the text that suffice in a
+    pair. `less` is a little longer than the model takes, `more` is a little longer than
+    `less`.
+    """
 
     tokens: int
     less: str
@@ -66,9 +68,9 @@ class Beginnings(NamedTuple):
 def shortened(first: Beginnings, second: Beginnings) -> tuple[str, str]:
     """Return a pair of texts in which the longer one still has more tokens.
 
-    The library cuts both to half of the model's length and gives one token more to
-    the longer one. It would also make all combinations of the parts that it cuts off:
-    10,000 for two strings of 64,000 characters, which take a second and 300 MB.
+    The library cuts both to half of the model's length; the longer one keeps one token
+    more. It would also make all combinations of the parts that it cuts off: 10,000 for
+    two strings of 64,000 characters, which take a second and 300 MB.
     """
     one = first.more if first.tokens > second.tokens else first.less
     two = second.more if second.tokens > first.tokens else second.less

@@ -167,7 +167,7 @@ class Instances:
         given: Mapping[int, Array],
         groups: list[list[int]],
     ) -> tuple[Span, list[list[int]]]:
-        """Meet the other instances of `span`; return those of `groups` that are there.
+        """Meet the other instances of `span`; return the `groups` that have arrived.
 
         The caller lets the span meet once more before another note is written. Raises
         RunError if an instance has reached another exchange.

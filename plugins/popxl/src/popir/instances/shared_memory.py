@@ -98,7 +98,7 @@ class SharedMemory:
         return np.frombuffer(mapped, np.uint8, size, page)
 
     def write_note(self, note: bytes) -> None:
-        """Write what this instance is about to exchange."""
+        """Write a description of the next exchange of this instance."""
         start = self._notes + NOTE * self.index
         self._bytes[start : start + len(note)] = note
 

@@ -66,12 +66,12 @@ def compile_ir(
     """Lower `ir`.
 
     check: refuse programs whose result depends on an order that nothing fixes.
-    host_effects: streams for what only the caller's process does: printing.
-    replicas: how many run it together in each of `instances` processes.
-    alike: all replicas have the same weights, which graphs may hold; default: only if
-    there is one.
-    check_scales: streams of the scales of float8, which the caller's process checks.
-    Raises IrError if the program is wrong, NotYet for what does not run yet.
+    host_effects: make streams for effects in the caller's process (printing). replicas:
+    the number that run it together in each of `instances` processes. alike: all
+    replicas have the same weights, so graphs may contain them; default: true for a
+    single replica. check_scales: make streams for the scales of float8, which the
+    caller's process checks. Raises IrError if the program is wrong, NotYet for
+    unsupported features.
     """
     if not any(graph.operators for graph in ir.reachable()):
         raise IrError("the Ir has no graphs, so it has no operator to run")

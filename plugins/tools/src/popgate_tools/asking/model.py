@@ -43,7 +43,7 @@ class AskedModel:
         return ", ".join(f"{n} {notation(*spec)}" for n, spec in self.inputs.items())
 
     def problems(self, given: Collection[str]) -> list[str]:
-        """Return what is wrong with the names of the given inputs."""
+        """Return the problems of the names of the given inputs."""
         unknown = sorted(set(given) - set(self.inputs))
         missing = sorted(set(self.inputs) - self.optional - set(given))
         return [

@@ -1,4 +1,4 @@
-"""`popgate top`: what a running gateway does, in a terminal."""
+"""`popgate top`: the activity of a running gateway, in a terminal."""
 
 from __future__ import annotations
 
