@@ -209,7 +209,7 @@ class Session:
             raise
 
     def weights_from_host(self) -> None:
-        """Copy the host's copies to the device; changes by the device are lost."""
+        """Send the host's copies to the device; changes by the device are lost."""
         from popir.lowering.compile import LOAD
         from popir.lowering.lower import input_handle
 

@@ -184,7 +184,9 @@ def _tokens_of(scheduler: TextScheduler, texts: list[str], special: bool) -> Res
 
 
 def _joined(rows: Iterable[bytes]) -> Response:
-    """Return a JSON list. Other threads run between its rows, each written alone."""
+    """Return a JSON list. Each row is written separately, so that other threads can run
+    in between.
+    """
     body = b"[" + b",".join(rows) + b"]"
     return Response(body, media_type="application/json")
 

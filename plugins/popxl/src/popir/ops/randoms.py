@@ -1,4 +1,5 @@
-"""Random operators: pure functions of a seed, by counting and mixing.
+"""Random operators. Each is a pure function of a seed: it hashes the numbers of the
+elements.
 
 Element number n of a tensor is a hash of n and the seed, so that the same seed gives
 the same numbers in every run, on every device and in the backward pass.

@@ -41,8 +41,8 @@ SMALL = 1 << 16
 class LockstepSession:
     """Runs the programs of a compiled Ir on all its replicas.
 
-    threads: of this process that run graphs; default: one for each usable core. Raises
-    InvalidModel if a graph cannot be loaded. Not thread-safe.
+    threads: the number of threads that run graphs; default: one for each usable core.
+    Raises InvalidModel if a graph cannot be loaded. Not thread-safe.
     """
 
     def __init__(

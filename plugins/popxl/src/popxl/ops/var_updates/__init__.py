@@ -191,7 +191,7 @@ def lamb_updater(
     beta2: _Scalar | None = None,
     epsilon: float = 1e-07,
 ) -> Tensor:
-    """Return Lamb's direction, which is Adam's."""
+    """Return Lamb's direction, which is the same as Adam's."""
     given = (acc_first_order, acc_second_order, weight, time_step, weight_decay)
     return _adam("lamb", *given, beta1, beta2, epsilon)
 
