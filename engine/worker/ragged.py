@@ -1,8 +1,9 @@
 """A replica that runs rows of different length together, padded to the longest row.
 
 Each batch begins with the oldest waiting request, in the order of the fair queue. The
-requests of the nearest lengths join it, as long as the padded batch stays within
-`max_tokens` and has little padding. So requests of a channel may run out of order.
+requests of the nearest lengths join it, as long as the padded batch has little padding
+and stays within the size at which a token is cheapest (engine/worker/token_budget.py).
+So requests of a channel may run out of order.
 Their slots are still released in order.
 """
 
@@ -28,6 +29,7 @@ from engine.worker.client_channel import LONG_AGO, ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.replica import VAIN_DELAYS, BatchingPolicy, Dropped, Replica
 from engine.worker.results import Results, Values, Waiter
+from engine.worker.token_budget import GROWTH, TokenBudget
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -226,6 +228,8 @@ class RaggedReplica(Replica):
             raise EngineBug("a plan without lengths")
         self._ragged = ragged
         self._max_padding = ragged.max_padding
+        most = ragged.max_tokens or GROWTH * policy.max_tokens
+        self._budget = TokenBudget(policy.max_tokens, most)
         self._batch = RaggedBatch(table, plan, ragged)
         self._results = RaggedResults(table, plan, ragged, wait_room)
         self._windows: dict[ClientChannel, Window] = {}
@@ -238,13 +242,20 @@ class RaggedReplica(Replica):
         if not self.may_wait or self._vain_delays >= VAIN_DELAYS:
             return now
         policy = self.policy
-        size = PaddedSize(policy.max_rows, policy.max_tokens, self._max_padding)
+        size: PaddedSize | None = None
         oldest = now
         for client in self._queue.upcoming():
             for entry in self._window(client).waiting:
+                if size is None:
+                    size = self._size(self._budget.limit(entry.length))
                 size.add(entry)
                 oldest = min(oldest, entry.since)
-        return now if size.is_full else oldest + policy.delay_ns
+        if size is not None and size.is_full:
+            return now
+        return oldest + policy.delay_ns
+
+    def _size(self, max_tokens: int) -> PaddedSize:
+        return PaddedSize(self.policy.max_rows, max_tokens, self._max_padding)
 
     # -- taking
 
@@ -264,10 +275,13 @@ class RaggedReplica(Replica):
                 entry.client.channel.set_begun(entry.slot, 1)
         if entries:
             self._batch.begin(entries)
+            longest, rows = self._batch.longest, self._batch.rows
             error = self._execute(now)
             if error is not None:
                 again = partial(self._again, started=now)
                 isolate_failure(entries, error, again, partial(self._fail, started=now))
+            elif longest > 0:
+                self._budget.record(longest, rows, self._took[-1])
             if self.shares.is_weighted:
                 self._queue.charge(entries, time.monotonic_ns() - now)
         for one in dropped:
@@ -283,8 +297,7 @@ class RaggedReplica(Replica):
         order: Sequence[ClientChannel] = self._queue.channels
         if len(order) > 1:
             order = self._queue.next()
-        policy = self.policy
-        size = PaddedSize(policy.max_rows, policy.max_tokens, self._max_padding)
+        size: PaddedSize | None = None
         taken: list[Entry] = []
         leader: RaggedEntry | None = None
         for client in order:
@@ -298,6 +311,8 @@ class RaggedReplica(Replica):
             if leader is None or (leader.length == NO_LENGTH and taken):
                 continue
             length = leader.length
+            if size is None:
+                size = self._size(self._budget.next_limit(length))
             # Sorting by distance puts the leader itself first.
             for entry in sorted(waiting, key=lambda e: abs(e.length - length)):
                 if entry.shape == leader.shape and size.add(entry):
