@@ -313,6 +313,11 @@ class ModelStatistics(Body):
     response_stats: dict[str, Any] = {}
     batch_stats: list[dict[str, Any]] = []
     memory_usage: list[dict[str, Any]] = []
+    token_stats: dict[str, Any] = Field(
+        {},
+        description="Of text models: `tokens`, `padded_tokens` (padding included), "
+        "`batches`, and the durations of `tokenizing`.",
+    )
 
 
 class StatisticsList(Body):

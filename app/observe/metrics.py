@@ -164,23 +164,29 @@ class ModelMetrics:
         batch_rows: int = 1,
         input_ns: int = 0,
         output_ns: int = 0,
+        runs: float = 0.0,
     ) -> None:
         """End a request that was answered. Costs well under a microsecond.
 
         ``total_ns`` is the time from the complete body to the complete answer.
         ``input_ns`` is the time of decoding and validating, ``output_ns`` of encoding.
         ``rows`` is the number of inferences in the request (1 for a model that is not
-        batched).
+        batched). ``runs`` is the request's share of batches if its rows ran in
+        several, and ``compute_ns`` is then the sum over its rows.
         """
         self.pending -= 1
         self.successes += 1
         self.inference_count += rows
-        share = rows / batch_rows if batch_rows > rows else 1.0
+        if runs:
+            share, each_ns = runs, compute_ns / rows
+        else:
+            share = rows / batch_rows if batch_rows > rows else 1.0
+            each_ns = float(compute_ns)
         batch = self.batches.get(batch_rows)
         if batch is None:
             batch = self._batch(batch_rows)
         batch.share += share
-        batch.compute_ns += share * compute_ns
+        batch.compute_ns += share * each_ns
         batch.input_ns += input_ns
         batch.output_ns += output_ns
         # `Histogram.observe` three times, inlined.
@@ -245,6 +251,7 @@ class ModelMetrics:
                 batch.statistics(rows) for rows, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
+            "token_stats": self.tokens.statistics(),
         }
 
     def __repr__(self) -> str:

@@ -97,6 +97,7 @@ class SharedMetrics(ModelMetrics):
         batch_rows: int = 1,
         input_ns: int = 0,
         output_ns: int = 0,
+        runs: float = 0.0,
     ) -> None:
         """Count a success, as `ModelMetrics.success` does."""
         super().success(
@@ -107,6 +108,7 @@ class SharedMetrics(ModelMetrics):
             batch_rows=batch_rows,
             input_ns=input_ns,
             output_ns=output_ns,
+            runs=runs,
         )
         words, floats = self._words, self._floats
         words[2] = self.inference_count

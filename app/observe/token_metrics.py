@@ -37,6 +37,11 @@ class TokenCounts:
         bucket = bisect_left(TOKEN_BUCKETS, rows * longest)
         self.shares[bucket] = self.shares.get(bucket, 0.0) + 1 / rows
 
+    @property
+    def runs(self) -> float:
+        """Return the request's share of all batches in which its rows ran."""
+        return sum(self.shares.values())
+
     def __repr__(self) -> str:
         return f"<TokenCounts {self.tokens} tokens, {self.padded} with padding>"
 
@@ -64,6 +69,18 @@ class TokenMetrics:
         for bucket, share in one.shares.items():
             self.batches[bucket] += share
         self.tokenizing.observe(one.tokenizing_ns)
+
+    def statistics(self) -> dict[str, object]:
+        """Return the document of the numbers; empty if no tokens have run."""
+        if not self.tokens:
+            return {}
+        tokenizing = self.tokenizing
+        return {
+            "tokens": self.tokens,
+            "padded_tokens": self.padded,
+            "batches": round(sum(self.batches)),
+            "tokenizing": {"count": tokenizing.count, "ns": tokenizing.sum_ns},
+        }
 
     def add(self, other: TokenMetrics) -> None:
         """Add the counts of another process."""

@@ -457,12 +457,14 @@ class Call(ABC):
         journal.last.append(stamps)
         if ended - began > journal.slow_ns:
             journal.keep_slow(stamps)
+        runs = 0.0
         if (
             entry.scheduler is not None
             and isinstance(submitted, Pending)
             and submitted.tokens is not None
         ):
             entry.stats.count_tokens(submitted.tokens)
+            runs = submitted.tokens.runs
         entry.stats.success(
             ended - began,
             submitted.queue_ns,
@@ -471,6 +473,7 @@ class Call(ABC):
             batch_rows=submitted.batch_rows,
             input_ns=self._decoded - began,
             output_ns=ended - encoding,
+            runs=runs,
         )
         if journal.samples or entry.tracer is not None:
             access, spans = journal.access, journal.spans

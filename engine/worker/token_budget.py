@@ -8,8 +8,10 @@ measures it while it runs.
 Sizes are classes of a factor of two, kept apart for each class of lengths. A class
 keeps its last few times per token. Other work on the machine only adds time, so the
 quicker ones of them count. One batch in `PROBED` tries the next larger or smaller
-class, or a row alone. This is a machine without a clock: `limit` and `next_limit` give the size,
-`record` takes the measured time.
+class, or a row alone.
+
+This is a machine without a clock: `limit` and `next_limit` give the size, `record`
+takes the measured time.
 """
 
 from __future__ import annotations

@@ -13,13 +13,14 @@ export function modelPage(name) {
   const state = h("span", {});
   const rate = h("span", { class: "muted small" });
   const last = h("div", {});
+  const tokens = h("section", { class: "panel tokens", hidden: true });
   const page = h("div", {},
     h("div", { class: "title" }, h("div", {}, h("a", { class: "crumb", href: "#/" }, "Models"), h("h1", {}, name)), state, rate, management(name, show)), body);
   show();
 
   async function show() {
     const content = await load(name);
-    fill(body, content, h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Its last requests"), legend()), last));
+    fill(body, content, tokens, h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Its last requests"), legend()), last));
     update();
   }
 
@@ -29,6 +30,9 @@ export function modelPage(name) {
       fill(state, pill(model));
       const r = now.rates[`${name}/${model.version}`];
       fill(rate, r?.rate ? `${figure(r.rate)} requests per second, ${duration(r.latency)}` : "");
+      const figures = tokenFigures(now.tokens[`${name}/${model.version}`]);
+      tokens.hidden = !figures.length;
+      fill(tokens, figures);
     }
     const mine = (now.requests?.answered ?? []).concat(now.requests?.failed ?? []).filter((r) => r.model === name);
     mine.sort((a, b) => b.at - a.at);
@@ -92,6 +96,19 @@ function about(model) {
   return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "About")),
     h("div", { class: "body" }, h("dl", { class: "facts" }, facts.filter(([, value]) => value).map(([title, value]) =>
       h("div", { class: value.length > 60 ? "wide" : "" }, h("dt", {}, title), h("dd", {}, value))))));
+}
+
+/** The numbers of a text model since the server's start; nothing before its first request. */
+function tokenFigures(t) {
+  if (!t?.tokens) return [];
+  const facts = [
+    ["Tokens", t.tokens.toLocaleString("en")],
+    ["Padding", `${(100 * (1 - t.tokens / t.padded_tokens)).toFixed(1)} %`],
+    ["Tokens per batch", figure(t.padded_tokens / Math.max(1, t.batches))],
+    ["Tokenizing a request", duration(t.tokenizing.ns / Math.max(1, t.tokenizing.count) / 1e6)],
+  ];
+  return [h("div", { class: "head" }, h("h2", {}, "Tokens")),
+    h("div", { class: "body" }, h("dl", { class: "facts" }, facts.map(([title, value]) => h("div", {}, h("dt", {}, title), h("dd", {}, value)))))];
 }
 
 function titled(key) {

@@ -7,8 +7,8 @@ const SECOND = 1000;
 const MANY = 60; // models, from which on it looks less often
 const PHASES = ["decode", "queue", "compute", "wake", "encode"];
 
-/** What a look found: `models`, `devices`, `requests`, `ready`, `rates` by model. */
-export const now = { models: null, devices: [], requests: null, ready: null, rates: {}, total: null };
+/** What a look found: `models`, `devices`, `requests`, `ready`, `rates` and `tokens` by model. */
+export const now = { models: null, devices: [], requests: null, ready: null, rates: {}, tokens: {}, total: null };
 /** Columns of the same length: times (s), then one for each figure. */
 export const history = { time: [], rate: [], failed: [], batch: [], latency: [], ...Object.fromEntries(PHASES.map((p) => [p, []])) };
 
@@ -70,6 +70,7 @@ function count(stats) {
   const seen = new Map(stats.map((s) => [`${s.name}/${s.version}`, figures(s)]));
   const sums = {};
   now.rates = {};
+  now.tokens = Object.fromEntries(stats.map((s) => [`${s.name}/${s.version}`, s.token_stats]));
   if (before) {
     const seconds = at - before.at;
     for (const [key, figures] of seen) {

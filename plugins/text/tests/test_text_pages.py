@@ -70,6 +70,24 @@ def test_vectors_are_compared(served: ServedGateway, chromium: Browser) -> None:
     assert not chromium.errors
 
 
+def test_figures_of_tokens_are_those_of_the_metrics(
+    served: ServedGateway, chromium: Browser
+) -> None:
+    run(chromium, served, "unit")
+    chromium.wait("document.querySelector('.tokens dd') !== null")
+    found: dict[str, str] = chromium.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('.tokens .facts > div')]"
+        ".map(e => [...e.children].map(c => c.textContent)))"
+    )
+    assert [*found] == ["Tokens", "Padding", "Tokens per batch", "Tokenizing a request"]
+    stats = served.client.get("/v1/models/unit/stats").json()["model_stats"][0]
+    tokens = stats["token_stats"]
+    assert 0 < int(found["Tokens"]) <= tokens["tokens"] <= tokens["padded_tokens"]
+    assert found["Padding"].endswith(" %")
+    assert stats["execution_count"] == tokens["batches"]
+    assert not chromium.errors
+
+
 def test_classes_have_bars(served: ServedGateway, chromium: Browser) -> None:
     run(chromium, served, "classes")
     chromium.wait("document.querySelectorAll('.answer .bars').length === 3")

@@ -47,6 +47,17 @@ def test_a_request_larger_than_its_batch_counts_as_one_execution() -> None:
     assert metrics.inference_count == 100
 
 
+def test_a_request_whose_rows_ran_in_several_batches_counts_its_share_of_each() -> None:
+    metrics = ModelMetrics("m", "1")
+    metrics.begin()
+    # Three rows: two filled a batch of 2, one ran beside another request's row.
+    metrics.success(9_000, 0, 6_000, rows=3, batch_rows=2, runs=1.5)
+    metrics.begin()
+    metrics.success(9_000, 0, 2_000, rows=1, batch_rows=2)
+    assert metrics.exec_count == 2
+    assert metrics.batches[2].compute_ns == 4_000
+
+
 def test_the_machine() -> None:
     processors = Processors(seconds=0.0)
     end = time.monotonic() + 30
