@@ -56,6 +56,20 @@ models = ["*"]
 groups = ["infer", "metadata", "manage", "metrics", "pages"]
 """
 
+#: Takes a file.
+READER = """
+class Reader:
+    inputs = {"file": "BYTES[1]"}
+    outputs = {"bytes": "INT64[1]", "start": "BYTES[1]"}
+    def __call__(self, file):
+        return {"bytes": [len(file[0])], "start": [file[0][:4]]}
+"""
+FILE_CHAIN = """
+[[ensemble.step]]
+model = "reader"
+"""
+FILE = b"GIF8" + bytes(range(256)) * 8
+
 #: Gives its second response when a file is there.
 GATE = """
 import os, time
@@ -132,6 +146,9 @@ def front(
     write(root, "sum", SUM, MEMORY + SEQUENCE)
     (root / "chain").mkdir()
     (root / "chain" / "config.toml").write_text(CHAIN)
+    write(root, "reader", READER, MEMORY)
+    (root / "file_chain").mkdir()
+    (root / "file_chain" / "config.toml").write_text(FILE_CHAIN)
     embedding_folder(root / "unit")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
@@ -272,6 +289,86 @@ def test_protocols(front: Front) -> None:
     assert outputs(answer) == {"output": AFFINE}
     made = front.post("/v2/models/count/generate", n=1, text="a")
     assert made.json()["i"] == 0, made.text
+
+
+@pytest.mark.parametrize("model", ["reader", "file_chain"])
+def test_files_and_forms(front: Front, model: str) -> None:
+    path, expected = (
+        f"/v1/models/{model}/infer",
+        {"bytes": [len(FILE)], "start": ["GIF8"]},
+    )
+    with front.connect() as client:
+        for answer in (
+            client.post(path, content=FILE, headers={"content-type": "image/gif"}),
+            client.post(path, content=FILE),
+            client.post(path, files={"file": ("a.gif", FILE, "image/gif")}),
+        ):
+            assert outputs(answer) == expected
+    key: Any = {"api_key": "secret", "verify": front.verify}
+    with Client(front.gateway.url, **key) as ours:
+        assert ours.infer(model, FILE)["bytes"].tolist() == [len(FILE)]
+
+
+def test_a_form_asks_any_model(front: Front) -> None:
+    """A sequence, a stream and a model of texts, whose inputs are parts of a form."""
+    flags = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
+    stream = {"accept": "text/event-stream"}
+    with front.connect() as client:
+        form: Any = {"x": (None, "5"), "parameters": (None, json.dumps(flags))}
+        answer = client.post("/v1/models/sum/infer", files=form)
+        assert outputs(answer)["y"] == [5]
+        form = {"n": (None, "3"), "text": (None, "a")}
+        found = client.post("/v1/models/count/infer", files=form, headers=stream)
+        assert found.status_code == 200, found.text
+        assert found.text.count("data: ") == 3
+        said = {"content-type": "text/plain"}
+        answer = client.post("/v1/models/unit/infer", content=b"the cat", headers=said)
+        (vector,) = outputs(answer).values()
+        assert len(vector) > 1
+
+
+def test_invocations(front: Front) -> None:
+    for model, row in (("affine", AFFINE), ("chain", TWICE)):
+        path = f"/v1/models/{model}/invocations"
+        for body in ({"instances": ROW}, {"dataframe_split": {"data": ROW}}):
+            answer = front.post(path, **body)
+            assert answer.json() == {"predictions": [row]}, answer.text
+    flags = {"sequence_id": 8, "sequence_start": True, "sequence_end": True}
+    answer = front.post("/v1/models/sum/invocations", inputs={"x": [5]}, params=flags)
+    assert answer.json() == {"predictions": [5]}, answer.text
+    inputs = {"n": [2], "text": ["a"]}
+    answer = front.post("/v1/models/count/invocations", inputs=inputs)
+    assert "must return exactly 1 response" in answer.json()["error"]
+    with front.connect() as client:
+        answer = client.post("/v1/models/reader/invocations", content=b"GIF8")
+    assert answer.status_code == 400
+    assert "expected CSV, or a JSON object" in answer.json()["error"]
+
+
+def test_every_error_names_its_entry(front: Front) -> None:
+    """Whichever route refuses: the address leads to an entry of the page."""
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    infer_path, image = "/v1/models/affine/infer", {"content-type": "image/gif"}
+    with front.connect() as client:
+        for status, answer in (
+            (415, client.post(infer_path, content=FILE, headers=image)),
+            (404, client.post("/v1/models/none/infer", content=FILE)),
+            (400, client.post("/v1/models/affine/invocations", json={"a": 1})),
+            (400, client.post("/v1/models/affine:predict", json={"instances": 1})),
+            (400, client.post("/v2/models/count/generate", json={"n": "x"})),
+            (400, client.post("/openai/v1/embeddings", json={"model": "unit"})),
+            (404, client.get("/v1/nothing")),
+            (405, client.delete("/v1/models")),
+            (404, client.post("/v2/repository/models/none/load")),
+        ):
+            assert answer.status_code == status, answer.text
+            found = answer.json()
+            if "/openai/" in str(answer.url):  # has the form of OpenAI's errors
+                code = found["error"]["code"]
+            else:
+                code = found["code"]
+                assert found["help"] == f"docs/reference/errors.md#{code}"
+            assert f'<a id="{code}"></a>' in page, answer.text
 
 
 def test_text_models(front: Front) -> None:
