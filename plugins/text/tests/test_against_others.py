@@ -1,7 +1,8 @@
 """Vectors are sentence-transformers' own, and stock clients work unmodified.
 
-Their packages (torch among them) are in environments of their own, which
-`make test-text` makes; without them these tests are skipped.
+Their packages (torch among them) are in environments of their own, one for each
+client, which `make test-text` makes. Without them only the clients run that the tests'
+own environment has.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,16 @@ from plugins.text.tests.folders import (
 )
 
 PEERS = Path(__file__).parent / "peers"
+#: Packages of the clients, which are the names of their environments.
+CLIENTS = (
+    "openai", "langchain-openai", "llama-index-embeddings-openai", "cohere",
+    "huggingface_hub", "litellm",
+)  # fmt: skip
+#: What is imported, if its name is another one.
+MODULES = {
+    "langchain-openai": "langchain_openai",
+    "llama-index-embeddings-openai": "llama_index",
+}
 
 
 def python_of(variable: str) -> str:
@@ -92,13 +106,31 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path) -> None:
             np.testing.assert_allclose(dense, right, atol=1e-5)
 
 
-def test_stock_clients_work_unmodified(tmp_path: Path) -> None:
-    python = python_of("POPGATE_TEXT_CLIENTS")
-    root = tmp_path / "models"
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    root = tmp_path_factory.mktemp("clients")
     embedding_folder(root / "unit")
     classifier_folder(root / "rank", ["score"])
     classifier_folder(root / "classes", ["good", "bad"])
-    options = ("--devices", "cpu:1", "--cache-dir", str(tmp_path / "cache"))
-    with ServedGateway(root, *options, "--openai-root") as gateway:
-        gateway.wait_ready()
-        run(python, "call_clients.py", gateway.url)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    options = ("--devices", "cpu:1", "--cache-dir", cache, "--openai-root")
+    with ServedGateway(root, *options) as gateway:
+        yield gateway.wait_ready()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_stock_clients_work_unmodified(
+    request: pytest.FixtureRequest, client: str
+) -> None:
+    """Each has an environment of its own, or is one of those that tests have anyway."""
+    folder = os.environ.get("POPGATE_TEXT_CLIENTS")
+    if folder:
+        python = str(Path(folder) / client / "bin" / "python")
+    elif find_spec(MODULES.get(client, client)):
+        python = sys.executable
+    else:
+        pytest.skip(f"{client} is not here; run make test-text")
+    served = request.getfixturevalue("served")
+    printed = run(python, "call_clients.py", client, served.url)
+    assert printed.count(": ok") >= 1
+    assert "FAILED" not in printed
