@@ -16,7 +16,7 @@ BENCH ?=
 # Four processes share the test files, also where there are two cores: half of the time
 # tests wait for servers and for time limits. `make test PARALLEL=` runs one test after
 # the other.
-PARALLEL ?= -n 4 --dist loadfile
+PARALLEL ?= -n 4 --dist loadfile --no-loadscope-reorder
 # A part of the tests, for those that run all otherwise: TESTS=tests/app/http
 TESTS ?=
 # Other Pythons than that of `make test`; those that are not here are left out.

@@ -21,6 +21,7 @@ import fcntl
 import gc
 import importlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -54,11 +55,15 @@ _ROLES = {
         "app.cli.settings_options",
         "app.gateway",
         "app.run",
+        "app.workers.process",
     ),
 }
-#: Read when modules are imported.
-_FOR_IMPORTS = ("MODEL_RUNTIME_", "POPEF_", "OTEL_", "PYTHON", "COVERAGE", "LD_")
-_NEVER = _FOR_IMPORTS[:3]
+#: Modules that are run by their names, which the last of the roles has imported.
+_MODULES = {"app.workers.process": "worker"}
+#: Read when modules are imported. OpenTelemetry's SDK, which reads more, is not
+#: imported before.
+_NEVER = ("MODEL_RUNTIME_", "POPEF_", "OTEL_PROPAGATORS", "OTEL_PYTHON_")
+_FOR_IMPORTS = (*_NEVER, "PYTHON", "COVERAGE", "LD_")
 _HARMLESS = {"PYTHONUNBUFFERED", "PYTHONPATH"}
 _MESSAGE = 1 << 17
 _DESCRIPTORS = 64
@@ -152,6 +157,8 @@ def _role(given: Mapping[str, Any]) -> str | None:
     ):
         return None
     option, code = command[2:4] if command[1] == "-P" else command[1:3]
+    if option == "-m" and code in _MODULES:
+        return [*_ROLES][-1]
     if option != "-c":
         return None
     return next((role for role in _ROLES if code.endswith(role)), None)
@@ -215,6 +222,25 @@ def _start(role: str) -> None:
                     # A pool of threads would not be there after a fork.
                     env={**os.environ, "PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1"},
                 )
+
+
+def children(pid: int, name: str) -> list[int]:
+    """Return the processes of `_MODULES` with a name that `pid` has started.
+
+    Those that were forked are children of the process that forks.
+    """
+    (module,) = (module for module, called in _MODULES.items() if called == name)
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            started = (entry / "cmdline").read_bytes()
+            is_forked = (entry / "comm").read_text() == f"{pid} {name}\n"
+            if started and (
+                is_forked or (parent == pid and module.encode() in started)
+            ):
+                found.append(int(entry.name))
+    return found
 
 
 def forkers() -> set[int]:
@@ -304,7 +330,7 @@ class _Forker:
             answer = os.fork()
             if answer == 0:
                 self._close()
-                return json.loads(message), descriptors
+                return {**json.loads(message), "owner": owner}, descriptors
             for each in descriptors:
                 os.close(each)
             self._watch(owner)
@@ -357,15 +383,35 @@ def _become(job: dict[str, Any], descriptors: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _open_streams()
+    _make_new_ids()
     command = job["command"][1:]
     if command[0] == "-P":
         del command[0]
     else:
         sys.path.insert(0, "")
     option, code, *arguments = command
+    name = _MODULES.get(code, "")
+    Path("/proc/self/comm").write_text(f"{job['owner']} {name}")  # for `children`
+    if option == "-m":
+        module = sys.modules[code]
+        sys.argv[:] = [str(module.__file__), *arguments]
+        sys.exit(module.main())
     sys.argv[:] = [option, *arguments]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(code, main.__dict__)
+
+
+def _make_new_ids() -> None:
+    """Have the ids of requests begin with what no other fork's begin with."""
+    ours = sys.modules.get("app.observe.request_ids")
+    if ours is None:
+        return
+    begin = os.urandom(5).hex().encode()
+    shared, ids = ours.new_ids, map((b"%b-%%x" % begin).__mod__, itertools.count(1))
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if names.get("new_ids") is shared:
+            names["new_ids"] = ids
 
 
 def _open_streams() -> None:

@@ -19,6 +19,7 @@ from app.plugins import TRACERS, plugin_names
 from app.repository.model_sources import RemoteCaches
 from tests.engine import models
 from tests.support import WAIT
+from tests.warm import children
 
 POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,12 +121,16 @@ class ServedGateway:
         self.url = first.split("listens on ")[1].split(",")[0]
         transport = None
         base = self.url
+        # Loading the authorities of the web takes as long as all else in a start.
+        verify = base.startswith("https:")
         if base.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=base.removeprefix("unix:"))
+            uds = base.removeprefix("unix:")
+            transport = httpx.HTTPTransport(verify=verify, uds=uds)
             base = "http://localhost"
         self.client = httpx.Client(
-            base_url=base, timeout=WAIT, trust_env=False, transport=transport
-        )
+            base_url=base, timeout=WAIT, trust_env=False, verify=verify,
+            transport=transport,
+        )  # fmt: skip
 
     @property
     def output(self) -> str:
@@ -163,6 +168,10 @@ class ServedGateway:
         response = self.client.post(f"/v1/models/{name}/infer", json={"inputs": inputs})
         assert response.status_code == 200, response.text
         return {o["name"]: o["data"] for o in response.json()["outputs"]}
+
+    def workers(self) -> list[int]:
+        """The processes of `--workers` that run now."""
+        return children(self.process.pid, "worker")
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)

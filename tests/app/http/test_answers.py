@@ -123,14 +123,7 @@ def test_what_a_worker_has_counted_outlives_it(root: Path) -> None:
         for _ in range(10):
             httpx.post(f"{served.url}/v1/models/affine/infer", content=BODY)
         assert counted(served.url)["infer", "200", "", ""] == 10
-        children = Path(
-            f"/proc/{served.process.pid}/task/{served.process.pid}/children"
-        )
-        workers = [
-            int(pid)
-            for pid in children.read_text().split()
-            if b"app.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        workers = served.workers()
         assert len(workers) == 2
         for pid in workers:
             os.kill(pid, signal.SIGKILL)

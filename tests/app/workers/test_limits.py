@@ -22,7 +22,6 @@ from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.http.connection.test_transfers import big, fill
 from tests.app.served import ServedGateway
 from tests.app.workers.conftest import ROWS, connect, infer, prefix
-from tests.app.workers.test_workers import workers_of
 from tests.support import FOR_EVER, WAIT, until
 
 MIB = 1 << 20
@@ -119,7 +118,7 @@ def test_bodies_in_transit(gateway: ServedGateway) -> None:
             status, _, body = sender.answer()
             assert (status, json.loads(body)["code"]) == (503, "transfer_memory_full")
         # What one has that dies is had by nobody.
-        for pid in workers_of(gateway):
+        for pid in gateway.workers():
             os.kill(pid, signal.SIGKILL)
         until(lambda: takes_large_bodies(gateway))
 

@@ -26,16 +26,6 @@ from tests.support import is_gone, until
 TWICE = [3.0, 5.0, 7.0, 9.0]
 
 
-def workers_of(served: ServedGateway) -> list[int]:
-    pid = served.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [
-        int(child)
-        for child in children
-        if b"app.workers.process" in Path(f"/proc/{child}/cmdline").read_bytes()
-    ]
-
-
 def test_both_count_and_the_sums_are_exact(
     served: ServedGateway, clients: dict[str, httpx.Client]
 ) -> None:
@@ -144,7 +134,7 @@ def test_log_settings_reach_all_that_are_there_and_those_that_come(
     served.send(signal.SIGHUP)
     for client in clients.values():
         until(partial(is_logged, client))
-    os.kill(workers_of(served)[0], signal.SIGKILL)
+    os.kill(served.workers()[0], signal.SIGKILL)
 
     def started() -> bool:
         with connect(served) as client:
@@ -158,7 +148,7 @@ def test_log_settings_reach_all_that_are_there_and_those_that_come(
 def test_a_killed_worker_takes_its_connections_and_nothing_else(
     served: ServedGateway, clients: dict[str, httpx.Client]
 ) -> None:
-    before, pids = statistics(served), workers_of(served)
+    before, pids = statistics(served), served.workers()
     restarts = sum(
         metric(served, "popgate_worker_restarts_total", worker=str(n)) for n in range(2)
     )
@@ -173,7 +163,7 @@ def test_a_killed_worker_takes_its_connections_and_nothing_else(
         except httpx.TransportError:
             failed += 1
     assert failed == 1
-    until(lambda: len(workers_of(served)) == 2)
+    until(lambda: len(served.workers()) == 2)
     # What it had answered stays counted; the other's request is one more.
     after = statistics(served)
     assert after["success"] - before["success"] == 11
@@ -193,7 +183,7 @@ def test_a_killed_worker_takes_its_connections_and_nothing_else(
 def test_a_worker_that_hangs_is_ended_and_started_again(
     served: ServedGateway, clients: dict[str, httpx.Client]
 ) -> None:
-    pids = workers_of(served)
+    pids = served.workers()
     before = statistics(served)
     os.kill(pids[0], signal.SIGSTOP)
     failed = 0
@@ -210,7 +200,7 @@ def test_a_worker_that_hangs_is_ended_and_started_again(
             except httpx.TransportError:
                 failed += 1
     assert failed == 1  # not before its end, and no later
-    until(lambda: len(workers_of(served)) == 2)
+    until(lambda: len(served.workers()) == 2)
     assert is_gone(pids[0])
     assert served.wait_line("has not answered a ping for 5 s")
     assert statistics(served)["success"] == before["success"] + 21
@@ -223,11 +213,11 @@ def is_stopped(pid: int) -> bool:
 def test_what_a_dead_worker_does_not_accept_is_served_by_another(
     served: ServedGateway, clients: dict[str, httpx.Client]
 ) -> None:
-    before = workers_of(served)
+    before = served.workers()
     os.kill(before[0], signal.SIGKILL)
-    until(lambda: before[0] not in workers_of(served))
-    until(lambda: len(workers_of(served)) == 2)
-    (again,) = set(workers_of(served)) - set(before)
+    until(lambda: before[0] not in served.workers())
+    until(lambda: len(served.workers()) == 2)
+    (again,) = set(served.workers()) - set(before)
     os.kill(again, signal.SIGSTOP)  # its start does not get on
     try:
         answered = processes_of_new_connections(served)
@@ -272,7 +262,7 @@ def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -
             work = {"inputs": {"count": 30_000}}
             slow = pool.submit(client.post, "/v1/models/slow/infer", json=work)
             until(lambda: metric(served, "popgate_device_in_flight", device="cpu:0"))
-            pids = workers_of(served)
+            pids = served.workers()
             with connect(served) as other:
                 other.post("/v1/drain").raise_for_status()
             until(lambda: infer(client).headers.get("connection") == "close")
@@ -288,7 +278,7 @@ def test_ending_answers_what_is_in_flight_and_leaves_nothing(repository: Path) -
 def test_nothing_outlives_the_supervisor(repository: Path) -> None:
     with ServedGateway(repository, "--workers", "2") as served:
         served.wait_ready()
-        pids = workers_of(served)
+        pids = served.workers()
         (device,) = served.client.get("/v1/devices").json()["devices"]
         served.process.kill()
         for pid in (*pids, device["pid"]):
