@@ -43,7 +43,8 @@ class LogWriter(logging.Handler):
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
         self._stream = stream
-        self._records: queue.SimpleQueue[logging.LogRecord | threading.Event]
+        #: None ends the thread.
+        self._records: queue.SimpleQueue[logging.LogRecord | threading.Event | None]
         self._records = queue.SimpleQueue()
         self._at_once: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._dropped = 0
@@ -73,7 +74,9 @@ class LogWriter(logging.Handler):
             items = [self._records.get()]
             while not self._records.empty():
                 items.append(self._records.get())
-            self._write(items)
+            self._write([item for item in items if item is not None])
+            if None in items:
+                return
             with contextlib.suppress(queue.Empty):
                 self._at_once.get(timeout=GATHERED_FOR)
 
@@ -126,6 +129,14 @@ class LogWriter(logging.Handler):
     def flush(self) -> None:
         """Wait until all is written, for a moment at most."""
         self.is_written()
+
+    def close(self) -> None:
+        """End the thread, once all is written. A later record starts another."""
+        super().close()
+        if self._thread is not None:
+            self._thread = None
+            self._records.put(None)
+            self._at_once.put(None)
 
     def is_written(self) -> bool:
         """Wait until all is written, for a moment at most. Return whether it is."""

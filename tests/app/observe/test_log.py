@@ -20,6 +20,9 @@ def _restored() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     levels = {logger.name: logger.level for logger in loggers()}
     yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     for logger in loggers():

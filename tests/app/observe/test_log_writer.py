@@ -8,8 +8,10 @@ import logging
 import os
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from select import PIPE_BUF
+from typing import TypeAlias
 
 import httpx
 import pytest
@@ -32,18 +34,36 @@ class Stuck(io.StringIO):
         return super().write(text)
 
 
+Made: TypeAlias = Callable[[io.StringIO | None], LogWriter]
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    """Make writers, which are closed after the test."""
+    writers: list[LogWriter] = []
+
+    def make(stream: io.StringIO | None) -> LogWriter:
+        writers.append(LogWriter(stream))
+        return writers[-1]
+
+    yield make
+    for writer in writers:
+        writer.close()
+
+
 def record(text: str, *arguments: object) -> logging.LogRecord:
     make = logging.getLogger("tests.writer").makeRecord
     return make("tests.writer", logging.INFO, "", 0, text, arguments, None)
 
 
 def test_nobody_waits_for_a_log_that_is_not_read(
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_writer, "MOST_WAITING", 3)
     monkeypatch.setattr(log_writer, "PATIENCE", 0.01)
     stuck = Stuck()
-    writer = LogWriter(stuck)
+    writer = made(stuck)
     assert writer.is_written()  # there is nothing
     changing = ["first"]
     writer.handle(record("%s", changing))
@@ -73,10 +93,12 @@ class Calls(io.StringIO):
         return len(text)
 
 
-def test_lines_are_gathered_behind_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_gathered_behind_the_first(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_writer, "GATHERED_FOR", 10 * WAIT)
     stream = Calls()
-    writer = LogWriter(stream)
+    writer = made(stream)
     writer.handle(record("first"))
     until(lambda: stream.pieces == ["first\n"])
     for text in ("second", "third", "fourth"):
@@ -93,12 +115,13 @@ def test_lines_are_gathered_behind_the_first(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_line_is_torn_that_others_write_beside(
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Several processes write to one pipe, which takes `PIPE_BUF` bytes in one."""
     monkeypatch.setattr(log_writer, "GATHERED_FOR", 10 * WAIT)
     stream = Calls()
-    writer = LogWriter(stream)
+    writer = made(stream)
     writer.handle(record("first"))
     until(lambda: len(stream.pieces) == 1)
     lines = [letter * size for size in (1000, 3000) for letter in "abcä€"]
@@ -114,13 +137,24 @@ def test_no_line_is_torn_that_others_write_beside(
     assert pieces[0].count("\n") == 3
 
 
-def test_a_stream_that_has_gone() -> None:
+def test_a_stream_that_has_gone(made: Made) -> None:
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
-        writer = LogWriter(stream)
+        writer = made(stream)
         writer.handle(record("text"))
         assert writer.is_written()
+
+
+def test_closing_ends_the_thread_once_all_is_written() -> None:
+    stream = Calls()
+    writer = LogWriter(stream)
+    writer.close()  # nothing has been written yet
+    for text in ("before", "after"):
+        writer.handle(record(text))
+        writer.close()
+        until(lambda: text + "\n" in stream.pieces)  # noqa: B023
+    until(lambda: "popgate-log" not in {one.name for one in threading.enumerate()})
 
 
 def test_a_gateway_whose_log_is_not_read_answers_and_ends(tmp_path: Path) -> None:

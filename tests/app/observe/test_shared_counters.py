@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -38,8 +39,10 @@ def counted(*lengths: int) -> TokenCounts:
 
 
 @pytest.fixture
-def segment() -> CounterSegment:
-    return CounterSegment.create()
+def segment() -> Iterator[CounterSegment]:
+    segment = CounterSegment.create()
+    yield segment
+    segment.close()
 
 
 def test_what_is_counted_is_read_by_another_process(segment: CounterSegment) -> None:
@@ -74,7 +77,6 @@ def test_what_is_counted_is_read_by_another_process(segment: CounterSegment) -> 
     theirs.show_device(MOST_DEVICES, 9)
     assert (segment.on_device(4), segment.on_device(MOST_DEVICES)) == (9, 0)
     theirs.close()
-    segment.close()
 
 
 def test_the_last_block_and_the_most_batch_sizes_have_room(

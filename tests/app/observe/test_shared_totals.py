@@ -18,3 +18,5 @@ def test_each_has_a_part_and_what_died_has_none() -> None:
     assert mine.bytes_held(1).tell(0) == 0
     assert repr(mine) == "<SharedTotals [1, 0, 0], [0, 0, 0]>"
     assert repr(mine.bytes_held(1)) == "<Total [0, 0, 0], of which mine is 1>"
+    theirs.memory.close()
+    mine.memory.close()
