@@ -70,17 +70,16 @@ def test_a_raised_limit_holds_for_json_too(tmp_path: Path) -> None:
     with ServedGateway(None, *options) as gateway:
         gateway.wait_ready()
         path = "/v2/models/simple_identity/infer"
-        for count, refused in ((66, False), (81, True)):
-            tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "BYTES"}
-            strings = ["x" * (1 << 20)] * count
-            body = json.dumps({"inputs": [{**tensor, "data": strings}]}).encode()
+        tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}
+        document = json.dumps({"inputs": [tensor]}).encode()
+        for size, status in ((66 << 20, 200), (81 << 20, 400)):
+            body = document.ljust(size)  # JSON may end with spaces
             packed, headers = gzip.compress(body, 1), {"content-encoding": "gzip"}
             for answer in (
                 gateway.client.post(path, content=body),
                 gateway.client.post(path, content=packed, headers=headers),
             ):
-                assert answer.status_code == 400
-                found = answer.json()
-                assert (found["code"] == "body_too_large") is refused
-                words = "exceeds the maximum allowed" in found["error"]
-                assert words is refused, found["error"][:300]
+                assert answer.status_code == status, answer.text
+                if status != 200:
+                    assert answer.json()["code"] == "body_too_large"
+                    assert "exceeds the maximum allowed" in answer.json()["error"]

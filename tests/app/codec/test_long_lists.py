@@ -34,7 +34,7 @@ def long_list(value: object) -> LongList:
 
 @pytest.mark.parametrize(
     "shape",
-    [(70_000,), (7, 10_000), (10_000, 7), (70_000, 1), (1, 70_000), (5, 7, 2000)],
+    [(20_000,), (7, 3000), (3000, 7), (20_000, 1), (1, 20_000), (5, 7, 600)],
 )
 def test_a_long_list_is_what_a_parser_makes_of_it(shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape)).reshape(shape)
@@ -102,14 +102,14 @@ def test_words_for_numbers_in_a_long_list() -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_a_parser_refuses_is_refused(noise: bytes, at: int) -> None:
     text = (
         b'{"data":['
-        + MANY[: 4 * 20_000 + at].encode()
+        + MANY[: 4 * 18_000 + at].encode()
         + noise
         + b","
-        + (MANY.encode() + b"]}")
+        + (MANY[: 4 * 9_000].encode() + b"1]}")
     )
     try:
         expected = parse_json(text, DEFAULT_LIMITS)

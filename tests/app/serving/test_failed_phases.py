@@ -84,7 +84,7 @@ def waiting(
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(textwrap.dedent(WAITS))
     (folder / "config.toml").write_text(
-        "max_queue_size = 6\ninstances = 1\n[warmup]\nenabled = false\n"
+        "max_queue_size = 16\ninstances = 1\n[warmup]\nenabled = false\n"
     )
     options = "--allow-python", "--log-format", "json", "--workers", str(request.param)
     variables: dict[str, str] = {}
@@ -171,6 +171,7 @@ def test_how_far_a_request_came(waiting: Waiting, collector: Collector | None) -
 def leave(served: ServedGateway, request_id: str, file: Path) -> None:
     """Ask for something that is queued, and hang up."""
     body = json.dumps({"inputs": {"file": [str(file)]}})
+    until(lambda: pending(served) == 1)
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(
@@ -178,7 +179,11 @@ def leave(served: ServedGateway, request_id: str, file: Path) -> None:
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             f"{body}".encode()
         )
-        # It is in the queue when the next one has been too late behind it.
-        headers = {"x-request-timeout": "0.05", "x-request-id": "behind"}
-        inputs = {"inputs": {"file": [str(file)]}}
-        served.client.post(PATH, json=inputs, headers=headers)
+        until(lambda: pending(served) == 2)
+
+
+def pending(served: ServedGateway) -> int:
+    """Return how many requests to the model have been accepted and not answered."""
+    name = 'nv_inference_pending_request_count{model="waits",version="1"} '
+    lines = served.client.get("/metrics").text.splitlines()
+    return int(next(x for x in lines if x.startswith(name)).removeprefix(name))
