@@ -23,7 +23,7 @@ class Driven:
         awaited = way.startswith("asyncio")
         if way.endswith("httpx"):
             self._http = (httpx.AsyncClient if awaited else httpx.Client)(
-                trust_env=False
+                trust_env=False, verify=False
             )
             options["http_client"] = self._http
         self.client: Any = (AsyncClient if awaited else Client)(url, **options)

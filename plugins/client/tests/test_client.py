@@ -27,6 +27,8 @@ from popgate_client import (
     NotFound,
     Outputs,
 )
+from popgate_client.steps import Options
+from popgate_client.web import http_options
 from tests.app.served import ServedGateway, add
 from tests.engine import models
 
@@ -339,3 +341,13 @@ def test_importing_it_needs_little() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_authorities_are_loaded_for_tls_alone(secure: bool) -> None:
+    scheme = "https" if secure else "http"
+    options = Options(
+        f"{scheme}://127.0.0.1:1", 1.0, 1.0, 0, False, 1, 1, None, ()
+    )  # fmt: skip
+    arguments, _ = http_options(options, {"verify": True})
+    assert bool(arguments["verify"].get_ca_certs()) is secure

@@ -20,6 +20,7 @@ import pytest
 
 from popgate import Client, ModelRunner
 from popgate.client import InvalidRequest
+from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway, run_popgate
 
 joblib = pytest.importorskip("joblib", reason="scikit-learn is not installed")
@@ -257,7 +258,7 @@ def test_types_without_a_sample(table: Table, tmp_path: Path) -> None:
                 client.infer("people", unknown)
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused(popgate: Call, tmp_path: Path) -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import (
@@ -286,9 +287,9 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     ):
         file = tmp_path / f"{name}.joblib"
         joblib.dump(model, file)
-        done = run_popgate("pack", "sklearn", file, "-o", tmp_path / name)
-        assert done.returncode == 1, (name, done.stdout)
-        assert words in done.stderr
+        done = popgate("pack", "sklearn", file, "-o", tmp_path / name)
+        assert done.code == 1, (name, done.out)
+        assert words in done.err
         assert not (tmp_path / name).exists()
     frame.to_csv(tmp_path / "rows.csv", index=False)
     file = tmp_path / "function.joblib"
@@ -297,9 +298,9 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         (tmp_path / "no.csv", "no.csv"),
     ):
         arguments = ("pack", "sklearn", file, "--sample", sample)
-        done = run_popgate(*arguments, "-o", tmp_path / "m")
-        assert done.returncode == 2
-        assert words in done.stderr
+        done = popgate(*arguments, "-o", tmp_path / "m")
+        assert done.code == 2
+        assert words in done.err
 
 
 def lambda_free(frame: Any) -> Any:

@@ -20,7 +20,7 @@ from popgate_client.errors import ClientError, ConnectionFailed, ServerError
 from popgate_client.http1 import Answer
 from popgate_client.refusals import answer_error
 from popgate_client.steps import Exchange, Options
-from popgate_client.tls import default_context
+from popgate_client.tls import context_without_authorities, default_context
 
 _clock = time.monotonic
 
@@ -115,20 +115,22 @@ def http_options(
                 context.load_cert_chain(*files)
             except OSError as e:
                 raise ClientError(f"cert {', '.join(map(str, files))}: {e}") from None
+    elif arguments.get("verify") is True and "proxy" not in arguments:
+        arguments["verify"] = context_without_authorities()
     return arguments, uds
 
 
 def new_client(options: Options, given: Mapping[str, Any]) -> httpx.Client:
     """Return a blocking client of httpx."""
     arguments, uds = http_options(options, given)
-    transport = httpx.HTTPTransport(uds=uds) if uds else None
+    transport = httpx.HTTPTransport(verify=False, uds=uds) if uds else None
     return httpx.Client(transport=transport, **arguments)
 
 
 def new_async_client(options: Options, given: Mapping[str, Any]) -> httpx.AsyncClient:
     """Return one for an event loop."""
     arguments, uds = http_options(options, given)
-    transport = httpx.AsyncHTTPTransport(uds=uds) if uds else None
+    transport = httpx.AsyncHTTPTransport(verify=False, uds=uds) if uds else None
     return httpx.AsyncClient(transport=transport, **arguments)
 
 
