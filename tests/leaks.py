@@ -34,17 +34,13 @@ PATIENCE = 30.0
 KEPT_THREADS = {"popgate-copy"}
 #: Tests that do not yet close all that they open. The list only gets shorter.
 NOT_YET = (
-    ()
-    if os.environ.get("ALL_LEAKS")
-    else (
-        "plugins/tools/",
-        "tests/app/http/connection/test_transfers.py",
-        "tests/app/http/test_connection_limit.py",
-                        "plugins/remote/tests/",
-        "tests/app/serving/test_failed_phases.py",
-        "tests/app/test_pairs_at_work.py",
-        "tests/docs/",
-    )
+    "plugins/tools/",
+    "tests/app/http/connection/test_transfers.py",
+    "tests/app/http/test_connection_limit.py",
+    "plugins/remote/tests/",
+    "tests/app/serving/test_failed_phases.py",
+    "tests/app/test_pairs_at_work.py",
+    "tests/docs/",
 )
 SHARED_MEMORY = Path("/dev/shm")
 
