@@ -5,7 +5,6 @@ Covers: app/server_process.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -13,10 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import pytest
+
+from app.http.server import SIGNAL_APART
 from tests.app.http.connection.test_protocol import SLOW
 from tests.app.served import POPGATE, ROOT, ServedGateway
 from tests.engine import models
-from tests.support import WAIT
+from tests.support import FOR_EVER, WAIT, until
+
+#: What /metrics says while one request to the slow model runs.
+RUNNING = 'popgate_requests_in_flight{model="slow",version="1"} 1'
 
 
 def test_it_ends_without_a_standard_output(tmp_path: Path) -> None:
@@ -31,27 +37,25 @@ def test_it_ends_without_a_standard_output(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        with socket.socket(socket.AF_UNIX) as client:
-            while client.connect_ex(address):
-                assert process.poll() is None
-            body = b'{"inputs": {"count": 100000000}}'
-            status = b"503"
-            while status == b"503":  # until the model is loaded, and runs
-                with socket.socket(socket.AF_UNIX) as asking:
-                    asking.connect(address)
-                    asking.settimeout(2.0)
-                    asking.sendall(SLOW + b"%d\r\n\r\n" % len(body) + body)
-                    try:
-                        status = asking.recv(100).split()[1]
-                    except TimeoutError:
-                        status = b""
-            client.sendall(SLOW + b"%d\r\n\r\n" % len(body) + body)
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
-            process.send_signal(signal.SIGTERM)  # the second ends it at once
-        assert process.wait(WAIT) == 1
         assert process.stderr is not None
+        transport = httpx.HTTPTransport(verify=False, uds=address, retries=3)
+        with (
+            socket.socket(socket.AF_UNIX) as client,
+            httpx.Client(transport=transport, base_url="http://x") as other,
+        ):
+            until(lambda: Path(address).is_socket())
+            until(lambda: other.get("/v1/health/ready").status_code == 200)
+            client.connect(address)
+            body = b'{"inputs": {"count": %d}}' % FOR_EVER
+            client.sendall(SLOW + b"%d\r\n\r\n" % len(body) + body)
+            until(lambda: RUNNING in other.get("/metrics").text)
+            process.send_signal(signal.SIGTERM)
+            while "shutting down" not in process.stderr.readline():
+                pass
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2 * SIGNAL_APART)  # closer together they are one
+            process.send_signal(signal.SIGTERM)  # the second ends it at once
+            assert process.wait(WAIT) == 1  # while its client still waits
         assert "stdout" not in process.stderr.read()
     finally:
         process.kill()

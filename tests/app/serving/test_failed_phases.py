@@ -184,6 +184,6 @@ def leave(served: ServedGateway, request_id: str, file: Path) -> None:
 
 def pending(served: ServedGateway) -> int:
     """Return how many requests to the model have been accepted and not answered."""
-    name = 'nv_inference_pending_request_count{model="waits",version="1"} '
+    name = 'popgate_requests_in_flight{model="waits",version="1"} '
     lines = served.client.get("/metrics").text.splitlines()
     return int(next(x for x in lines if x.startswith(name)).removeprefix(name))
