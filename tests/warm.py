@@ -292,6 +292,7 @@ class _Forker:
         self._poller = select.poll()
         self._connections: dict[int, socket.socket] = {}
         self._owned: dict[int, set[int]] = {}  # numbers by their owner's
+        self._orphans: set[int] = set()
         self._pidfds: dict[int, int] = {}  # to the number of an owner, or an orphan's
         self._poller.register(listener, select.POLLIN)
         # A run that is killed ends nothing: this process sees to its own end.
@@ -350,8 +351,11 @@ class _Forker:
         number = self._pidfds.pop(fd)
         os.close(fd)
         for orphan in self._owned.pop(number, ()):
+            self._orphans.add(orphan)
             self._watch(orphan)
-        with contextlib.suppress(ChildProcessError):  # the orphan of another
+        # Others have owners that wait for them, and may have owned processes too.
+        if number in self._orphans:
+            self._orphans.discard(number)
             os.waitpid(number, os.WNOHANG)
 
     def _close(self) -> None:
