@@ -285,7 +285,7 @@ def test_a_grouped_variable_needs_an_axis_of_groups() -> None:
         v = popxl.variable(np.zeros((2, 3)), replica_grouping=pairs)
         v + v
     ir.replication_factor = 2
-    with pytest.raises(popir.IrError, match="groups of 4 replicas; there are 2"):
+    with pytest.raises(popir.IrError, match="groups of 4 replicas, but the Ir has 2"):
         popxl.Session(ir, "ipu_model")
 
 
