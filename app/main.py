@@ -27,7 +27,6 @@ from app.api.routes import (
     generate,
     health,
     infer,
-    invocations,
     kserve_v1,
     metrics,
     models,
@@ -55,14 +54,6 @@ ROUTERS = [
 ]  # fmt: skip
 
 
-def added_routes(settings: Settings) -> list[PluginRoutes]:
-    """Return the routes that depend on settings: MLflow's and the plugins'.
-
-    Routes of plugins come last. A plugin with MLflow's path replaces MLflow's.
-    """
-    return [invocations.routes(settings), *plugin_routes(settings)]
-
-
 def create_app(
     settings: Settings | None = None, *, gateway: Gateway | None = None
 ) -> InferFront:
@@ -75,7 +66,7 @@ def create_app(
     """
     gateway = gateway or Gateway(settings or Settings())
     settings = gateway.settings
-    added = added_routes(settings)
+    added = plugin_routes(settings)
     api = create_api(gateway, added)
     routes = gateway.table.routes
     routes.reserve(api.state.paths)
@@ -183,5 +174,5 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the application without models."""
     gateway = Gateway(Settings())
-    added = added_routes(gateway.settings)
+    added = plugin_routes(gateway.settings)
     return base_document(create_api(gateway, added), added=added)

@@ -48,6 +48,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popef": frozenset({"popef_io", "engine"}),
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
+    "popgate_mlflow": frozenset({"engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
     "popgate_runtime": frozenset(

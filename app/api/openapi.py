@@ -35,7 +35,6 @@ from app.api.schemas import (
     ErrorBody,
     GenerateRequest,
     InferenceRequest,
-    InvocationsRequest,
     PredictRequest,
     error_response,
 )
@@ -62,7 +61,6 @@ _TAGS = (
     ("health", "Checks for load balancers and supervisors."),
     ("metrics", "Metrics in Prometheus' formats."),
     ("kserve v1", "The older protocol of KServe and TensorFlow Serving."),
-    ("mlflow", "Tables in the forms that MLflow's servers accept."),
     (
         "open inference protocol",
         "The same operations under the standard's paths, `/v2`.",
@@ -93,25 +91,26 @@ def documented_methods(
 def base_document(
     app: FastAPI,
     restricted: Collection[str] = (),
-    added: Iterable[PluginRoutes] = (),
+    added: Sequence[PluginRoutes] = (),
 ) -> dict[str, Any]:
     """Return the document of the application, without its models.
 
     `restricted` are the groups of the API that need a header
     (`app/config/restrictions.py`). `added` are the routes of plugins.
     """
+    tags = [*_TAGS, *(tag for one in added for tag in one.tags)]
     document = get_openapi(
         title=TITLE,
         version=VERSION,
         description=DESCRIPTION,
         routes=app.routes,
-        tags=[{"name": name, "description": text} for name, text in _TAGS],
+        tags=[{"name": name, "description": text} for name, text in tags],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
     schemas = document["components"]["schemas"]
     # Bodies that routes read or write themselves, and so declare by reference only.
     for body in (
-        InferenceRequest, GenerateRequest, PredictRequest, InvocationsRequest, ErrorBody
+        InferenceRequest, GenerateRequest, PredictRequest, ErrorBody
     ):  # fmt: skip
         schema = body.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))

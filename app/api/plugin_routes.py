@@ -28,7 +28,7 @@ class PluginRoutes:
     `router` declares all operations for the documentation and answers all except
     inference. `operations` and `naming` are inference in a form of the plugin's own.
     `bodies` are the types of bodies that its operations name by `documented`
-    (app/api/request_bodies.py).
+    (app/api/request_bodies.py). `tags` are names and descriptions of its own tags.
     """
 
     router: APIRouter
@@ -36,6 +36,7 @@ class PluginRoutes:
     naming: Sequence[NamingOperation] = ()
     examples: Callable[[ModelSpec], Mapping[str, Any]] = _no_examples
     bodies: Sequence[type] = ()
+    tags: Sequence[tuple[str, str]] = ()
 
 
 class MakesRoutes(Protocol):

@@ -131,30 +131,6 @@ class PredictRequest(Body):
     signature_name: str | None = None
 
 
-class SplitTable(Body):
-    """A table as pandas' `to_dict(orient="split")` gives it."""
-
-    columns: list[str | int] | None = None
-    data: list[list[Any]]
-    index: list[Any] | None = None
-
-
-class InvocationsRequest(Body):
-    """One of `dataframe_split`, `dataframe_records`, `instances` and `inputs`."""
-
-    dataframe_split: SplitTable | None = None
-    dataframe_records: list[dict[str, Any]] | None = None
-    instances: list[Any] | None = None
-    inputs: Any = None
-    params: dict[str, Any] | None = None
-
-
-class InvocationsResponse(Body):
-    """A prediction for each row; for `inputs` whole tensors."""
-
-    predictions: Any
-
-
 class PredictResponse(Body):
     """`predictions` for `instances`, `outputs` for `inputs`."""
 

@@ -102,10 +102,15 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class NamingOperation:
-    """Another form of inference: POST on one path, with a body that names the model."""
+    """Another form of inference: POST on one path, with a body that names the model.
+
+    If `by_workers` is false, HTTP workers, which may run only some of the models, leave
+    the request to the supervisor.
+    """
 
     path: str
     form: Callable[[], NamingForm]
+    by_workers: bool = True
 
 
 class BodyRefused(Exception):

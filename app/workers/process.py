@@ -146,7 +146,7 @@ def _server(
             *kserve_v1.OPERATIONS,
             *(operation for one in added for operation in one.operations),
         ),
-        naming=[operation for one in added for operation in one.naming],
+        naming=[op for one in added for op in one.naming if op.by_workers],
         compress_responses=CompressResponses(settings.compress_responses),
         base_path=settings.base_path,
         origins=settings.allow_origin,

@@ -20,8 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from app.api.examples import example_oip_request, example_request, shown_shape
 from app.api.openapi import document_with_models, documented_methods, to_yaml
+from app.api.plugin_routes import plugin_routes
 from app.config.model_config import ModelConfig
-from app.main import ROUTERS, added_routes, openapi_document
+from app.main import ROUTERS, openapi_document
 from app.repository.loader import LoadedModel
 from app.repository.scan import VersionSource
 from app.settings import Settings
@@ -76,7 +77,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
 def test_what_the_paths_take_is_known_without_the_document(
     document: dict[str, Any],
 ) -> None:
-    added = [one.router for one in added_routes(Settings())]
+    added = [one.router for one in plugin_routes(Settings())]
     known = documented_methods([*ROUTERS, *added])
     assert {
         path: {method.lower() for method in methods} for path, methods in known.items()
@@ -85,7 +86,7 @@ def test_what_the_paths_take_is_known_without_the_document(
 
 def test_every_error_has_our_form(document: dict[str, Any]) -> None:
     """But for operations of plugins, which write errors as their clients expect."""
-    added = [one.router for one in added_routes(Settings())]
+    added = [one.router for one in plugin_routes(Settings())]
     others = documented_methods(added)
     for path, operations in document["paths"].items():
         if path in others:

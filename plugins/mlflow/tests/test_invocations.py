@@ -1,6 +1,8 @@
 """MLflow's protocol over HTTP: tables as JSON and CSV, tensors, gaps, errors.
 
-Covers: app/api/invocations.py, app/api/routes/invocations.py.
+Covers: plugins/mlflow/src/popgate_mlflow/form.py,
+plugins/mlflow/src/popgate_mlflow/routes.py,
+plugins/mlflow/src/popgate_mlflow/schemas.py.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import httpx
 import numpy as np
 import pytest
 
-from app.api.invocations import InvocationsForm
 from app.codec import ModelCodec
 from app.errors import InvalidRequest, InvalidTensor, RequestError
 from app.serving.table import ModelTable
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
+from popgate_mlflow.form import InvocationsForm
 from tests.app.served import ServedGateway
 
 ROW = [1.0, 2.0, 3.0, 4.0]

@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from app.api.invocations import InvocationsForm
 from app.api.plugin_routes import PluginRoutes
 from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
-from app.api.schemas import InvocationsResponse
 from app.http.front import NamingOperation, Operation
 from app.settings import Settings
+from popgate_mlflow.form import InvocationsForm
+from popgate_mlflow.schemas import InvocationsRequest, InvocationsResponse
 
 _PATH = "/invocations"
 _EXTRA: dict[str, Any] = {
@@ -75,5 +75,7 @@ def routes(settings: Settings) -> PluginRoutes:
     return PluginRoutes(
         router,
         [Operation("/v1/models/", _PATH, InvocationsForm)],
-        [NamingOperation(_PATH, form)],
+        [NamingOperation(_PATH, form, by_workers=False)],
+        bodies=(InvocationsRequest,),
+        tags=(("mlflow", "Tables in the forms that MLflow's servers accept."),),
     )
