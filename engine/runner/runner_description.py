@@ -69,7 +69,7 @@ class RunnerDescription:
             config.default_level,
             dict(config.priority_queue_sizes),
             not (batches.run_units > 1 and longest_wait_ns > LONG_WAIT_NS),
-            run_timeout=config.run_timeout,
+            run_timeout=float(config.run_timeout),  # users may set an integer
         )
 
     def shared(self, clients: int) -> RunnerDescription:

@@ -124,6 +124,14 @@ def test_a_model_that_is_found_at_fault_fails_at_once(
         runner.close()
 
 
+def test_whole_seconds_are_a_float_for_compiled_code(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    config = ModelRunnerConfig(replica_to_device={0: shared_device}, run_timeout=30)
+    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as owner:
+        assert type(owner.description.run_timeout) is float
+
+
 def test_without_its_device_there_is_none(
     tmp_path: Path, shared_device: Device
 ) -> None:
