@@ -1,8 +1,8 @@
 """Errors of the engine, named by who must act.
 
 EngineError
-  Refused              not now: try again, or elsewhere
-    Overloaded         more work than can be taken; says when to try again
+  Refused              not possible now: try again, or on another server
+    Overloaded         too much work; `retry_after` estimates when to try again
       QueueFull            the runner's bounded queue is full
       DeadlineUnreachable  the queue takes longer than the deadline allows
     NoDeviceAvailable  no free device, and the wait policy does not wait
@@ -15,7 +15,7 @@ EngineError
     Cancelled          you cancelled the request
   Gone                 the other side went away
     DeviceLost         the device process died; its requests died with it
-      DeviceFailed     it said why first: a fault, which a reset may or may not cure
+      DeviceFailed     the process reported a fault first, which a reset may cure
   Invalid              your input is wrong
     InvalidInput       tensors of a request: name, shape, data type, bytes
     UnknownAnchor      a name the model does not have
@@ -27,7 +27,7 @@ EngineError
   ExecutionFailed      the graph failed on this input
     OutOfMemory        there was no memory for it now
     NotFound, Unsupported, AlreadyExists, CancelledByModel
-                       the code of a Python model says so
+                       the code of a Python model raised this error
   EngineBug            a broken invariant; the message ends in "this is a bug"
 
 The engine knows no HTTP: which status an error becomes is decided in `app`.
@@ -41,7 +41,7 @@ from engine import faults
 class EngineError(RuntimeError):
     """Root of everything the engine raises on purpose.
 
-    It is a RuntimeError, like the Python form of the original's C++ errors.
+    It is a RuntimeError, as are the errors of Graphcore's Python libraries.
     """
 
     def again(self) -> EngineError:
@@ -83,7 +83,9 @@ class QueueFull(Overloaded):
 
 
 class DeadlineUnreachable(Overloaded):
-    """The requests that wait already take longer than this one's deadline allows."""
+    """The waiting requests already need more time than this request's deadline
+    allows.
+    """
 
 
 class NoDeviceAvailable(Refused):
@@ -150,8 +152,8 @@ class DeviceLost(Gone):
 class DeviceFailed(DeviceLost):
     """The device reported a fault and gave up; every request in it failed with this.
 
-    Where `fault.resettable` is False a new process alone is not expected to help, so
-    none is started until `Device.recover` is called.
+    If `fault.resettable` is False, a new process alone is not expected to help. Then
+    none starts until `Device.recover` is called.
     """
 
     def __init__(self, message: str, fault: faults.DeviceFault | None = None) -> None:
@@ -191,9 +193,10 @@ class CallbackFailed(Invalid):
 
 
 class WrongProcess(Invalid):
-    """A forked child used something that was made before the fork.
+    """A forked child used an object that was made before the fork.
 
-    It belongs to the parent process, which the message names. The child makes its own.
+    The object belongs to the parent process, which the message names. The child must
+    make its own.
     """
 
 

@@ -1,18 +1,17 @@
 """Errors of containers, named by who must act.
 
     PopefError
-      NotPopefError        this is no container of ours, or of a newer version
+      NotPopefError        the file is not a PopGate container, or a newer version
       TruncatedError       the file ends too early: needed, available
       CorruptError         a rule of the format is broken: the file is damaged
       LimitError           larger than we accept: field, value, limit
       MissingBlobError     no such blob in what was read: kind, name
       DuplicateBlobError   the same blob twice: kind, name
-      InvalidValueError    the caller's value cannot stand in a container: field
-      WriterStateError     the caller asked a writer out of order
+      InvalidValueError    the caller's value is not allowed in a container: field
+      WriterStateError     the writer's state does not allow the call
 
-The first four are about a file and carry `where`, a `Location` that names file, blob
-and offset.  A file that is not there or may not be read, and a full disk, are the
-operating system's to explain: `OSError` passes through untouched.
+The first four are about a file. They have `where`, a `Location` with file, blob and
+offset. A missing or unreadable file and a full disk raise `OSError`.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def shorten(text: str, length: int = 80) -> str:
 class PopefError(RuntimeError):
     """Root of all errors of this package.
 
-    It is a RuntimeError, like the Python form of the original's C++ errors. `reason` is
-    the sentence without the place; `where` is the place, or None.
+    It is a RuntimeError, as are the errors of Graphcore's Python libraries. `reason` is
+    the message without the place. `where` is the place, or None.
     """
 
     def __init__(self, reason: str, *, where: Location | None = None) -> None:
@@ -65,7 +64,7 @@ class PopefError(RuntimeError):
 
 
 class NotPopefError(PopefError):
-    """The file is no container of ours, or has an unknown version."""
+    """The file is not a PopGate container, or has an unknown version."""
 
 
 class TruncatedError(PopefError):
@@ -87,7 +86,7 @@ class CorruptError(PopefError):
 
 
 class LimitError(PopefError):
-    """A number that is larger than we accept: `field`, `value`, `limit`."""
+    """A number exceeds its limit: `field`, `value`, `limit`."""
 
     def __init__(
         self, name: str, value: int, limit: int, *, where: Location | None = None
@@ -101,7 +100,7 @@ class LimitError(PopefError):
 
 
 class MissingBlobError(PopefError):
-    """A blob that is needed is not in what was read: `kind` and `name`."""
+    """A required blob is not in the files that were read: `kind` and `name`."""
 
     def __init__(self, kind: str, name: str, reason: str) -> None:
         super().__init__(reason)
@@ -110,7 +109,7 @@ class MissingBlobError(PopefError):
 
 
 class DuplicateBlobError(PopefError):
-    """A blob that may be there once is there twice: `kind` and `name`."""
+    """A blob that may exist once exists twice: `kind` and `name`."""
 
     def __init__(
         self, kind: str, name: str, reason: str, *, where: Location | None = None
@@ -129,7 +128,7 @@ class InvalidValueError(PopefError):
 
 
 class WriterStateError(PopefError):
-    """A writer was asked for something that its state does not allow."""
+    """The state of a writer does not allow the call."""
 
 
 class Refused(Exception):

@@ -95,7 +95,7 @@ def _check_unique(
 
 
 def check_data_size(info: TensorInfo, count: int, size: int) -> None:
-    """Return whether `size` bytes can be `count` tensors of `info`.
+    """Check that `size` bytes can hold `count` tensors of `info`.
 
     The check is exact for elements of fixed size. For STRING it checks that the data
     can hold at least the elements' lengths. So a small payload cannot announce more

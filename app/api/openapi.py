@@ -276,7 +276,7 @@ def _type(spec: ModelSpec, tensor: TensorSpec) -> str:
 
 def _description(spec: ModelSpec, loaded: LoadedModel) -> str:
     lines = [f"Version {spec.version} of {spec.name}.", ""]
-    for title, tensors in (("takes", spec.inputs), ("gives", spec.outputs)):
+    for title, tensors in (("inputs:", spec.inputs), ("outputs:", spec.outputs)):
         names = (f"`{t.name}` {_type(spec, t)}" for t in tensors)
         lines.append(f"- {title} {', '.join(names)}")
     if spec.is_batched:

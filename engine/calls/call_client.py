@@ -270,7 +270,7 @@ def _result_of(message: Message, fds: Sequence[int]) -> Result:
         answer = answer_of(message, fds)
         if not isinstance(answer, Mapping):
             return answer
-        # Copies, because the caller may keep the arrays and write to them.
+        # Copy the arrays, because the caller may keep them and write to them.
         return {name: tensor.numpy().copy() for name, tensor in answer.items()}
     except EngineError as error:
         return error

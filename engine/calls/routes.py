@@ -99,7 +99,8 @@ class RoutedCall:
         """Cancel the call. Callable from any thread."""
         if not self.request.done:
             self.request.cancel()
-            # The thread that waits for the call may sleep until results come: wake it.
+            # Wake the thread that waits for the call, because it sleeps until results
+            # come.
             for device in self.route.devices:
                 with contextlib.suppress(OSError):
                     os.eventfd_write(device.fileno(), 1)

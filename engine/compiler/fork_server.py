@@ -42,7 +42,7 @@ class ForkServer:
     """
 
     def __init__(self, module: str, function: str, imports: Sequence[str]) -> None:
-        # Keeps a message and its answer together.
+        # Threads hold this lock from sending a message until they have its answer.
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, starting():

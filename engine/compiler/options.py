@@ -112,7 +112,9 @@ class BatchDecision:
     reason: str
     """A clause without its full stop."""
     most: int = 0
-    """Rows that fit into memory well, if that is less than the default; 0: all."""
+    """Most rows of a batch that fit into memory, if that is less than the default
+    (0: the default).
+    """
 
     @property
     def could_not_run(self) -> bool:

@@ -1,8 +1,8 @@
 """`ModelRunner`: a model, its replicas and their devices, on which a caller executes.
 
-Both ways to run requests share one core. For event loops, `submit` never blocks and
-`Device.poll` resolves requests. For threads, `execute` and `execute_async` do the same
-and wait.
+Event loops and threads run requests through the same code. For event loops, `submit`
+never blocks and `Device.poll` resolves requests. For threads, `execute` and
+`execute_async` do the same and wait.
 """
 
 from __future__ import annotations

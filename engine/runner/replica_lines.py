@@ -98,7 +98,7 @@ class ReplicaLines:
             line = self._open(priority, weight, lane)
         except (EngineError, OSError) as error:  # the device is probably lost
             if self.default.usable:
-                what = "%r: requests of weight %d have no line of their own: %s"
+                what = "%r: cannot open a queue for requests of weight %d: %s"
                 logger.warning(what, self, weight, error)
             return
         with self._device.lock:

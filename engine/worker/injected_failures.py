@@ -19,7 +19,8 @@ from engine.programs.session import RunOptions
 from engine.programs.streams import Streams
 from engine.worker.replica import Replica
 
-#: The variable. "1" lets a device process obey orders to fail.
+#: The environment variable that enables injected failures in a device process if it
+#: is "1".
 VARIABLE = "POPGATE_INJECT_FAILURES"
 
 

@@ -157,7 +157,9 @@ class Replica:
         return False
 
     def due_ns(self, now: int) -> int:
-        """Return when the next batch should start. Up to `now` means immediately."""
+        """Return when the next batch should start. A time that is not after `now`
+        means immediately.
+        """
         if not self.may_wait:
             return now
         if self._vain_delays >= VAIN_DELAYS:

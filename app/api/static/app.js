@@ -37,8 +37,8 @@ function route() {
 function unknown() {
   return {
     page: h("section", { class: "panel" }, h("div", { class: "body" },
-      h("h1", {}, "There is no such page"),
-      h("p", {}, h("code", {}, location.hash), " is no address of this server. ", h("a", { href: "#/" }, "Go to the overview"), "."))),
+      h("h1", {}, "Page not found"),
+      h("p", {}, h("code", {}, location.hash), " is not an address of this server. ", h("a", { href: "#/" }, "Go to the overview"), "."))),
     update() {},
   };
 }
@@ -46,11 +46,11 @@ function unknown() {
 function tell(problem) {
   trouble.hidden = !problem;
   const restricted = problem && [401, 403].includes(problem.status);
-  trouble.textContent = problem ? `${problem.message}${restricted ? ": type it in under Key" : ""}` : "";
+  trouble.textContent = problem ? `${problem.message}${restricted ? "; set the key under Key" : ""}` : "";
   const ready = now.ready?.ready;
   const lost = problem && problem.status === undefined;
   state.className = `state ${lost ? "bad" : ready ? "good" : "warn"}`;
-  state.textContent = lost ? "no answer" : ready ? "ready" : now.ready?.reasons?.[0] ?? "not ready";
+  state.textContent = lost ? "not responding" : ready ? "ready" : now.ready?.reasons?.[0] ?? "not ready";
   state.title = state.textContent;
   shown?.update();
 }

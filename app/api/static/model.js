@@ -9,7 +9,7 @@ import { tryIt } from "./tryit.js";
 import { now, soon } from "./watch.js";
 
 export function modelPage(name) {
-  const body = h("div", {}, h("p", { class: "muted" }, "Looking …"));
+  const body = h("div", {}, h("p", { class: "muted" }, "Loading …"));
   const state = h("span", {});
   const rate = h("span", { class: "muted small" });
   const last = h("div", {});
@@ -20,7 +20,7 @@ export function modelPage(name) {
 
   async function show() {
     const content = await load(name);
-    fill(body, content, tokens, h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Its last requests"), legend()), last));
+    fill(body, content, tokens, h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Last requests of this model"), legend()), last));
     update();
   }
 
@@ -57,7 +57,7 @@ function management(name, changed) {
     } catch (error) {
       const refused = error instanceof Refused && [401, 403].includes(error.status);
       fill(told, h("span", { class: "why" }, refused
-        ? `This page may not ${route} models: ${error.message}. If you have a key that may manage, type it in under Key.` : error.message));
+        ? `This page may not ${route} models: ${error.message}. Set a key that may manage models under Key.` : error.message));
     }
     buttons.forEach((button) => { button.disabled = false; });
   }
@@ -69,11 +69,11 @@ async function load(name) {
   try {
     model = await ask(`v1/models/${encodeURIComponent(name)}`);
   } catch (error) {
-    const title = error instanceof Refused && error.status === 404 ? "There is no such model" : "The model cannot be described";
+    const title = error instanceof Refused && error.status === 404 ? "Model not found" : "Cannot describe the model";
     return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, title), error.message));
   }
   if (!model.inputs.length) {
-    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "It is not in memory"), model.reason || "Not loaded."));
+    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "Model not loaded"), model.reason || "The server has not loaded this model."));
   }
   return [tryIt(model), h("div", { class: "grid two" }, tensors(model), snippets(model)), about(model)];
 }
@@ -83,8 +83,8 @@ function tensors(model) {
     h("td", { class: "muted" }, index ? "" : title), h("td", { class: "mono" }, tensor.name),
     h("td", { class: "mono n" }, `${tensor.datatype}[${tensor.shape.map((s) => (s < 0 ? "n" : s)).join(", ")}]`)));
   return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Tensors")),
-    scroll(h("table", {}, h("tbody", {}, rows("takes", model.inputs), rows("gives", model.outputs)))),
-    h("div", { class: "body small" }, h("p", {}, model.batching ? `Batched with the rows of other requests, up to ${model.max_batch_size}` : "Not batched: requests run one by one"),
+    scroll(h("table", {}, h("tbody", {}, rows("inputs", model.inputs), rows("outputs", model.outputs)))),
+    h("div", { class: "body small" }, h("p", {}, model.batching ? `Batched: rows of several requests run together, up to ${model.max_batch_size}` : "Not batched: requests run one by one"),
       model.batching_reason && h("p", { class: "muted" }, `${sentence(model.batching_reason)}.`)));
 }
 

@@ -41,7 +41,7 @@ export function overview() {
     const busy = history.batch.findLast((v) => v !== null);
     fill(figures,
       item("Requests", figure(total.rate ?? NaN), "per second", total.failed ? `${figure(total.failed)} per second failed` : "none failed"),
-      item("Median latency", ...split(duration(at(0.5))), times.length ? `95 % within ${duration(at(0.95))}, last ${times.length}` : "no request yet"),
+      item("Median latency", ...split(duration(at(0.5))), times.length ? `95 % within ${duration(at(0.95))}, last ${times.length}` : "no requests yet"),
       item("Batch", figure(busy ?? NaN), busy === 1 ? "row" : "rows", `${flying} in flight`),
       item("Models ready", figure(ready ?? NaN), now.models ? `of ${now.models.length}` : "", `${now.devices.length} ${now.devices.length === 1 ? "device" : "devices"}`));
     for (const p of plots) p.update();
@@ -67,9 +67,9 @@ function item(title, value, unit, text) {
 }
 
 function modelTable() {
-  if (!now.models) return h("div", { class: "empty" }, "Looking …");
+  if (!now.models) return h("div", { class: "empty" }, "Loading …");
   if (!now.models.length) {
-    return h("div", { class: "empty" }, h("b", {}, "No models yet"), "Put a file into the model repository, or start with one:",
+    return h("div", { class: "empty" }, h("b", {}, "No models yet"), "Put a model file into the model repository, or start the server with one:",
       h("div", {}, h("pre", {}, "popgate serve model.onnx")));
   }
   return scroll(h("table", {},
@@ -89,7 +89,7 @@ function modelTable() {
 }
 
 function deviceTable() {
-  if (!now.devices.length) return h("div", { class: "empty" }, h("b", {}, "No device is attached"), "The server is starting, or waits for one.");
+  if (!now.devices.length) return h("div", { class: "empty" }, h("b", {}, "No device is attached"), "The server is starting, or is waiting for a free device.");
   return scroll(h("table", {},
     h("thead", {}, h("tr", {}, h("th", {}, "Device"), h("th", {}, "State"), h("th", { class: "n" }, "Models"), h("th", { class: "n" }, "In flight"), h("th", { class: "n wide-only" }, "Threads"), h("th", { class: "n wide-only" }, "Restarts"))),
     h("tbody", {}, now.devices.map((device) => h("tr", {},

@@ -44,7 +44,7 @@ export function scales(input, example) {
     ["0 to 1", (v) => v],
     ["0 to 255", (v) => Math.round(v * 255)],
     ["−1 to 1", (v) => 2 * v - 1],
-    ["as ImageNet's", (v, c) => (v - mean[c % 3]) / deviation[c % 3]],
+    ["normalised as for ImageNet", (v, c) => (v - mean[c % 3]) / deviation[c % 3]],
   ];
   const whole = input.datatype.startsWith("U") || input.datatype.startsWith("I");
   if (most > 1 && most !== 255) return [[`0 to ${most}`, (v) => (whole ? Math.round(v * most) : v * most)], ...all];

@@ -16,7 +16,7 @@ export function spanButtons(changed) {
       changed();
     },
   }, name));
-  return h("div", { class: "row spans", role: "group", "aria-label": "Time that the plots show" }, buttons);
+  return h("div", { class: "row spans", role: "group", "aria-label": "Time span of the plots" }, buttons);
 }
 
 function colour(name) {
@@ -93,7 +93,7 @@ export function plot(title, series, { unit = "", stacked = false } = {}) {
     if (kept.time.length === 0) {
       chart?.destroy();
       chart = null;
-      fill(box, h("div", { class: "waits" }, "Waiting for the first figures"));
+      fill(box, h("div", { class: "waits" }, "Waiting for the first measurements"));
       return;
     }
     if (!chart) fill(box);

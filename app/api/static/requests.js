@@ -25,7 +25,7 @@ export function requests() {
   const page = h("div", {},
     h("div", { class: "title" }, h("h1", {}, "Requests")),
     h("section", { class: "panel" }, h("div", { class: "body" }, h("div", { class: "row spread" }, h("span", { class: "muted small" },
-      "The last ones, the slowest of a quarter of an hour, and those that failed"), legend())), h("div", { class: "body" }, list)));
+      "The last requests, the slowest of the last 15 minutes, and failed requests"), legend())), h("div", { class: "body" }, list)));
   return { page, update };
 }
 
@@ -42,8 +42,8 @@ async function explain(id) {
     request = await ask(`v1/requests/${encodeURIComponent(id)}`);
   } catch (error) {
     const text = error instanceof Refused && error.status === 404
-      ? "It is none of the last thousand, nor one of the slowest or failed ones that are kept." : error.message;
-    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "Nothing is known of this request"), text));
+      ? "The server keeps the last 1,000 requests, the slowest and the failed ones. This request is not among them." : error.message;
+    return h("section", { class: "panel" }, h("div", { class: "empty" }, h("b", {}, "Request not found"), text));
   }
   const failed = request.status >= 400;
   const facts = [

@@ -11,8 +11,8 @@ export function snippets(model) {
   const headers = { ...(file ? { accept: "application/json" } : { "content-type": "application/json" }), ...keyHeaders() };
   const made = file ? { url, headers, file } : { url, headers, ...bodies(model) };
   const program = h("a", { href: address(model.url.slice(1).replace(/infer$/, "client.py")) }, "client.py");
-  return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Ask it from elsewhere"), program),
-    h("div", { class: "body" }, tabs("In what", [
+  return h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Call it from a program"), program),
+    h("div", { class: "body" }, tabs("Language", [
       ["curl", () => code(curl(made))], ["Python", () => code(python(made))], ["JavaScript", () => code(javascript(made))],
     ])));
 }

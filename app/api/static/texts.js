@@ -20,7 +20,7 @@ export function kindOfTexts({ inputs, outputs }) {
 export function textsPane(model, kind, run) {
   const query = h("input", { "aria-label": "The query", value: QUERY });
   const texts = h("textarea", {
-    "aria-label": "Texts, one a line", value: EXAMPLES.join("\n"),
+    "aria-label": "Texts, one per line", value: EXAMPLES.join("\n"),
     keydown: (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send(); },
   });
   function send() {
@@ -34,7 +34,7 @@ export function textsPane(model, kind, run) {
     kind === "reranker" && h("label", { class: "row" }, "Query", query),
     h("div", { class: kind === "reranker" ? "pane" : "" }, texts),
     h("div", { class: "row pane" }, h("button", { type: "button", class: "primary run", click: send }, "Run"),
-      h("span", { class: "muted small" }, "one string a line; Ctrl+Enter runs")));
+      h("span", { class: "muted small" }, "one text per line; Ctrl+Enter runs the model")));
 }
 
 function shown(kind, texts, output) {
@@ -46,7 +46,7 @@ function shown(kind, texts, output) {
 
 function ranks(texts, rows) {
   const order = texts.map((text, i) => [rows[i][0], text]).sort((a, b) => b[0] - a[0]);
-  return h("div", { class: "output" }, h("h3", {}, "The best answer first"), bars(order));
+  return h("div", { class: "output" }, h("h3", {}, "Best answer first"), bars(order));
 }
 
 /** Classes as the server orders them: "score:number:label" each. */
@@ -74,7 +74,7 @@ function cosines(texts, rows) {
     return h("td", { class: "n", style: { "--near": `${100 * Math.max(0, value)}%` } }, value.toFixed(3));
   };
   return h("div", { class: "output" },
-    h("h3", {}, "Cosines", h("span", { class: "muted" }, `  of vectors of ${rows[0].length} numbers`)),
+    h("h3", {}, "Cosine similarities", h("span", { class: "muted" }, `  of vectors with ${rows[0].length} numbers`)),
     h("div", { class: "scroll" }, h("table", { class: "cosines" },
       h("thead", {}, h("tr", {}, h("th", {}), seen.map((_, i) => h("th", { class: "n" }, i + 1)))),
       h("tbody", {}, seen.map((_, a) => h("tr", {}, h("th", { title: texts[a] }, `${a + 1}  ${texts[a]}`), seen.map((__, b) => cell(a, b))))))),

@@ -3,12 +3,12 @@
 import { clock, duration, h, scroll } from "./dom.js";
 
 export const PHASES = [
-  ["receive", "Received", "its body came in"],
-  ["decode", "Decoded", "its tensors were read and checked"],
-  ["queue", "Queued", "it waited for the device"],
+  ["receive", "Received", "the server received the request body"],
+  ["decode", "Decoded", "the server decoded and checked the tensors"],
+  ["queue", "Queued", "the request waited for the device"],
   ["compute", "Computed", "the model ran"],
-  ["wake", "Handed back", "its result came back to the gateway"],
-  ["encode", "Encoded", "the answer was written"],
+  ["wake", "Handed back", "the result returned to the gateway"],
+  ["encode", "Encoded", "the server encoded the response"],
 ];
 
 function parts(request) {
@@ -49,22 +49,22 @@ export function story(request) {
   const batch = alone ? `${own} alone` : `${own} in a batch of ${request.batch_rows}`;
   const share = Math.round((100 * ms) / total);
   const most = {
-    receive: "the server received its body, which is large or comes from a slow client",
-    decode: "the server read its tensors, which a binary encoding makes faster",
-    queue: "it waited for a device that was busy with others",
+    receive: "the server received the body: it is large, or the client is slow",
+    decode: "the server decoded the tensors: a binary encoding is faster",
+    queue: "the request waited for a device that was busy with other requests",
     compute: "the model ran",
-    wake: "its result was on its way back to the gateway, which was busy or asleep",
-    encode: "the server wrote the answer, which a binary encoding makes faster",
+    wake: "the result waited for the gateway, which was busy or asleep",
+    encode: "the server encoded the response: a binary encoding is faster",
   }[name];
   return `Answered at ${clock(request.at)} after ${duration(request.total_ms)}. `
     + `It waited ${duration(request.phases.queue)} and ran ${duration(request.phases.compute)}`
-    + `${request.device ? ` on ${request.device}` : ""}, ${batch}. For ${share} % of the time ${most}.`;
+    + `${request.device ? ` on ${request.device}` : ""}, ${batch}. For ${share} % of the time, ${most}.`;
 }
 
 function failure(request) {
-  const who = request.status === 499 ? "Its client had gone"
-    : request.status === 429 ? "There was no room for it"
-    : request.status >= 500 ? "The server could not answer it" : "It could not be answered as it was asked";
+  const who = request.status === 499 ? "The client disconnected"
+    : request.status === 429 ? "The queue was full"
+    : request.status >= 500 ? "The server failed to answer" : "The server refused the request";
   return `${who}: ${request.status} ${request.code} at ${clock(request.at)}, after ${duration(request.total_ms)}.${waited(request)}`;
 }
 
@@ -78,7 +78,7 @@ function waited(request) {
 
 /** A table of requests; `showModel` where they are of several. */
 export function table(requests, { showModel = true, empty = "No requests yet" } = {}) {
-  if (!requests?.length) return h("div", { class: "empty" }, h("b", {}, empty), "They are listed here as they come.");
+  if (!requests?.length) return h("div", { class: "empty" }, h("b", {}, empty), "New requests appear here.");
   return scroll(h("table", {},
     h("thead", {}, h("tr", {}, h("th", {}, "Ended"), showModel && h("th", {}, "Model"),
       h("th", { class: "wide-only" }, "Id"), h("th", { class: "bar-of" }, "Time"), h("th", { class: "n" }, "Took"), h("th", { class: "n wide-only" }, "Batch"))),

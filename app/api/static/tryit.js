@@ -12,7 +12,7 @@ const MOST_BARS = 10;
 
 export function tryIt(model) {
   const answer = h("div", { class: "answer", role: "status" },
-    h("div", { class: "empty" }, h("b", {}, "No answer yet"), "It is shown here, with where its time went."));
+    h("div", { class: "empty" }, h("b", {}, "No answer yet"), "The answer appears here, with the time of each phase."));
   const run = (body, headers, shown) => show(answer, model, body, headers, shown);
   const [input] = model.inputs;
   const single = model.inputs.length === 1;
@@ -31,7 +31,7 @@ export function tryIt(model) {
   if (takesNpy && model.example === null) panes.push(file, json);
   else panes.push(json, ...(takesNpy ? [file] : []));
   return h("div", { class: "grid try" },
-    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Try it")), h("div", { class: "body" }, tabs("How to fill the input", panes))),
+    h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Try it")), h("div", { class: "body" }, tabs("Ways to fill the input", panes))),
     h("section", { class: "panel" }, h("div", { class: "head" }, h("h2", {}, "Answer")), h("div", { class: "body" }, answer)));
 }
 
@@ -112,7 +112,7 @@ function picturePane(model, picture, run) {
     try {
       shown = fitted(source instanceof Blob ? await createImageBitmap(source) : source, picture);
     } catch {
-      return fill(seen, h("p", { class: "why" }, "This file is no picture that the browser can read."));
+      return fill(seen, h("p", { class: "why" }, "The browser cannot read this file as a picture. Use a JPEG, PNG or WebP file."));
     }
     fill(seen, h("figure", {}, shown, h("figcaption", {}, `${picture.width} × ${picture.height}, ${picture.channels === 1 ? "grey" : "colour"}`)));
     return again();
@@ -162,7 +162,7 @@ function dropZone(what, accept, take) {
 
 function filePane(run) {
   return h("div", {}, dropZone("A .npy file", ".npy", (file) => run(file, { "content-type": "application/x-npy" })),
-    h("p", { class: "muted small pane" }, "As ", h("code", {}, "numpy.save"), " writes it, with all dimensions of the input."));
+    h("p", { class: "muted small pane" }, "A file of ", h("code", {}, "numpy.save"), " with all dimensions of the input."));
 }
 
 function jsonPane(model, run) {
@@ -182,7 +182,7 @@ export function exampleText(model) {
 }
 
 async function show(answer, model, body, headers = {}, shown = (outputs) => outputs.map(shownOutput)) {
-  fill(answer, h("div", { class: "empty" }, "Asking …"));
+  fill(answer, h("div", { class: "empty" }, "Waiting for the answer …"));
   const began = performance.now();
   try {
     const response = await send(model.url.slice(1), {
@@ -197,7 +197,7 @@ async function show(answer, model, body, headers = {}, shown = (outputs) => outp
     fill(answer, shown(document_.outputs), place);
     return explain(place, response.headers.get("x-request-id"), took);
   } catch (error) {
-    return fill(answer, h("p", { class: "why" }, `There was no answer: ${error.message}`));
+    return fill(answer, h("p", { class: "why" }, `The server did not answer: ${error.message}`));
   }
 }
 

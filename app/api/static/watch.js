@@ -44,7 +44,7 @@ async function look() {
   if (document.hidden) return;
   const trouble = [];
   const get = (path) => ask(path).catch((error) => {
-    trouble.push(error instanceof Refused ? error : new Error("the server does not answer"));
+    trouble.push(error instanceof Refused ? error : new Error("the server does not respond"));
     return null;
   });
   const [models, devices, requests, stats, ready] = await Promise.all([

@@ -1,7 +1,7 @@
 """Rules for the rows of `ai.onnx.ml` operators.
 
-Most take a matrix with one row for each request row. If they also accept a vector, they
-treat it as one row, so the rank matters.
+Most of these operators read a matrix with one row for each request row. Some also
+accept a vector and treat it as one row, so the rank matters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Other values for weights, in which all elements differ.
 
 A weight whose elements are all equal treats all rows alike, whatever the graph does
-with it. Other values, which may replace it later, may treat rows differently.
+with it. A user may replace the weight later, and new values may treat rows differently.
 """
 
 from __future__ import annotations

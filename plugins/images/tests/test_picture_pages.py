@@ -88,7 +88,7 @@ def test_snippets_send_a_picture(
 ) -> None:
     (tmp_path / "picture.jpg").write_bytes(green())
     chromium.open(f"{served.url}/#/models/colour")
-    chromium.wait_text("Ask it from elsewhere", "main")
+    chromium.wait_text("Call it from a program", "main")
     texts = {}
     for name in ("curl", "Python", "JavaScript"):
         chromium.evaluate(

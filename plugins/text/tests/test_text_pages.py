@@ -58,7 +58,7 @@ def cells(chromium: Browser, selector: str) -> list[str]:
 
 def test_vectors_are_compared(served: ServedGateway, chromium: Browser) -> None:
     run(chromium, served, "unit")
-    chromium.wait_text("Cosines", ".answer")
+    chromium.wait_text("Cosine similarities", ".answer")
     values = [float(cell) for cell in cells(chromium, "td")[:9]]
     assert [values[n] for n in (0, 2, 4, 6, 8)] == [1.0] * 5
     assert values[1] == values[3] < 1
@@ -100,7 +100,7 @@ def test_classes_have_bars(served: ServedGateway, chromium: Browser) -> None:
 
 def test_documents_are_ranked(served: ServedGateway, chromium: Browser) -> None:
     run(chromium, served, "rank")
-    chromium.wait_text("The best answer first", ".answer")
+    chromium.wait_text("Best answer first", ".answer")
     query = chromium.evaluate(
         "document.querySelector('[aria-label=\"The query\"]').value"
     )

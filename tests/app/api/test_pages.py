@@ -104,7 +104,7 @@ def test_browsers_get_a_page_where_there_is_nothing(served: ServedGateway) -> No
         assert page.status_code == 404
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert page.headers["content-security-policy"].startswith("default-src 'self'")
-        assert "There is nothing at this address" in page.text
+        assert "Page not found" in page.text
         links = set(re.findall(r'href="([^"]+)"', page.text))
         assert {urlsplit(urljoin(path, link)).path for link in links} == {
             "/", "/docs", "/pages/icon.svg", "/pages/style.css",
@@ -432,7 +432,7 @@ def test_snippets_work_as_they_are_pasted(
     served: ServedGateway, chromium: Browser, model: str
 ) -> None:
     chromium.open(f"{served.url}/#/models/{model}")
-    chromium.wait_text("Ask it from elsewhere", "main")
+    chromium.wait_text("Call it from a program", "main")
     texts = []
     for name in ("curl", "Python", "JavaScript"):
         chromium.evaluate(
@@ -528,7 +528,7 @@ def test_a_model_is_unloaded_and_loaded_with_the_key_of_the_page(
         chromium.open(f"{served.url}/#/models/affine")
         press(chromium, "Unload")
         chromium.wait_text("This page may not unload models", ".manage")
-        chromium.wait_text("type it in under Key", ".manage")
+        chromium.wait_text("may manage models under Key", ".manage")
         held = {"x-api-key": "secret"}
         path = "/v1/models/affine"
         assert served.client.get(path, headers=held).json()["state"] == "READY"
@@ -541,7 +541,7 @@ def test_a_model_is_unloaded_and_loaded_with_the_key_of_the_page(
         press(chromium, "Unload")
         chromium.wait_text("Unloaded", ".manage")
         assert served.client.get(path, headers=held).json()["state"] != "READY"
-        chromium.wait_text("It is not in memory", "main")
+        chromium.wait_text("Model not loaded", "main")
         press(chromium, "Load")
         chromium.wait_text("Loaded", ".manage")
         assert served.client.get(path, headers=held).json()["state"] == "READY"
@@ -613,7 +613,7 @@ def test_the_log_is_for_those_who_manage(
         assert refused.status_code == 403
         assert refused.json()["code"] == "management_is_closed"
         chromium.open(f"{closed.url}/#/log")
-        chromium.wait_text("The log is for those who manage the server", "main")
+        chromium.wait_text("This page may not read the log", "main")
 
 
 @in_chromium
@@ -629,5 +629,5 @@ def test_plots_show_two_minutes_or_an_hour(
     kept = len(served.client.get("/v1/history").json()["time"])
     shown = "document.querySelector('.plot').textContent"
     if not kept:
-        chromium.wait(f"{shown}.includes('Waiting for the first figures')")
+        chromium.wait(f"{shown}.includes('Waiting for the first measurements')")
     chromium.wait("Number(document.querySelector('.plot').dataset.points) > 0")
