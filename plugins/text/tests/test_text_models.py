@@ -8,6 +8,8 @@ plugins/text/src/popgate_text/tokenizer.py.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +134,24 @@ def test_many_texts_of_one_request_are_joined_in_order(served: ServedGateway) ->
     alone = [vectors(served, "mean", [text])[0] for text in texts[:4]]
     np.testing.assert_allclose(found[:4], alone, atol=1e-5)
     np.testing.assert_allclose(found[4:8], found[:4], atol=1e-5)
+
+
+def test_a_request_of_many_texts_fails_as_a_whole_at_its_deadline(
+    served: ServedGateway,
+) -> None:
+    """Its rows in the device's queue end one by one; each tells the request."""
+    (device,) = served.client.get("/v1/devices").json()["devices"]
+    body = {"model": "cls", "input": ["the cat"] * 1_000}
+    os.kill(device["pid"], signal.SIGSTOP)
+    try:
+        for _ in range(2):  # the sweep of deadlines goes on
+            answer = served.client.post(
+                "/openai/v1/embeddings", json=body, headers={"x-request-timeout": "0.2"}
+            )
+            assert answer.status_code == 504, answer.text
+    finally:
+        os.kill(device["pid"], signal.SIGCONT)
+    assert len(vectors(served, "cls", ["the cat"] * 600)) == 600
 
 
 def test_texts_of_many_lengths_share_batches_and_give_the_same_as_alone(

@@ -149,6 +149,8 @@ class TextRun(Pending):
         self.left = 0
         self.running: dict[int, Submitted] = {}
         self.is_feeding = False
+        #: Whether its rows are being abandoned. Each calls `_row_done` meanwhile.
+        self.is_given_up = False
 
     def admit(self, texts: int) -> None:
         """Count the texts as in flight until the request ends. Raises `QueueFull`."""
@@ -166,6 +168,7 @@ class TextRun(Pending):
         super().resolve(error)
 
     def give_up(self, error: EngineError) -> None:
+        self.is_given_up = True
         if self.tokenizing is not None:
             self.tokenizing.cancel()
         for submitted in list(self.running.values()):
@@ -416,7 +419,7 @@ class TextScheduler:
 
     def _row_done(self, run: TextRun, number: int, submitted: Submitted) -> None:
         run.running.pop(number, None)
-        if run.done:
+        if run.done or run.is_given_up:
             return
         run.queue_ns = max(run.queue_ns, submitted.queue_ns)
         run.compute_ns += submitted.compute_ns
