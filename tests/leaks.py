@@ -38,7 +38,6 @@ NOT_YET = (
     "tests/app/http/connection/test_transfers.py",
     "tests/app/http/test_connection_limit.py",
     "plugins/remote/tests/",
-    "tests/app/serving/test_failed_phases.py",
     "tests/app/test_pairs_at_work.py",
     "tests/docs/",
 )
