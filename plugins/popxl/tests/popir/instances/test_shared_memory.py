@@ -66,7 +66,7 @@ def test_waiting_takes_no_processor_time() -> None:
         os.close(reading)
         os.execvp("sh", ["sh", "-c", f"sleep 1.5; echo >&{writing}"])
     os.close(writing)
-    with pytest.raises(RunError, match="instance 1 has left"):
+    with pytest.raises(RunError, match="instance 1 has ended"):
         memory.meet([1])
     after = resource.getrusage(resource.RUSAGE_SELF)
     switches = after.ru_nvcsw - before.ru_nvcsw
