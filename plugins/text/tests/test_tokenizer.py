@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,19 +87,26 @@ def test_an_error_names_the_text(tokenizer: TextTokenizer) -> None:
             tokenizer.encode(["the"] * number + texts[number:], truncate=False)
 
 
+def turns_beside(call: Callable[[], object]) -> int:
+    """Return how often this thread works while another one calls."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(call)
+        turns = 0
+        while not done.done():
+            turns += 1
+            time.sleep(0)
+    assert done.result()
+    return turns
+
+
 def test_others_work_while_a_long_text_is_tokenized(tokenizer: TextTokenizer) -> None:
     text = "the cat " * 2_000  # as long as is read of any text
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "encode": lambda: tokenizer.encode([text] * 5),
         "tokens": lambda: [len(tokenizer.tokens(text)) for _ in range(5)],
         "decode": lambda: tokenizer.decode([5] * 500_000),
     }
     for name, call in calls.items():
-        with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(call)
-            turns = 0
-            while not done.done():
-                turns += 1
-                time.sleep(0)
-        assert done.result()
-        assert turns > 40, name  # about two for each call if it held the lock
+        # A call that holds the lock leaves about two turns. On a busy machine one that
+        # releases it may leave few, but not each time.
+        assert any(turns_beside(call) > 40 for _ in range(100)), name
