@@ -179,7 +179,7 @@ def test_what_is_no_file_is_not_waited_for(popgate: Call, tmp_path: Path) -> Non
     for name in ("pipe.onnx", "folder.onnx"):
         done = popgate("compile", tmp_path / name)
         assert done.code == 1
-        assert f"{name}: not an ONNX model: it is not a regular file" in done.err
+        assert f"{name}: not an ONNX model: expected a regular file" in done.err
 
 
 def test_a_name_that_is_no_text(popgate: Call, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support import until
         (["-m", "/nowhere/at/all"], "the folder /nowhere/at/all"),
         (["gone.onnx"], "the file or folder gone.onnx"),
         (["/"], "popgate serve takes one folder of models, got "),
-        (["--port", "0", "--devices", "gpu:1"], "cannot understand devices 'gpu:1'"),
+        (["--port", "0", "--devices", "gpu:1"], "invalid devices 'gpu:1'"),
         (["--device-wait", "soon"], "--device-wait: 'soon' must be no-wait"),
         (["--port", "70000"], "--port: "),
         (["--port", "x"], "--port"),

@@ -55,4 +55,4 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     assert ended.returncode == 2
     ended = run_popgate("validate", tmp_path, POPGATE_DEVICES="tpu:1")
     assert ended.returncode == 2
-    assert "POPGATE_DEVICES: cannot understand devices 'tpu:1'" in ended.stderr
+    assert "POPGATE_DEVICES: invalid devices 'tpu:1'" in ended.stderr

@@ -100,7 +100,7 @@ def test_an_onnx_file_is_compiled_for_each_batch(popgate: Call) -> None:
             2,
             "--threads 0: expected whole numbers from 1",
         ),
-        (("callbacks", "--threads", "1000"), 3, "1000 replicas of 1 device each were"),
+        (("callbacks", "--threads", "1000"), 3, "1000 replicas of 1 unit each are"),
         (("queues", "--batch", "a"), 2, "--batch a: expected whole numbers"),
         (("queues", "--compile-batch", "8"), 2, "is for ONNX files"),
         (("queues", "--executable", "other"), 1, "no executable 'other'"),
