@@ -22,7 +22,12 @@ time of start belong to one batch.
 
 `--fastembed` and `--infinity` name programs of environments that have those; they serve
 the same folder (bench/text/peer_servers.py), and their texts a second of wall and of
-processor time are shown beside PopGate's in the same rounds.
+processor time are shown beside PopGate's in the same rounds. The packages of the two
+environments:
+
+    fastembed fastapi uvicorn litserve
+    infinity-emb[optimum,server] optimum[onnxruntime]==1.23.3 transformers<4.50
+    datasets<3 pyarrow<19 torch==2.13.0    (those of Infinity 0.0.76)
 """
 
 from __future__ import annotations
