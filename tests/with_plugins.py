@@ -32,6 +32,8 @@ NEED_PLUGINS = (
     "tests/app/test_pairs.py",
     "tests/app/test_pairs_at_work.py",
 )
+#: Fixtures that start a server with the profile of a plugin.
+NEED_PLUGIN_FIXTURES = {"triton"}
 CORE_ALONE = not entry_points(group="popgate.commands")
 
 
@@ -49,6 +51,11 @@ def pytest_collection_modifyitems(
     """Deselect single tests that need a plugin."""
     if not CORE_ALONE:
         return
-    left = [item for item in items if item.nodeid.startswith(NEED_PLUGINS)]
+    left = [
+        item
+        for item in items
+        if item.nodeid.startswith(NEED_PLUGINS)
+        or NEED_PLUGIN_FIXTURES & set(getattr(item, "fixturenames", ()))
+    ]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]

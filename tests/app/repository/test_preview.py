@@ -180,7 +180,7 @@ def test_a_warm_up_that_only_running_shows_to_fail(root: Path) -> None:
 def test_a_file_of_several_models_is_served_once_one_is_chosen(root: Path) -> None:
     two = build_popef.build_two_models(root)
     (problem,) = preview(root).all_problems
-    assert "name one of 'double', 'triple' (executable)" in problem
+    assert "name one of 'double', 'triple' (option executable)" in problem
     assert "executable_name" not in problem
     (root / two.stem).mkdir()
     (root / two.stem / "config.toml").write_text('executable = "triple"')
