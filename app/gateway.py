@@ -19,6 +19,8 @@ from app.codec.shared_memory import RegionTable
 from app.config.config_keys import KeyProblem
 from app.config.file_modes import exposure_of
 from app.config.log_config import read_log_config
+from app.http.open_connections import OpenConnections
+from app.http.tls import Certificate
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER
 from app.observe.history import History
@@ -103,7 +105,8 @@ class Gateway:
     It belongs to one event loop, and every method is for the loop's thread unless it
     says otherwise. `on_started` is called when everything is attached and loaded,
     `on_failed` with the reason if that fails. `others` makes the object that represents
-    the server's other processes.
+    the server's other processes. `connections` and `certificate` are those of the
+    server.
     """
 
     def __init__(
@@ -113,11 +116,15 @@ class Gateway:
         on_started: Callable[[Gateway], None] = lambda gateway: None,
         on_failed: Callable[[Exception], None] = lambda error: None,
         others: MakeOthers = lambda table, metrics: OtherProcesses(),
+        connections: OpenConnections | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         """Raise `engine.InvalidConfig` for a device specification or key file that
         cannot be read, and for named models that do not exist.
         """
         self.settings = settings
+        self.connections = connections or OpenConnections()
+        self._certificate = certificate
         self.metrics = MetricsRegistry(
             self._counted,
             keyless="" if settings.keys is None else OTHER,
@@ -164,16 +171,6 @@ class Gateway:
         self._keeping: asyncio.Task[None] | None = None
         self._phase = "starting"
         self._drained = False
-        #: Returns the number of other unanswered requests of any kind. The server
-        #: replaces it.
-        self.count_unfinished: Callable[[], int] = lambda: sum(
-            model.pending for model in self.metrics.models()
-        )
-        #: Returns the number of connections of this process, and the server's limit.
-        self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        #: Returns the time when the server's certificate expires, in seconds since
-        #: 1970; None without one.
-        self.certificate_expires: Callable[[], float | None] = lambda: None
         #: Whether everything was attached and loaded once. Startup probes ask for this.
         self.has_started = False
 
@@ -188,9 +185,23 @@ class Gateway:
         about themselves.
         """
         spans = 0 if self._spans is None else self._spans.dropped
-        mine = OwnNumbers(self.connections()[0], lines_dropped(), spans)
+        mine = OwnNumbers(self.connections.count()[0], lines_dropped(), spans)
         numbers = zip(*(mine, *self.others.own()), strict=True)
         return OwnNumbers(*map(sum, numbers))
+
+    def count_unfinished(self) -> int:
+        """Return the number of other unanswered requests of any kind, including
+        requests of workers.
+        """
+        in_models = sum(model.pending for model in self.metrics.models())
+        # The request that asks for the number is subtracted.
+        return max(in_models, self.connections.unfinished() - 1)
+
+    def certificate_expires(self) -> float | None:
+        """Return when the server's certificate expires, in seconds since 1970; None
+        without one.
+        """
+        return None if self._certificate is None else self._certificate.expires
 
     def _model_changed(self, name: str) -> None:
         self.calls.changed(name)

@@ -15,6 +15,7 @@ from app.gateway import Gateway
 from app.http.access import Access, is_loopback
 from app.http.front import InferFront
 from app.http.listeners import MAIN, Listeners, inherited_sockets
+from app.http.open_connections import OpenConnections
 from app.http.server import GatewayServer, ListenError
 from app.http.tls import Certificate, TlsError
 from app.main import create_app
@@ -80,16 +81,12 @@ def run_gateway(
             on_started=started,
             on_failed=failed,
             others=partial(_others, settings, listeners),
+            connections=OpenConnections(settings.max_connections),
+            certificate=certificate,
         )
         prepare_process(settings)
         app = create_app(gateway=gateway)
         server = _server(settings, gateway, app, listeners, certificate, manager)
-        in_models = gateway.count_unfinished  # including those of workers
-        # The request that asks for the number is subtracted.
-        gateway.count_unfinished = lambda: max(in_models(), server.unfinished() - 1)
-        gateway.connections = server.count_connections
-        if certificate is not None:
-            gateway.certificate_expires = lambda: certificate.expires
         gc.freeze()
         gc.enable()
         on_listening(url, listeners.metrics_url)
@@ -161,6 +158,7 @@ def _server(
 
     options = server_options(settings) | {
         "certificate": certificate,
+        "open_connections": gateway.connections,
         "sides": listeners.sides(app),
         "kept": list(listeners.inherited.values()),
         "is_drained": lambda: gateway.is_drained,

@@ -59,6 +59,5 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "header_timeout": settings.header_timeout,
         "upload_timeout": settings.upload_timeout,
         "send_timeout": settings.send_timeout,
-        "max_connections": settings.max_connections,
         "max_connections_per_address": settings.max_connections_per_address,
     }

@@ -31,7 +31,7 @@ def _single(name: str, kind: str, text: str, value: float) -> Family:
 
 def _bounds(gateway: Gateway) -> Iterator[Family]:
     own = gateway.own()
-    _, most = gateway.connections()
+    _, most = gateway.connections.count()
     workers = len(gateway.others.states())
     limit = gateway.settings.max_connections or most * max(1, workers)
     for name, kind, text, value in (

@@ -37,11 +37,11 @@ from typing import Any
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
-from app.http.connection.exchange import Exchange
 from app.http.connection.protocol import GatewayProtocol
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront
+from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
 from app.observe.loop_watch import LoopWatch, watch
 from app.observe.shared_totals import Total
@@ -171,21 +171,21 @@ class GatewayServer(uvicorn.Server):
 
     Three timeouts in seconds end a request. `header_timeout` ends it if its head is
     incomplete, `upload_timeout` if no bytes of its body arrive. `send_timeout` (0:
-    never) ends it if the client reads nothing of the answer. Beyond `max_connections`
-    (0: three quarters of the allowed descriptors) a new connection replaces a silent
-    one. If none is silent, the server answers only health checks and management.
-    `sides` still answer all their paths. If `connections` is given, the connections of
-    other processes count too. `max_connections_per_address` (0: any number) limits the
-    clients of one address in the same way. With a `certificate` all sockets use TLS,
-    except Unix sockets of `sides`. `sides` are other applications with their own
-    sockets, which live as long. `kept` sockets belong to another process, and new
-    connections keep waiting in them. `floods` counts the refusals of all applications.
-    While `is_drained` is true, every answer is the last of its connection, so clients
-    reconnect through a load balancer, which knows other servers. The event loop calls
-    `on_listening` once, when all sockets are open. `on_drain` is called when the
-    shutdown begins (from a signal handler, so it may only set values), `on_reload` when
-    files should be reloaded. `abort` is called at the timeout and must end every
-    request in flight soon. `exit_code` is the exit code of the process.
+    never) ends it if the client reads nothing of the answer. Beyond the limit of
+    `open_connections` a new connection replaces a silent one. If none is silent, the
+    server answers only health checks and management. `sides` still answer all their
+    paths. If `connections` is given, the connections of other processes count too.
+    `max_connections_per_address` (0: any number) limits the clients of one address in
+    the same way. With a `certificate` all sockets use TLS, except Unix sockets of
+    `sides`. `sides` are other applications with their own sockets, which live as long.
+    `kept` sockets belong to another process, and new connections keep waiting in them.
+    `floods` counts the refusals of all applications. While `is_drained` is true, every
+    answer is the last of its connection, so clients reconnect through a load balancer,
+    which knows other servers. The event loop calls `on_listening` once, when all
+    sockets are open. `on_drain` is called when the shutdown begins (from a signal
+    handler, so it may only set values), `on_reload` when files should be reloaded.
+    `abort` is called at the timeout and must end every request in flight soon.
+    `exit_code` is the exit code of the process.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class GatewayServer(uvicorn.Server):
         header_timeout: float = 30.0,
         upload_timeout: float = 30.0,
         send_timeout: float = 30.0,
-        max_connections: int = 0,
+        open_connections: OpenConnections | None = None,
         max_connections_per_address: int = 0,
         certificate: Certificate | None = None,
         sides: Sequence[tuple[InferFront, socket.socket]] = (),
@@ -225,13 +225,14 @@ class GatewayServer(uvicorn.Server):
             timeout_keep_alive=75,
         )
         super().__init__(config)
+        self._open = open_connections or OpenConnections()
+        self.server_state = self._open.state
         self.exit_code = 0
         self._drain_grace = drain_grace
         self._shutdown_timeout = shutdown_timeout
         self._header_timeout = header_timeout or math.inf
         self._upload_timeout = upload_timeout or math.inf
         self._send_timeout = send_timeout or math.inf
-        self._max_connections = max_connections
         self._per_address = max_connections_per_address
         self._connections = connections
         self._certificate = certificate
@@ -268,7 +269,7 @@ class GatewayServer(uvicorn.Server):
             self.should_exit = True
             self.exit_code = 1
             return
-        name, left = signal.Signals(sig).name, self.unfinished()
+        name, left = signal.Signals(sig).name, self._open.unfinished()
         waits = (
             f", waiting at most {self._shutdown_timeout:g} s for {left} "
             f"request{'s' if left > 1 else ''} in flight; a second signal exits "
@@ -323,7 +324,7 @@ class GatewayServer(uvicorn.Server):
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = ConnectionLimit()
         if not is_side:
-            _, most = self.count_connections()
+            _, most = self._open.count()
             limit = ConnectionLimit(
                 most,
                 self._connections,
@@ -445,24 +446,8 @@ class GatewayServer(uvicorn.Server):
                     now, self._header_timeout, self._upload_timeout, self._send_timeout
                 )
 
-    def unfinished(self) -> int:
-        """Return the number of requests without an answer."""
-        direct = sum(
-            isinstance(c, GatewayProtocol)
-            and isinstance(c.cycle, Exchange)
-            and not c.cycle.response_complete
-            for c in self.server_state.connections
-        )
-        return len(self.server_state.tasks) + direct
-
-    def count_connections(self) -> tuple[int, int]:
-        """Return the number of connections of this process, and their limit."""
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = self._max_connections or descriptors * 3 // 4
-        return len(self.server_state.connections), most
-
     async def _abort_requests(self) -> None:
-        tasks, left = self.server_state.tasks, self.unfinished()
+        tasks, left = self.server_state.tasks, self._open.unfinished()
         if self.force_exit or not left:
             return
         logger.error(

@@ -163,22 +163,23 @@ class SharedMetrics(ModelMetrics):
 class CounterSegment:
     """The numbers of one worker: it writes them, its supervisor reads them."""
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMemory, keyless: str = "") -> None:
         self.memory = memory
         self._words = memory.view[:SEGMENT_SIZE].cast("Q")
         self._floats = memory.view[:SEGMENT_SIZE].cast("d")
         self._metrics: dict[int, SharedMetrics] = {}
-        self.answers = Answers(memory.view[_ANSWERS_AT:_OWN_AT])
+        self.answers = Answers(memory.view[_ANSWERS_AT:_OWN_AT], keyless)
 
     @classmethod
     def create(cls) -> CounterSegment:
         return cls(SharedMemory.create("counters", SEGMENT_SIZE))
 
     @classmethod
-    def attach(cls, fd: int) -> CounterSegment:
+    def attach(cls, fd: int, keyless: str = "") -> CounterSegment:
+        """Map the segment in the worker. `keyless` is that of `Answers`."""
         memory = SharedMemory.attach(fd, SEGMENT_SIZE)
         memory.detach_fd()
-        return cls(memory)
+        return cls(memory, keyless)
 
     def _block(self, block: int) -> tuple[memoryview[int], memoryview[float]]:
         first = (_BLOCKS_AT + block * BLOCK_SIZE) // 8

@@ -98,11 +98,11 @@ class GatewayDevices:
             overcommit=True,
             reserve_cores=event_loops,
             threads=threads,
+            ping_timeout=ping_timeout,
         )
         self._take_all = specification is not None
         self._wait = wait
         self._pool = pool
-        self._ping_timeout = ping_timeout
         self._watches: list[DeviceWatch] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
@@ -144,8 +144,6 @@ class GatewayDevices:
             for device in devices:
                 device.close()
             raise
-        for device in devices:
-            device.ping_timeout = self._ping_timeout
         self._devices = devices
 
     def watch(self) -> None:
@@ -184,7 +182,6 @@ class GatewayDevices:
             for _ in range(count):
                 device = self._manager.create_python_device(options)
                 devices.append(device)
-                device.ping_timeout = self._ping_timeout
                 self._in_loop(partial(self._drive, device))
         except BaseException:
             for device in devices:

@@ -270,23 +270,22 @@ class ModelLoader:
         runner: ModelRunner,
     ) -> LoadedModel:
         """Describe and warm up a loaded model; close it if that fails."""
-        runner.is_warming_up = True
         try:
-            defaults = input_defaults(source, config, self._cache)
-            memory = self._memory(files, config)
-            made = assemble(name, source, config, runner, runner, defaults)
-            example = config.example or _example_of(runner)
-            tried = _tried(example, made, runner, source, config, until)
-            fill = _warm_up(
-                made.spec, runner, source, config, replaces, until,
-                quiet=tried is True,
-            )  # fmt: skip
-            routes = ModelRoutes.parse(runner.routes)
-            self._claim(name, routes.routes)
+            with runner.warming_up():
+                defaults = input_defaults(source, config, self._cache)
+                memory = self._memory(files, config)
+                made = assemble(name, source, config, runner, runner, defaults)
+                example = config.example or _example_of(runner)
+                tried = _tried(example, made, runner, source, config, until)
+                fill = _warm_up(
+                    made.spec, runner, source, config, replaces, until,
+                    quiet=tried is True,
+                )  # fmt: skip
+                routes = ModelRoutes.parse(runner.routes)
+                self._claim(name, routes.routes)
         except BaseException:
             runner.close()
             raise
-        runner.is_warming_up = False
         return LoadedModel(
             made.visible,
             runner,

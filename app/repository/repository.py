@@ -323,7 +323,7 @@ class ModelRepository:
                 else:
                     loop.call_soon_threadsafe(blame, error)
 
-            loaded.runner.on_failure = on_failure
+            loaded.runner.on_failure(on_failure)
             if loaded.runner.failure is not None:  # it failed before that
                 failure = str(loaded.runner.failure)
                 await self._pool.run(loaded.runner.close)

@@ -186,12 +186,9 @@ class WorkerFront(InferFront):
         await self._relay(scope, receive, send_once)
 
     async def _live(self, receive: Receive, send: Send) -> None:
+        """Answer the lifespan messages. The server starts and stops the worker."""
         while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                self._worker.start()
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await self._worker.stop()
-                await send({"type": "lifespan.shutdown.complete"})
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+            if kind == "lifespan.shutdown":
                 return

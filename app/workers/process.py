@@ -19,6 +19,7 @@ from app.api.plugin_routes import access_groups, plugin_routes
 from app.api.routes import generate, kserve_v1
 from app.codec.compression import CompressResponses
 from app.http.access import Access
+from app.http.open_connections import OpenConnections
 from app.http.proxies import TrustedProxies
 from app.http.relay import Relay
 from app.http.server import GatewayServer
@@ -46,9 +47,28 @@ from engine import die_with, leave_ending_to_owner
 
 
 class WorkerServer(GatewayServer):
-    """End when the supervisor requests it, because the supervisor handles
-    the signals.
+    """Runs a worker's connections. Ends when the supervisor requests it, because the
+    supervisor handles the signals.
     """
+
+    def __init__(self, front: WorkerFront, worker: Worker, **options: Any) -> None:
+        super().__init__(
+            front,
+            is_drained=lambda: worker.is_drained,
+            on_listening=worker.say_listening,
+            abort=worker.abort,
+            **options,
+        )
+        self._worker = worker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._worker.start(self)
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if not self.force_exit:
+            await self._worker.stop()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -68,14 +88,16 @@ def main(arguments: list[str] | None = None) -> int:
     prepare_process(settings)
     spans = spans_of_environment()
     journal = Journal(AccessLog.of(settings.access_log, settings.workers), spans)
-    counters = CounterSegment.attach(counters_fd)
-    worker = _worker(sock, counters, journal, settings, start)
+    keyless = "" if settings.keys is None else OTHER
+    counters = CounterSegment.attach(counters_fd, keyless)
+    connections = OpenConnections(settings.max_connections)
+    worker = _worker(sock, counters, journal, settings, start, connections)
     totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
-    counters.answers.keyless = "" if settings.keys is None else OTHER
     listener = socket.socket(fileno=listener_fd)
     server = _server(
-        worker, journal, settings, start, totals, counters.answers, listener
-    )
+        worker, journal, settings, start, totals, counters.answers, listener,
+        connections,
+    )  # fmt: skip
     spare_the_collector()
     server.run(sockets=[listener])
     journal.write_gathered()
@@ -93,6 +115,7 @@ def _worker(
     journal: Journal,
     settings: Settings,
     start: Message,
+    connections: OpenConnections,
 ) -> Worker:
     control = LogControl(settings.log_level, settings.log_format)
     key = settings.api_key
@@ -109,12 +132,13 @@ def _worker(
         control,
         journal,
         settings.shutdown_timeout,
+        connections.state.connections,
+        is_drained="drained" in start,
     )
     if "log" in start:
         control.apply(LogSettings(**start["log"]))
     if "access" in start:
         journal.set_access(start["access"])
-    worker.is_drained = "drained" in start
     return worker
 
 
@@ -126,6 +150,7 @@ def _server(
     totals: SharedTotals,
     answers: Answers,
     listener: socket.socket,
+    connections: OpenConnections,
 ) -> WorkerServer:
     number = start["number"]
     added = plugin_routes(settings)
@@ -152,22 +177,17 @@ def _server(
         origins=settings.allow_origin,
         proxies=TrustedProxies(settings.trusted_proxy),
     )
-    server = WorkerServer(
+    return WorkerServer(
         front,
+        worker,
+        open_connections=connections,
         **server_options(settings),
         # Without a limit, only the descriptors bound connections, and each process has
         # its own.
         connections=totals.connections(number) if settings.max_connections else None,
         certificate=certificate_of(settings),
         kept=[listener] if start["keeps_listener"] else [],
-        is_drained=lambda: worker.is_drained,
-        on_listening=worker.say_listening,
-        abort=worker.abort,
     )
-    worker.on_connection = server.take_over
-    worker.on_drain = lambda: server.stop(0)
-    worker.connections = lambda: server.server_state.connections
-    return server
 
 
 if __name__ == "__main__":

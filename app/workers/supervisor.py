@@ -15,8 +15,8 @@ import itertools
 import logging
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 from app.http.asgi import ASGIApp
 from app.http.relay import RelayServer
@@ -24,19 +24,15 @@ from app.observe.answers import Answers
 from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
-from app.observe.shared_counters import MOST_MODELS, CounterSegment, OwnNumbers
+from app.observe.shared_counters import CounterSegment, OwnNumbers
 from app.observe.shared_totals import SharedTotals
 from app.other_processes import OtherProcesses, WorkerState
-from app.repository.formats import SharedScheduler
-from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
-from app.serving.generators import GeneratorScheduler
-from app.serving.sequences import SequenceScheduler
-from app.serving.steps import StepScheduler
-from app.serving.table import ModelEntry, ModelTable, RequestScheduler
+from app.serving.table import ModelTable
 from app.settings import Settings
-from app.workers.messages import Message, SharedEnsemble, SharedEntry
-from app.workers.worker_process import SharedRunner, WorkerProcess
-from engine import Device, ModelRunner, RunnerDescription, process_of
+from app.workers.messages import Message
+from app.workers.publication import Publication
+from app.workers.worker_process import WorkerProcess
+from engine import Device, process_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +66,6 @@ class Workers(OtherProcesses):
         If `keeps_listeners` is true, the listeners belong to another process and
         outlive this one.
         """
-        self._table = table
         self._metrics = metrics
         self.start_message: Message = {
             "settings": settings_message(settings),
@@ -83,15 +78,7 @@ class Workers(OtherProcesses):
         self._drain_timeout = settings.shutdown_timeout
         #: Seconds that a worker may take to answer a ping; 0 means no limit.
         self.ping_timeout = settings.device_timeout
-        #: Blocks of counters, by name and version.
-        self._blocks: dict[tuple[str, str], int] = {}
-        self._device_numbers: dict[str, int] = {}
-        self._keys = itertools.count(1)
-        #: The key of each shared runner, with its description at that time.
-        self._known: dict[str, list[_Known]] = {}
-        #: The names of ensembles, and why workers do not run some models.
-        self._ensembles: set[str] = set()
-        self._relayed: dict[tuple[str, str], str] = {}
+        self.published = Publication(table, len(listeners))
         #: The numbers reported by workers that have ended.
         self._ended = OwnNumbers()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,114 +177,13 @@ class Workers(OtherProcesses):
             worker.tell({"op": "drained"})
 
     def model_changed(self, name: str) -> None:
-        self._ensembles.discard(name)
-        for entry in self._table.entries(name):
-            if isinstance(entry.runner, EnsembleRunner):
-                self._ensembles.add(name)
-            self._say_where(entry)
-        for worker in self._workers:
-            worker.mark(name)
-        for user in list(self._ensembles):
-            entries = self._table.entries(user)
-            steps = (s for e in entries for s in getattr(e.runner, "steps", ()))
-            if user != name and any(step.model == name for step in steps):
-                self.model_changed(user)
-
-    def _say_where(self, entry: ModelEntry) -> None:
-        """Log that workers do not run a version, once."""
-        key, why = (entry.spec.name, entry.spec.version), _why_relayed(entry.scheduler)
-        if why != self._relayed.get(key, ""):
-            self._relayed[key] = why
-            if why:
-                logger.info("model %s/%s runs in the supervisor: %s", *key, why)
+        for changed in self.published.changed_with(name):
+            for worker in self._workers:
+                worker.mark(changed)
 
     def device_is_back(self) -> None:
-        for name in self._table.names():
+        for name in self.published.names():
             self.model_changed(name)
-
-    def names(self) -> list[str]:
-        """Return the names of the served models."""
-        return self._table.names()
-
-    def default_of(self, name: str) -> str:
-        """Return the version for requests that name none."""
-        entry = self._table.default(name)
-        return "" if entry is None else entry.spec.version
-
-    def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]:
-        """Return the versions of a model that workers may run now."""
-        shared = []
-        for entry in self._table.entries(name):
-            runner, block = entry.runner, self._block(name, entry.spec.version)
-            described = self._described(entry)
-            if block is None or described is None:
-                continue
-            assert isinstance(runner, ModelRunner | EnsembleRunner)
-            key = self._key(name, runner, described)
-            shared.append((SharedEntry.of(key, block, entry, described), runner))
-        return shared
-
-    def _described(
-        self, entry: ModelEntry
-    ) -> RunnerDescription | SharedEnsemble | None:
-        """Return the data a worker needs to run a version; None if it cannot."""
-        runner, scheduler = entry.runner, entry.scheduler
-        is_watched = entry.tracer is not None or entry.regions is not None
-        if is_watched or not entry.ready or _why_relayed(scheduler):
-            return None
-        if isinstance(runner, EnsembleRunner):
-            members = runner.entries()
-            if any(one is None or self._described(one) is None for one in members):
-                return None
-            return SharedEnsemble(runner.graph, runner.members) if runner.fits else None
-        if not isinstance(runner, ModelRunner) or runner.failure is not None:
-            return None
-        description = runner.description.shared(self.count)
-        keys = {device.id: self.device_key(device) for device in runner.devices}
-        replicas = tuple((keys[d], n) for d, n in description.replicas)
-        return replace(description, replicas=replicas) if replicas else None
-
-    def _key(
-        self,
-        name: str,
-        runner: SharedRunner,
-        description: RunnerDescription | SharedEnsemble,
-    ) -> int:
-        known = self._known.setdefault(name, [])
-        for one in known:
-            if one.runner is runner and one.description == description:
-                return one.key
-        known.append(_Known(next(self._keys), runner, description))
-        return known[-1].key
-
-    def runner_of(self, name: str, key: int) -> SharedRunner | None:
-        """Return the runner behind a key; None if the key is of another model."""
-        found = self._known.get(name, ())
-        return next((one.runner for one in found if one.key == key), None)
-
-    def _forget(self) -> None:
-        """Drop runners that no worker holds and that are no longer served."""
-        held = {key for worker in self._workers for key in worker.held}
-        for name, known in list(self._known.items()):
-            serving = [entry.runner for entry in self._table.entries(name)]
-            left = [k for k in known if k.key in held or k.runner in serving]
-            if left:
-                self._known[name] = left
-            else:
-                del self._known[name]
-
-    def device_key(self, device: Device) -> str:
-        """Return the key of the present process of a device."""
-        return f"{device.id}#{device.pid}"
-
-    def device_number(self, device_id: str) -> int:
-        return self._device_numbers.setdefault(device_id, len(self._device_numbers))
-
-    def _block(self, name: str, version: str) -> int | None:
-        found = self._blocks.get((name, version))
-        if found is None and len(self._blocks) < MOST_MODELS:
-            found = self._blocks[name, version] = len(self._blocks)
-        return found
 
     # -- reports of the workers
 
@@ -311,13 +197,7 @@ class Workers(OtherProcesses):
             async with asyncio.timeout(SWITCH_TIMEOUT):
                 for worker in self._workers:
                     await worker.until(lambda w: not w.is_behind)
-        runners = {id(runner) for runner in leaving}
-        keys = {
-            one.key
-            for known in self._known.values()
-            for one in known
-            if id(one.runner) in runners
-        }
+        keys = self.published.keys_of(leaving)
         if not keys:
             return
         for worker in self._workers:
@@ -329,10 +209,10 @@ class Workers(OtherProcesses):
                     "%r still holds an unloaded model: ending the worker", worker
                 )
                 worker.kill()
-        self._forget()
+        self.published.forget({key for w in self._workers for key in w.held})
 
     def counted(self, name: str, version: str) -> Iterator[ModelMetrics]:
-        block = self._blocks.get((name, version))
+        block = self.published.blocks.get((name, version))
         if block is not None:
             for worker in self._workers:
                 if worker.counters is not None:
@@ -351,7 +231,7 @@ class Workers(OtherProcesses):
 
     def keep_counts(self, counters: CounterSegment) -> None:
         """Keep the counts of a worker that has ended."""
-        for (name, version), block in self._blocks.items():
+        for (name, version), block in self.published.blocks.items():
             found = counters.read(block, name, version)
             found.pending = found.awaiting = 0
             self._metrics.model(name, version).add(found)
@@ -363,7 +243,7 @@ class Workers(OtherProcesses):
         )
 
     def in_flight_on(self, device: Device) -> int:
-        number = self._device_numbers.get(device.id)
+        number = self.published.device_numbers.get(device.id)
         if number is None:
             return 0
         segments = (worker.counters for worker in self._workers)
@@ -375,27 +255,6 @@ class Workers(OtherProcesses):
 
     def __repr__(self) -> str:
         return f"<Workers {self._workers}>"
-
-
-class _Known(NamedTuple):
-    key: int
-    runner: SharedRunner
-    description: RunnerDescription | SharedEnsemble
-
-
-def _why_relayed(scheduler: RequestScheduler | None) -> str:
-    """Return why workers relay requests to a model with this scheduler; empty if they
-    run them.
-    """
-    if isinstance(scheduler, SequenceScheduler):
-        return "one process holds the state of its sequences"
-    if scheduler is None or isinstance(
-        scheduler, GeneratorScheduler | EnsembleScheduler | SharedScheduler
-    ):
-        return ""
-    if isinstance(scheduler, StepScheduler):
-        return "its requests go through [responses]"
-    return "its model format runs in one process only"
 
 
 def settings_message(settings: Settings) -> Message:

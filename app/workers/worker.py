@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgpack
 
@@ -60,11 +60,19 @@ def _can_run(runner: LocalRunner) -> bool:
     return runner.fits if isinstance(runner, EnsembleRunner) else runner.serving
 
 
+class WorkersServer(Protocol):
+    """The server of a worker's connections."""
+
+    def take_over(self, connection: socket.socket) -> None: ...
+    def stop(self, exit_code: int) -> None: ...
+
+
 class Worker:
     """The models and devices of one worker process. For its event loop's thread.
 
     `sock` leads to the supervisor, whose end is the worker's (app/workers/process.py).
-    `number` is the worker's place among its siblings.
+    `number` is the worker's place among its siblings, and `connections` are its open
+    connections.
     """
 
     def __init__(
@@ -77,17 +85,18 @@ class Worker:
         logging_: LogControl,
         journal: Journal,
         drain_timeout: float,
+        connections: Collection[Any] = (),
+        *,
+        is_drained: bool = False,
     ) -> None:
         self.table = ModelTable(
             limits, absent=_Elsewhere(self), keeps_parts=journal.spans is not None
         )
         self.keys = keys
         self.journal = journal
-        self.on_drain: Callable[[], None] = lambda: None
-        #: Receives connections that the supervisor accepted for another worker.
-        self.on_connection: Callable[[socket.socket], None] = socket.socket.close
         #: Whether every answer must be its connection's last.
-        self.is_drained = False
+        self.is_drained = is_drained
+        self._server: WorkersServer | None = None
         self._number = number
         self._sock = sock
         self._counters = counters
@@ -106,13 +115,17 @@ class Worker:
         #: The infer paths among them for requests without ASGI
         #: (app/http/connection/protocol.py).
         self.short: dict[str, ModelEntry] = {}
-        #: The connections, and the infer paths of requests through ASGI.
-        self.connections: Callable[[], Iterable[Any]] = tuple
+        self._connections = connections
+        #: The infer paths of requests through ASGI.
         self.local: dict[object, str] = {}
 
     # -- life
 
-    def start(self) -> None:
+    def start(self, server: WorkersServer | None = None) -> None:
+        """Handle the supervisor's messages from now on. `server` obeys those about
+        connections.
+        """
+        self._server = server
         loop = asyncio.get_running_loop()
         loop.add_reader(self._sock.fileno(), self._receive)
         self._begin(self._tell_gauges())
@@ -173,11 +186,12 @@ class Worker:
             case "log":
                 self._logging.apply(LogSettings(**message["settings"]))
             case "connection":
-                self.on_connection(socket.socket(fileno=fds[0]))
+                self._take_connection(socket.socket(fileno=fds[0]))
             case "drained":
                 self.is_drained = True
             case "drain":
-                self.on_drain()
+                if self._server is not None:
+                    self._server.stop(0)
             case "access":
                 self.journal.set_access(message["text"])
             case "part":
@@ -186,6 +200,13 @@ class Worker:
                     requester.add_part(part_of(message["part"]))
             case question:
                 self._answer(question, message)
+
+    def _take_connection(self, connection: socket.socket) -> None:
+        """Serve a connection that the supervisor accepted for another worker."""
+        if self._server is None:
+            connection.close()
+        else:
+            self._server.take_over(connection)
 
     def _answer(self, question: str, message: Message) -> None:
         fds: tuple[int, ...] = ()
@@ -389,7 +410,7 @@ class Worker:
         """Return whether requests to these paths are arriving."""
         if not paths:
             return False
-        cycles = (connection.cycle for connection in self.connections())
+        cycles = (connection.cycle for connection in self._connections)
         return any(path in paths for path in self.local.values()) or any(
             isinstance(cycle, Exchange)
             and cycle.entry is None
@@ -435,7 +456,7 @@ class Worker:
             self._show_gauges()
 
     def _show_gauges(self) -> None:
-        connections = sum(1 for _ in self.connections())
+        connections = len(self._connections)
         spans = self.journal.spans
         self._counters.show_own(
             OwnNumbers(connections, lines_dropped(), spans.dropped if spans else 0)
@@ -447,7 +468,7 @@ class Worker:
             for entry, runner in published.values():
                 stats: Any = entry.stats
                 channels = runner.channels if isinstance(runner, JoinedRunner) else ()
-                stats.show_gauges(sum(c.awaiting for c in channels))
+                stats.show_gauges(sum(c.flight.awaiting for c in channels))
 
     def knows(self, name: str) -> bool:
         """Return whether the worker was ever told of this model."""

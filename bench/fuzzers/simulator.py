@@ -52,7 +52,7 @@ from engine.devices.request import Request
 from engine.errors import EngineError
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.model.ragged import RaggedPlan
-from engine.runner import replica_channel, replica_lines
+from engine.runner import channel_rings, replica_lines
 from engine.transport import bulk_copy
 from engine.transport.bulk_copy import COPIED_AT_ONCE, BulkCopy
 from engine.transport.channel import Channel, ChannelLayout
@@ -171,8 +171,8 @@ def threads_of(world: World) -> Iterator[None]:
 
     with patches() as patch:
         patch(replica_lines, "Thread", Thread)
-        patch(replica_channel, "COPIER", world.copier)
-        patch(replica_channel, "COPIED_AT_ONCE", world.copied_at_once)
+        patch(channel_rings, "COPIER", world.copier)
+        patch(channel_rings, "COPIED_AT_ONCE", world.copied_at_once)
         patch(bulk_copy, "BLOCK", BLOCK)
         yield
 
@@ -699,12 +699,15 @@ class World:
                 self._judge(client, one)
             for runner in client.runners:
                 for channel in runner.channels:
-                    self._expect(channel.rows == 0, f"{channel}: {channel.rows} rows")
-                    self._expect(not channel._kept, f"{channel} keeps inputs")
+                    rows, moving = channel.admission.rows, channel._failover
+                    self._expect(rows == 0, f"{channel}: {rows} rows")
+                    kept = moving is not None and moving.kept
+                    self._expect(not kept, f"{channel} keeps inputs")
                     if channel.usable:
-                        free = channel._channel.requests.write_available
+                        rings = channel._writer.channel
+                        free = rings.requests.write_available
                         self._expect(free == SLOTS, f"{channel}: {free} slots free")
-                        for _, ring in channel._inputs:
+                        for ring in rings.inputs:
                             self._expect(ring.write_available == SLOTS, f"{ring}")
             for device in client.devices.values():
                 self._expect(device.in_flight == 0, f"{device}")

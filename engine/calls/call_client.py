@@ -20,7 +20,7 @@ import numpy as np
 from engine.calls.call_context import CallContext, Running, RunningBatch
 from engine.calls.pending_call import PendingCall, PendingStream, Result
 from engine.errors import DeviceLost, EngineError, InvalidInput
-from engine.programs.python_model import Context
+from engine.programs.python_model import PresentRun
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
 from engine.transport import control
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class CallClient:
-    """Sends a model's calls and questions, and receives the answers. `running` returns
-    the run in progress.
+    """Sends a model's calls and questions, and receives the answers. `run` is the
+    model's present run, and `running` returns its batch.
     """
 
-    def __init__(self, sock: socket.socket, context: Context, running: Running) -> None:
+    def __init__(self, sock: socket.socket, run: PresentRun, running: Running) -> None:
         self._sock = sock
-        self._context, self._running = context, running
+        self._run, self._running = run, running
         self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class CallClient:
     @property
     def options(self) -> RunOptions:
         """Return the options of the present run."""
-        return self._context.options
+        return self._run.options
 
     # -- calls
 

@@ -100,6 +100,7 @@ class Device(LinkedDevice):
         spin_us: int = 0,
         ipu_version: int = -1,
         python: PythonOptions | None = None,
+        ping_timeout: float = PING_TIMEOUT,
     ) -> None:
         super().__init__("+".join(units), spin_us)
         #: How to start the process of a Python model. None: the device runs ONNX
@@ -131,7 +132,7 @@ class Device(LinkedDevice):
         #: Replicas whose requests were all cancelled.
         self._cancelled_runs: set[int] = set()
         # A process that takes longer to answer is killed.
-        self.ping_timeout = PING_TIMEOUT
+        self.ping_timeout = ping_timeout
         self._back_off = BackOff()
         self._recovering = threading.RLock()
         try:

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from engine.config import DeviceWaitConfig, DeviceWaitStrategy
 from engine.devices.cores import cpu_budget, usable_cores
-from engine.devices.device import Device
+from engine.devices.device import PING_TIMEOUT, Device
 from engine.devices.device_lock import (
     MODEL_KIND,
     PYTHON_KIND,
@@ -135,8 +135,8 @@ class DeviceManager:
     `overcommit` is set and the whole default pool is attached, the manager uses CPU
     devices beyond it. `plan` shares out the threads: either all cores except
     `reserve_cores` (a gateway keeps one), or `threads` threads (0: all remaining
-    cores). Thread-safe. Raises InvalidConfig for devices that are malformed or
-    unusable.
+    cores). Each device has the `ping_timeout`. Thread-safe. Raises InvalidConfig for
+    devices that are malformed or unusable.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class DeviceManager:
         overcommit: bool = False,
         reserve_cores: int = 0,
         threads: int = 0,
+        ping_timeout: float = PING_TIMEOUT,
     ) -> None:
         named = named_devices(devices)
         self._is_argument, self._is_named = bool(devices), named is not None
@@ -159,6 +160,7 @@ class DeviceManager:
         self._budget = cpu_budget()
         self._reserve_cores = reserve_cores
         self._threads = threads
+        self._ping_timeout = ping_timeout
 
     @property
     def graph_units(self) -> tuple[str, ...]:
@@ -298,7 +300,8 @@ class DeviceManager:
             share = spec.threads or self.plan.threads(1)
             return max(1, share * tiles_per_ipu // TILES) if tiles_per_ipu else share
 
-        return Device(units, [], threads, [_CPU], self.plan.spin_us, ipu_version)
+        spin_us, ping = self.plan.spin_us, self._ping_timeout
+        return Device(units, [], threads, [_CPU], spin_us, ipu_version, None, ping)
 
     def create_python_device(self, options: PythonOptions) -> Device:
         """Return a process for one Python model, started according to `options`.
@@ -330,6 +333,7 @@ class DeviceManager:
                 self.plan.spin_us,
                 UNKNOWN_VERSION,
                 options,
+                self._ping_timeout,
             )
         except BaseException:
             _free(claims)
@@ -366,7 +370,7 @@ class DeviceManager:
         self, claims: Sequence[Mapping[str, socket.socket]], spec: DeviceSpec
     ) -> Sequence[Device]:
         """Return the devices of claimed units, each with its process."""
-        size, spin_us = spec.num_ipus, self.plan.spin_us
+        size, spin_us, ping = spec.num_ipus, self.plan.spin_us, self._ping_timeout
 
         def threads() -> int:
             return spec.threads or self.plan.threads(size)
@@ -376,7 +380,10 @@ class DeviceManager:
             for mine in claims:
                 units, locks = list(mine), list(mine.values())
                 providers = _providers(units[0])
-                devices.append(Device(units, locks, threads, providers, spin_us))
+                device = Device(
+                    units, locks, threads, providers, spin_us, ping_timeout=ping
+                )
+                devices.append(device)
         except BaseException:
             for device in devices:
                 device.close()

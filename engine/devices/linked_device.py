@@ -152,7 +152,7 @@ class LinkedDevice(ABC):
         """Let an event loop drive the device from now on. Blocking callers then only
         wait for the loop.
         """
-        self._blocking.adopted = True
+        self._blocking.adopt()
         self.look(False)
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 from engine.errors import Cancelled, EngineError
 from engine.tensor import Tensor
-from engine.transport.channel import FILLS_UP, UNDELAYED, WANTS_ALL
 from engine.transport.output_arrays import OutputArrays
 
 logger = logging.getLogger(__name__)
@@ -30,12 +29,10 @@ class Request:
     together, else 0. `began_ns` is when the caller began if the request's times are
     recorded, else 0 (engine/runner/tracepoints.py). `predicted_ns` is when the request
     was predicted to be done, or 0 without a prediction (engine/runner/service_time.py).
-    `on_done` is called in the thread that resolves the request and must not block. Its
-    exceptions are logged.
+    `flags` are those of its descriptor (engine/transport/channel.py). `on_done` is
+    called in the thread that resolves the request and must not block. Its exceptions
+    are logged.
     """
-
-    #: The flags of its descriptor (engine/transport/channel.py).
-    flags = 0
 
     __slots__ = (
         "batch_length",
@@ -47,6 +44,7 @@ class Request:
         "device_id",
         "done",
         "error",
+        "flags",
         "into",
         "number",
         "on_done",
@@ -66,6 +64,7 @@ class Request:
         deadline_ns: int,
         on_done: OnDone | None,
         into: OutputArrays | None = None,
+        flags: int = 0,
     ) -> None:
         self.channel = channel
         self.device_id = channel.device_id
@@ -76,12 +75,20 @@ class Request:
         self.predicted_ns = 0
         self.on_done = on_done
         self.into = into
+        self.flags = flags
         self.done = False
         self.error: EngineError | None = None
         self.outputs: Mapping[str, Tensor] = {}
         self.submitted_ns = self.queue_ns = self.compute_ns = self.batch_rows = 0
         self.batch_length = 0
         self.slot = -1
+
+    def move(self, channel: RequestChannel, number: int) -> None:
+        """Move the request, which has not begun, to another channel as its request
+        `number`.
+        """
+        self.channel, self.number = channel, number
+        self.slot, self.predicted_ns = -1, 0
 
     def cancel(self) -> None:
         """Cancel the request: drop it if it has not begun, else discard its result."""
@@ -120,13 +127,6 @@ class Request:
         if self.done:
             state = "done" if self.error is None else f"failed: {self.error}"
         return f"<Request {self.number}, {self.rows} rows, {state}>"
-
-
-class FillUp(Request):
-    """Rows that complete a run (flushing.py). Their results are discarded."""
-
-    flags = FILLS_UP
-    __slots__ = ()
 
 
 class RequestChannel(ABC):
@@ -208,17 +208,3 @@ class RequestChannel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Take no more requests, and release the memory."""
-
-
-class WholeRequest(Request):
-    """A request that wants the optional outputs of its model as well."""
-
-    flags = WANTS_ALL
-    __slots__ = ()
-
-
-class UndelayedRequest(Request):
-    """A request that does not wait for others to run with it."""
-
-    flags = UNDELAYED
-    __slots__ = ()

@@ -70,6 +70,10 @@ class BlockingDriver:
         self._lost_fd = -1
         self._credit = 0
 
+    def adopt(self) -> None:
+        """Let an event loop drive from now on."""
+        self.adopted = True
+
     def tell(self) -> None:
         """Notify waiting threads that a request was resolved."""
         # A follower counts itself before it checks its request. So a follower that is

@@ -50,6 +50,24 @@ class NoModels:
         return False
 
 
+class PresentRun:
+    """The options of the run that a model is in; None between runs."""
+
+    __slots__ = ("options",)
+
+    def __init__(self) -> None:
+        self.options: RunOptions = None
+
+    def begin(self, options: RunOptions) -> None:
+        self.options = options
+
+    def end(self) -> None:
+        self.options = None
+
+    def __repr__(self) -> str:
+        return f"<PresentRun {self.options!r}>"
+
+
 class Context:
     """The context that a model receives when it is loaded. Only the thread that calls
     the model may use it.
@@ -63,13 +81,23 @@ class Context:
         "log",
         "metrics",
         "models",
-        "options",
         "rows_now",
+        "run",
         "threads",
     )
 
     def __init__(
-        self, folder: Path, config: Mapping[str, Any], device: str, threads: int
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        device: str,
+        threads: int,
+        *,
+        models: CalledModels | None = None,
+        metrics: OwnMetrics | None = None,
+        run: PresentRun | None = None,
+        askers_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple,
+        rows_now: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self.folder = folder
         """The folder that ``model.py`` is in."""
@@ -81,19 +109,18 @@ class Context:
         """How many threads its libraries should use."""
         self.log = logging.getLogger("model")
         """Messages logged here go to the server's log, with the model's name."""
-        self.models: CalledModels = NoModels()
+        self.models: CalledModels = models or NoModels()
         """The other models of the server, to call:
         ``context.models["classifier"](pixels=x)``.
         """
-        self.metrics = OwnMetrics()
+        self.metrics = metrics or OwnMetrics()
         """For the server's ``/metrics``:
         ``context.metrics.family("cats_total", "Cats", "counter").series()``, which has
         `increment`."""
-        #: Not for authors.
-        self.askers_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple
-        self.rows_now: Callable[[], tuple[int, ...]] = tuple
-        #: The options of the present run; not for authors.
-        self.options: RunOptions = None
+        # Not for authors.
+        self.askers_now = askers_now
+        self.rows_now = rows_now
+        self.run = run or PresentRun()
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -147,7 +174,8 @@ class Context:
         """Return whether no client waits for the present call any more. If so, the
         model should return early.
         """
-        return self.options is not None and bool(self.options.terminate)
+        options = self.run.options
+        return options is not None and bool(options.terminate)
 
     def __repr__(self) -> str:
         return f"<Context of {self.folder} on {self.device}>"

@@ -120,7 +120,7 @@ class PythonSession:
     ) -> None:
         self.is_onnx = False
         self._pid = os.getpid()
-        self._file, self._context = file, context
+        self._file, self._run_now = file, context.run
         target, interface = find_model(module, adapted)
         self.interface: PythonInterface = interface
         self.inputs: Mapping[str, Port] = {t.name: _port(t) for t in interface.inputs}
@@ -155,7 +155,7 @@ class PythonSession:
         for array in feed.values():
             # Rows may run again alone, so the model must not change them.
             array.flags.writeable = False
-        self._context.options = options
+        self._run_now.begin(options)
         try:
             if ROUTE in feed and self._routes is not None:
                 return [self._answer(self._routes, feed[ROUTE], options)]
@@ -171,7 +171,7 @@ class PythonSession:
             leave_if_forked(self._pid, error)
             raise self.error_of(error, options) from None
         finally:
-            self._context.options = None
+            self._run_now.end()
 
     def _answer(self, routes: RouteApp, requests: Array, options: RunOptions) -> Array:
         """Return the answers to requests to routes. A failed request has an answer too.

@@ -53,13 +53,28 @@ class Flusher:
         self._units = units
         self._outputs = {desc.name: desc for desc in outputs}
 
-    def __call__(self, channel: ReplicaChannel, name: str) -> CallbackFailed | None:
+    def __call__(
+        self, channel: ReplicaChannel, name: str, waiting: list[Request]
+    ) -> None:
         """Ask the callback for rows of the input `name`, because a run of this
-        channel's replica waits for them.
+        channel's replica waits for them. End the requests `waiting` if it fails.
 
-        For the thread that polls, without a lock. Returns an error if the waiting
-        requests must fail. KeyboardInterrupt passes through, and the device then asks
-        again. SystemExit passes through and also ends the waiting requests.
+        For the thread that polls, without a lock. KeyboardInterrupt passes through, and
+        the device then asks again. SystemExit passes through and also ends the waiting
+        requests.
+        """
+        try:
+            failure = self._ask(channel, name)
+        except SystemExit as error:  # the callback may not be called again
+            what = f"flush_callback (called for rows of {name!r}) raised SystemExit"
+            channel.flight.give_up(waiting, CallbackFailed(f"{what}: {error}"))
+            raise
+        if failure is not None:
+            channel.flight.give_up(waiting, failure)
+
+    def _ask(self, channel: ReplicaChannel, name: str) -> CallbackFailed | None:
+        """Call the callback and send its rows. Return an error if the waiting requests
+        must fail.
         """
         inputs: dict[str, Array] = {}
         outputs: dict[str, Array] = {}

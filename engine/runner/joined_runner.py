@@ -117,7 +117,7 @@ class JoinedRunner:
             inputs, rows, deadline_ns, on_done, 0, into, delayed, optional
         )
         if replica_id is not None:
-            channel.keep_here(request)
+            channel.flight.keep_here(request)
         return request
 
     def _pick(self, priority: int, replica_id: int | None = None) -> ReplicaChannel:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from time import monotonic_ns
 
 from engine.config import ModelRunnerConfig
@@ -29,7 +29,8 @@ from engine.model.validation import check_inputs, check_outputs
 from engine.programs.python_routes import ANSWER, OPTION_ROUTES, ROUTE
 from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode, PythonModel
-from engine.runner.replica_set import ReplicaPlan, ReplicaSet
+from engine.runner.replica_loader import ReplicaPlan
+from engine.runner.replica_set import ReplicaSet
 from engine.runner.result import ExecuteResult
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
@@ -92,10 +93,7 @@ class ModelRunner:
         self._save = SaveOutputs(
             self._model, self.config.replica_to_save_programs_outputs
         )
-        #: Called when the model is found at fault, in the thread that found it.
-        self.on_failure: Callable[[EngineError], None] | None = None
-        #: Whether the model is not served yet. Then one failed run keeps it from being
-        #: served.
+        self._on_failure: Callable[[EngineError], None] | None = None
         self.is_warming_up = False
         self._replicas = ReplicaSet(self._plan(), self.config)
         self._loaded = False
@@ -207,7 +205,7 @@ class ModelRunner:
 
     @property
     def in_flight(self) -> int:
-        return self._replicas.in_flight
+        return sum(c.in_flight for c in self._replicas.channels)
 
     @property
     def stats(self) -> RunnerStats:
@@ -263,7 +261,7 @@ class ModelRunner:
             inputs, rows, deadline_ns, on_done, began_ns, into, delayed, optional
         )
         if replica_id is not None:
-            channel.keep_here(request)
+            channel.flight.keep_here(request)
         return request
 
     def execute(
@@ -317,7 +315,8 @@ class ModelRunner:
         deadline_ns = 0 if deadline is None else int(deadline * 1e9)
         while True:
             channel = self._replicas.pick(replica_id)
-            channel.wait_for_room(self._most_in_flight, deadline)
+            most = min(self._most_in_flight, channel.limit)
+            channel.flight.wait_for_room(most, deadline)
             try:
                 result.request = channel.submit(
                     tensors, units, deadline_ns, None, began_ns, into
@@ -364,6 +363,23 @@ class ModelRunner:
         """
         return self._replicas.failure
 
+    def on_failure(self, callback: Callable[[EngineError], None]) -> None:
+        """Call `callback` when the model is found at fault, in the thread that finds
+        it. `failure` tells whether it was at fault before.
+        """
+        self._on_failure = callback
+
+    @contextmanager
+    def warming_up(self) -> Iterator[None]:
+        """Mark the model as not served yet, while the block runs. Then one failed run
+        keeps it from being served.
+        """
+        self.is_warming_up = True
+        try:
+            yield
+        finally:
+            self.is_warming_up = False
+
     def run_limit(self, device: Device, replica: int) -> float | None:
         """Return the time limit in seconds of a run of this replica (0: none); None if
         the replica is not this model's.
@@ -376,10 +392,10 @@ class ModelRunner:
 
     def fail(self, error: EngineError) -> None:
         """Take no more requests, because the model was found at fault. This is
-        permanent. Fail the requests in flight, and call `on_failure`.
+        permanent. Fail the requests in flight, and call the callback of `on_failure`.
         """
         self._replicas.fail(error)
-        tell = self.on_failure  # another thread may call `close`, which removes it
+        tell = self._on_failure  # another thread may call `close`, which removes it
         if tell is not None:
             tell(error)
 
@@ -433,7 +449,7 @@ class ModelRunner:
         self._replicas.close()
         # The callback usually refers to the owner of this runner. That cycle would keep
         # the model's mapped files until the next garbage collection.
-        self.on_failure = None
+        self._on_failure = None
         RESULT_MEMORY.give_back()
         if failures:
             raise failures[0]
@@ -441,7 +457,7 @@ class ModelRunner:
     def _save_all(self) -> list[EngineError]:
         self._replicas.stop()
         failures = []
-        for replica in range(len(self._replicas)):
+        for replica in range(len(self._replicas.devices)):
             try:
                 self.run_save_programs(replica)
             except EngineError as error:
@@ -463,7 +479,7 @@ class ModelRunner:
         if origin.left:
             state = f"of process {origin.pid}"
         return (
-            f"<ModelRunner {self.name!r} {state}, {len(self._replicas)} replicas, "
+            f"<ModelRunner {self.name!r} {state}, {len(self.devices)} replicas, "
             f"{self.in_flight} in flight>"
         )
 

@@ -13,7 +13,9 @@ from threading import Thread
 from engine.config import weighted_with
 from engine.devices.linked_device import LinkedDevice
 from engine.errors import EngineError
-from engine.runner.replica_channel import Flush, Heir, ReplicaChannel
+from engine.runner.admission import Admission
+from engine.runner.failover import Heir
+from engine.runner.replica_channel import Flush, ReplicaChannel
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.service_time import ServiceTime
 from engine.runner.tracepoints import Tracepoints
@@ -46,13 +48,15 @@ class ReplicaLines:
         self._service_time = ServiceTime(
             description.batches.depth, measured=description.measured
         )
+        #: The lines' rows. Empty while there is one line for all requests.
+        self._admissions: list[Admission] = []
         self._weighted: dict[tuple[int, int, int], ReplicaChannel] = {}
         count = description.priority_levels
         self._levels = tuple(self._open(level + 1) for level in range(count))
         if self._levels:
             self.default = self._levels[description.default_level - 1]
             self.all = self._levels
-            self._share()
+            self._admissions += [line.admission for line in self._levels]
         else:
             self.default = self._open(0)
             self.all = (self.default,)
@@ -63,6 +67,7 @@ class ReplicaLines:
             self.number,
             self._description,
             self._service_time,
+            self._admissions,
             priority,
             weight,
             lane,
@@ -70,10 +75,6 @@ class ReplicaLines:
             self._flusher,
             self._tracepoints,
         )
-
-    def _share(self) -> None:
-        for line in self.all:
-            line.lines = self.all
 
     def of(self, priority: int) -> ReplicaChannel:
         """Return the channel for requests with this priority (`ModelRunner.submit`)."""
@@ -105,7 +106,7 @@ class ReplicaLines:
             usable = self.default.usable
             if usable:
                 self.all = (*self.all, line)
-                self._share()
+                self._admissions[:] = [each.admission for each in self.all]
                 self._weighted[priority, weight, lane] = line
         if usable:
             logger.debug("%r is a line of weight %d", line, weight)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from engine.config import NEVER_NS, UNLIMITED, ModelRunnerConfig
+from engine.config import ModelRunnerConfig
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
 from engine.devices.device_state import DeviceState
@@ -20,58 +19,21 @@ from engine.devices.request import Request
 from engine.errors import (
     DeviceLost,
     EngineError,
-    ExecutionFailed,
-    InvalidConfig,
     InvalidInput,
-    InvalidModel,
     RunnerClosed,
+    counted,
 )
-from engine.model.batch_plan import BatchPlan
-from engine.model.frozen import frozen_tensors
 from engine.model.kept_state import keeps_state
-from engine.model.model_file import handed_over
 from engine.origin import here
-from engine.runner.flushing import Flusher
-from engine.runner.python_code import PythonCode
 from engine.runner.replica_channel import ReplicaChannel
 from engine.runner.replica_lines import ReplicaLines, least_busy
+from engine.runner.replica_loader import ReplicaLoader, ReplicaPlan, waiting_times
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import Tracepoints
-from engine.tensor import DataDesc, Tensor
-from engine.transport import control
-from engine.transport.channel import ChannelLayout
-from engine.transport.control import Message
-from engine.transport.tensor_pack import pack_tensors, unpack_tensors
-from popef_io import Model
+from engine.tensor import Tensor
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that save programs may take, together with the runs before them.
-SAVE_TIMEOUT = 300.0
-
-#: Seconds that a device may take to unload a model, and that a Python model's `close`
-#: may take.
-UNLOAD_TIMEOUT = 30.0
-CLOSE_TIMEOUT = 5.0
-
-#: Seconds that a device may take to end a load that takes too long. Then the device
-#: process is ended.
-LOAD_GRACE = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPlan:
-    """The plan of each replica: the model, its batches and the sizes of its channel."""
-
-    name: str
-    model: Model
-    inputs: tuple[DataDesc, ...]
-    outputs: tuple[DataDesc, ...]
-    batches: BatchPlan
-    layout: ChannelLayout
-    flusher: Flusher | None = None
-    python: PythonCode | None = None
 
 
 class ReplicaSet:
@@ -86,7 +48,7 @@ class ReplicaSet:
         self.origin = here()
         self._plan = plan
         self._config = config
-        waits = _waiting(config)
+        waits = waiting_times(config)
         self._description = RunnerDescription.of(
             plan.name,
             plan.inputs,
@@ -96,7 +58,7 @@ class ReplicaSet:
             config,
             max(waits["fill_batch_ns"], waits["fill_run_ns"]),
         )
-        self._own: list[Device] = []
+        self._loader = ReplicaLoader(plan, config)
         self._devices: list[Device] = []
         #: The replicas by number. None if a replica is not loaded at the moment.
         self._replicas: list[ReplicaLines | None] = []
@@ -105,7 +67,7 @@ class ReplicaSet:
         #: Whether a request that one replica has not begun may move to another.
         self._moves = False
         self._stopped = False
-        self._closed = False
+        self.closed = False
         #: The reason why the model takes no requests, if it was found at fault.
         self.failure: EngineError | None = None
 
@@ -125,10 +87,6 @@ class ReplicaSet:
         return tuple(line for lines in loaded for line in lines.all)
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def ready(self) -> bool:
         """Return whether every replica can take requests."""
         if self._stopped or self.origin.left:
@@ -142,25 +100,9 @@ class ReplicaSet:
             return False
         return any(r is not None and r.default.usable for r in self._replicas)
 
-    @property
-    def in_flight(self) -> int:
-        return sum(c.in_flight for c in self.channels)
-
-    def __len__(self) -> int:
-        return len(self._replicas)
-
     def stats(self) -> RunnerStats:
-        channels = self.channels
-        return RunnerStats(
-            name=self._plan.name,
-            replicas=len(self._replicas),
-            ready=sum(lines is not None for lines in self._replicas),
-            in_flight=sum(c.in_flight for c in channels),
-            awaiting=sum(c.awaiting for c in channels),
-            lines=len(channels),
-            late=sum(c.late for c in channels),
-            restarts=sum(device.restarts for device in self._devices),
-        )
+        """Return a snapshot of the state of all replicas."""
+        return RunnerStats.of(self._plan.name, self._replicas, self._devices)
 
     def tracepoints(self, replica: int) -> Tracepoints | None:
         """Return the times of a replica's requests; None if they are not recorded."""
@@ -179,7 +121,7 @@ class ReplicaSet:
         if self.origin.left:
             raise self.origin.error("ModelRunner")
         if self._stopped:
-            raise self._unloaded()
+            raise _unloaded(self._plan.name)
         if self.failure is not None:
             raise self.failure.again()
         replicas = self._replicas
@@ -204,9 +146,6 @@ class ReplicaSet:
                 text += f"; it is loaded again in {pause:.1f} s: {device.lost_by}"
             return DeviceLost(text)
         return device.want()
-
-    def _unloaded(self) -> RunnerClosed:
-        return RunnerClosed(f"model {self._plan.name!r} was unloaded")
 
     def _inherit(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
@@ -244,39 +183,11 @@ class ReplicaSet:
 
     def attach(self, manager: DeviceManager | None) -> None:
         """Give each replica its device."""
-        given, count = self._given(), self._config.replication_factor
-        missing = count - len(given)
-        if missing and self._plan.python is not None:
-            raise InvalidConfig(
-                "replica_to_device must name a device for each replica of a Python "
-                f"model; {missing} of {count} have none"
-            )
-        if missing:
-            own = (manager or DeviceManager()).get_devices(
-                missing,
-                self._plan.model,
-                self._config.device_wait_config,
-                list(given.values()),
-            )
-            self._own = list(own)
-        own_devices = iter(self._own)
-        for replica in range(count):
-            device = given.get(replica) or next(own_devices)
+        for device in self._loader.attach(manager):
             self._devices.append(device)
             if self._config.record_tracepoints:
                 size = self._config.request_tracepoints_buffer_size
                 self._tracepoints.append(Tracepoints(size, device.lock))
-
-    def _given(self) -> dict[int, Device]:
-        """Return the devices that the configuration gives to replicas."""
-        given = {}
-        for replica, device in self._config.replica_to_device.items():
-            if not isinstance(device, Device):
-                kind = type(device).__name__
-                msg = f"replica_to_device[{replica}] must be a Device, got {kind}"
-                raise InvalidConfig(msg)
-            given[replica] = device
-        return given
 
     def load(self) -> None:
         """Load the model on every replica. Raises DeviceLost if a device is lost
@@ -307,42 +218,30 @@ class ReplicaSet:
     def save(self, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica. Return their outputs by tensor name."""
         self.origin.check("ModelRunner")
-        if self._closed:
-            raise self._unloaded()
+        if self.closed:
+            raise _unloaded(self._plan.name)
         lines = self._replicas[replica]
         if lines is None or not lines.default.usable:
             raise self._lost(replica)
-        message = {"op": "save", "replica": lines.number}
-        device = self._devices[replica]
-        try:
-            answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
-        except TimeoutError as error:
-            raise DeviceLost(
-                f"device {device.id} has not answered for {SAVE_TIMEOUT:g} s"
-            ) from error
-        try:
-            return unpack_tensors(answer["tensors"], fds[0])
-        finally:
-            control.close_all(fds)
+        return self._loader.save(self._devices[replica], lines.number)
 
     def stop(self) -> None:
         """Take no more requests. Requests in flight fail with RunnerClosed."""
         self._stopped = True
         for channel in self.channels:
-            channel.fail_all(self._unloaded())
+            channel.fail_all(_unloaded(self._plan.name))
 
     def close(self) -> None:
         """Stop, and unload the model from all devices. In a forked child, only close
         our own devices.
         """
-        if self._closed:
+        if self.closed:
             return
         stuck: set[Device] = set()
         if not self.origin.left:
             stuck = self._unload()
-        self._closed = self._stopped = True
-        for device in self._own:
-            device.close()
+        self.closed = self._stopped = True
+        self._loader.close()
         for device in self._devices:
             if device.python is not None and not self.origin.left:
                 device.close(kill=device in stuck)  # only this model uses it
@@ -353,63 +252,22 @@ class ReplicaSet:
         """
         stuck: set[Device] = set()
         self.stop()
-        self._closed = True
+        self.closed = True
         for device, lines in zip(self._devices, self._replicas, strict=False):
             # If the process has ended, another replica may have the number by now.
             if lines is None or not lines.default.usable:
                 continue
-            device.cancel_run(lines.number)
-            for line in lines.all:
-                device.close_channel(line)
-            timeout = UNLOAD_TIMEOUT if device.python is None else CLOSE_TIMEOUT
-            message = {"op": "unload", "replica": lines.number}
-            try:
-                device.call(message, timeout=timeout)
-            except TimeoutError:
-                logger.warning(
-                    "%r on device %s was not unloaded within %g s%s",
-                    self._plan.name,
-                    device.id,
-                    timeout,
-                    "" if device.python is None else "; its process will be ended",
-                )
+            if not self._loader.unload(device, lines):
                 stuck.add(device)
-            except (EngineError, OSError):
-                continue  # the process has ended
         return stuck
 
     def _load_on(self, device: Device) -> None:
         """Load the replicas of one device, which share graphs and weights there."""
-        plan, config = self._plan, self._config
-        began = time.monotonic()
+        plan, began = self._plan, time.monotonic()
         mine = [i for i, one in enumerate(self._devices) if one is device]
         for replica in mine:
             self._replicas[replica] = None  # drop the lines to an ended process
-        message: Message = {
-            "op": "load",
-            "count": len(mine),
-            "name": plan.name,
-            "executable": plan.model.metadata.executable,
-            "threads": device.threads,
-            "providers": list(device.providers),
-            "plan": plan.batches.to_message(),
-            "delay_ns": int(config.max_queue_delay * 1e9),
-            "preferred": _preferred_sizes(config, plan.batches.max_units),
-            **_waiting(config),
-            "check_package_hash": config.check_package_hash,
-            "frozen": None,
-            "python": None if plan.python is None else plan.python.to_message(device),
-            "load_timeout": config.load_timeout,
-        }
-        frozen = frozen_tensors(plan.model, config.frozen_inputs)
-        with handed_over(plan.model) as (message["sources"], fds), ExitStack() as held:
-            if frozen:
-                message["frozen"], memory = pack_tensors("frozen", frozen)
-                fds = [*fds, held.enter_context(memory).fd]
-            if plan.python is not None:
-                fds = [*fds, *held.enter_context(plan.python.calling())]
-            held.enter_context(device.loading(plan.name))
-            numbers = self._call_to_load(device, message, fds)
+        numbers = self._loader.load(device, len(mine), self.fail)
         for replica, number in zip(mine, numbers, strict=True):
             self._replicas[replica] = ReplicaLines(
                 self._description,
@@ -426,28 +284,6 @@ class ReplicaSet:
                 device.id,
                 time.monotonic() - began,
             )
-
-    def _call_to_load(
-        self, device: Device, message: Message, fds: list[int]
-    ) -> list[int]:
-        """Send a load message to the device. Raises InvalidModel if loading exceeds its
-        time limit.
-        """
-        timeout = self._config.load_timeout or None
-        try:
-            if timeout is None:
-                return list(device.call(message, fds)["replicas"])
-            # The device ends programs in time, and then needs a moment to report it.
-            grace = timeout + LOAD_GRACE
-            return list(device.call(message, fds, grace)["replicas"])
-        except TimeoutError:
-            why = f"loading exceeded {timeout:g} s and cannot be cancelled"
-            error = InvalidModel(f"model {self._plan.name!r}: {why}")
-            # Fail the model before the device comes back, so that it is not loaded
-            # again.
-            self.fail(ExecutionFailed(str(error)))
-            device.end_process(f"{self._plan.name!r}: {why}")
-            raise error from None
 
     def run_limit(self, device: Device, replica: int) -> float | None:
         """Return `run_timeout` if this is a replica of the model; None if it is not."""
@@ -489,26 +325,10 @@ class ReplicaSet:
 
     def __repr__(self) -> str:
         return (
-            f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} of "
-            f"{len(self._replicas)} loaded, {self.in_flight} in flight>"
+            f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} channels to "
+            f"{counted(len(self._replicas), 'replica')}>"
         )
 
 
-def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
-    """Return the possible preferred batch sizes in ascending order."""
-    return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})
-
-
-def _waiting(config: ModelRunnerConfig) -> dict[str, int]:
-    """Return the waiting times for incomplete runs, for a `load` message."""
-    batch = run = config.timeout_ns or NEVER_NS
-    if config.is_batch_size_timeout_enabled:
-        batch, run = config.batch_size_timeout_ns, config.data_parallel_timeout_ns
-    look_ahead = config.max_look_ahead
-    return {
-        "fill_batch_ns": batch,
-        "fill_run_ns": run,
-        "asks": config.flush_callback is not None,
-        "drops_cancelled": config.flush_on_waiting_outputs,
-        "look_ahead": -1 if look_ahead == UNLIMITED else int(look_ahead),
-    }
+def _unloaded(name: str) -> RunnerClosed:
+    return RunnerClosed(f"model {name!r} was unloaded")

@@ -14,6 +14,7 @@ counter of its own in shared memory.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -238,3 +239,26 @@ class AnchorRing(RingCounters):
         with contextlib.suppress(BufferError):  # a result is being read
             self.payload.release()
         super().release()
+
+
+def lock_all(rings: Sequence[AnchorRing], request: int) -> list[int]:
+    """Lock the slot of each input of this request for reading. -1 if the request lacks
+    the input.
+    """
+    slots = []
+    for ring in rings:
+        slots.append(ring.lock_of(request))  # noqa: PERF401 - that is a call more
+    return slots
+
+
+def unlock_all(rings: Sequence[AnchorRing], slots: Sequence[int]) -> None:
+    """Undo the last `lock_all`."""
+    for ring, slot in zip(rings, slots, strict=True):
+        if slot >= 0:
+            ring.unlock_last()
+
+
+def release_all(rings: Sequence[AnchorRing]) -> None:
+    """Release all slots that are read-locked."""
+    for ring in rings:
+        ring.complete_held()

@@ -82,6 +82,16 @@ class RunningBatch:
         self.options = options
         self.entries = entries
 
+    def end_unwanted(self, now: int) -> None:
+        """End the run, because no client waits for its requests."""
+        self.options.terminate = True
+        self.unwanted_since = self.unwanted_since or now
+
+    def fail(self, why: str) -> None:
+        """End the run and fail its requests."""
+        self.failure = why
+        self.options.terminate = True
+
     def __repr__(self) -> str:
         return f"<RunningBatch of {len(self.entries)} requests>"
 

@@ -35,8 +35,7 @@ def terminate_if_cancelled(running: RunningBatch) -> bool:
     now = time.monotonic_ns()
     if not all(cancelled_outcome(entry, now) for entry in running.entries):
         return False
-    running.options.terminate = True
-    running.unwanted_since = running.unwanted_since or now
+    running.end_unwanted(now)
     return True
 
 
@@ -71,8 +70,7 @@ class Terminator:
         """
         running = self._running()
         if running is not None and running.since == since:
-            running.failure = why
-            running.options.terminate = True
+            running.fail(why)
 
     def start(self) -> None:
         """Begin to wait, in a thread that ends with the process."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from engine.transport.anchor_ring import lock_all
 from engine.transport.channel import REQUEST, UNDELAYED, Channel
 
 if TYPE_CHECKING:
@@ -68,27 +69,6 @@ class ClientChannel:
         self.link = link
         self.pending = 0
 
-    def input_slots(self, request: int) -> list[int]:
-        """Lock the slot of each input of this request for reading. -1 if the request
-        lacks the input.
-        """
-        slots = []
-        for ring in self.channel.inputs:
-            slots.append(ring.lock_of(request))  # noqa: PERF401 - that is a call more
-        return slots
-
-    def put_back(self, slots: list[int]) -> None:
-        """Undo the last `input_slots`."""
-        for ring, slot in zip(self.channel.inputs, slots, strict=True):
-            if slot >= 0:
-                ring.unlock_last()
-
-    def release(self, count: int) -> None:
-        """Release this many requests, and all inputs that are read-locked."""
-        self.channel.requests.read_complete(count)
-        for ring in self.channel.inputs:
-            ring.complete_held()
-
     def peek(self, with_inputs: bool = False) -> list[tuple[int, int, list[int]]]:
         """Return (submitted, rows, slots) of each waiting request.
 
@@ -97,19 +77,19 @@ class ClientChannel:
         request that was written but not announced does not count. It belongs to a later
         batch, so the next batch must not wait for it.
         """
-        requests = self.channel.requests
+        requests, inputs = self.channel.requests, self.channel.inputs
         waiting: list[tuple[int, int, list[int]]] = []
         while len(waiting) < self.pending and (slot := requests.try_read_lock()) >= 0:
             at = self.channel.request_at(slot)
             number, rows, flags, _, submitted = REQUEST.unpack_from(
                 self.channel.view, at
             )
-            slots = self.input_slots(number) if with_inputs else []
+            slots = lock_all(inputs, number) if with_inputs else []
             since = LONG_AGO if flags & UNDELAYED else submitted
             waiting.append((since, rows, slots))
         requests.read_reset()
         if with_inputs:
-            for ring in self.channel.inputs:
+            for ring in inputs:
                 ring.read_reset()
         return waiting
 

@@ -61,7 +61,8 @@ def obey(replicas: Iterable[Replica], failure: object, after: int) -> None:
             f"failure injection is off: start the device process with {VARIABLE}=1"
         )
     for replica in replicas:
-        replica.executor = FailingExecutor(replica.executor, Failure(failure), after)
+        executor = FailingExecutor(replica.executor, Failure(failure), after)
+        replica.replace_executor(executor)
 
 
 class FailingExecutor(Executor):

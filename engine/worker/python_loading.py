@@ -28,7 +28,7 @@ from engine.programs.executor import Executor
 from engine.programs.forked_child import leave_if_forked
 from engine.programs.own_metrics import OwnMetrics
 from engine.programs.python_interface import find_model
-from engine.programs.python_model import GRAPH, Context
+from engine.programs.python_model import GRAPH, Context, PresentRun
 from engine.programs.python_requirements import check_installed
 from engine.programs.python_session import PythonSession, import_model, load_error
 from engine.programs.session import PlainOptions
@@ -65,17 +65,24 @@ def python_executor(
     check_installed(map(str, given.get("requirements", ())))
     file = Path(given["file"])
     threads = int(message["threads"])
-    context = Context(file.parent, given["config"], str(given["device"]), threads)
+    run = PresentRun()
+    about: dict[str, Any] = {
+        "run": run,
+        "rows_now": lambda: _rows(running()),
+    }
     with ExitStack() as ends:
         if given.get("calls"):
             sock = socket.socket(fileno=os.dup(fds[-1]))
-            client = CallClient(sock, context, running)
+            client = CallClient(sock, run, running)
             ends.callback(client.close)
-            context.models = ServedModels(client, given.get("models"))
-            context.askers_now = client.askers
-            context.metrics = OwnMetrics(client.tell)
-            ends.callback(context.metrics.close)
-        context.rows_now = lambda: _rows(running())
+            metrics = OwnMetrics(client.tell)
+            ends.callback(metrics.close)
+            about["models"] = ServedModels(client, given.get("models"))
+            about["askers_now"] = client.askers
+            about["metrics"] = metrics
+        context = Context(
+            file.parent, given["config"], str(given["device"]), threads, **about
+        )
         source = executable.graphs[GRAPH].model
         face = _face(given)
         module = _module(file, source)

@@ -22,6 +22,7 @@ from engine.errors import EngineBug
 from engine.model.batch_plan import BatchPlan
 from engine.model.ragged import LENGTH_AXIS, RaggedPlan, padding_of
 from engine.tensor import Array
+from engine.transport.anchor_ring import lock_all
 from engine.transport.channel import REQUEST, UNDELAYED, WANTS_ALL
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.cancellation import cancelled_outcome
@@ -340,7 +341,7 @@ class RaggedReplica(Replica):
             request, rows, flags, _, submitted = REQUEST.unpack_from(
                 client.channel.view, at
             )
-            slots = client.input_slots(request)
+            slots = lock_all(client.channel.inputs, request)
             entry = RaggedEntry(client, at, request, rows, submitted, slots)
             entry.slot = slot
             entry.wants_all = bool(flags & WANTS_ALL)

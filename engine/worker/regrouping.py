@@ -20,6 +20,7 @@ import numpy as np
 
 from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
+from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.transport.outcome import Outcome
 from engine.worker.batch import AnchorTable, Batch, Entry
@@ -167,13 +168,13 @@ class RegroupingReplica(Replica):
                 request, rows, flags, _, submitted = REQUEST.unpack_from(
                     client.channel.view, at
                 )
-                slots = client.input_slots(request)
+                slots = lock_all(client.channel.inputs, request)
                 entry = OpenEntry(client, at, request, rows, submitted, slots)
                 entry.waits = not flags & UNDELAYED
                 outcome = cancelled_outcome(entry, now)
                 if outcome is None and not self._fits(client, slots, bool(self._open)):
                     client.channel.requests.unlock_last()
-                    client.put_back(slots)
+                    unlock_all(client.channel.inputs, slots)
                     return True
                 client.pending -= 1
                 self._held.setdefault(client, deque()).append(entry)

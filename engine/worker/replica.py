@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from engine.config import NEVER_NS
 from engine.errors import Cancelled, ExecutionFailed
 from engine.model.batch_plan import BatchPlan
+from engine.transport.anchor_ring import lock_all, release_all, unlock_all
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry, RunningBatch
@@ -237,7 +238,8 @@ class Replica:
             # After the batch, because results are taken in the order of requests.
             one.client.link.completions.put(one.client.number, one.outcome, one.request)
         for client, count in taken.items():
-            client.release(count)
+            client.channel.requests.read_complete(count)
+            release_all(client.channel.inputs)
         return list(taken)
 
     def _judge_delay(self, entries: Sequence[Entry], now: int) -> None:
@@ -276,7 +278,7 @@ class Replica:
                 )
                 late = 0 < deadline < (reachable if client.pending > 1 else now)
                 if late or flags & CANCELLED:
-                    client.input_slots(request)
+                    lock_all(client.channel.inputs, request)
                     outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
                     dropped.append(Dropped(client, request, outcome))
                     client.pending -= 1
@@ -284,10 +286,10 @@ class Replica:
                 if entries and (not policy.max_rows or rows > room):
                     client.channel.requests.unlock_last()
                     return entries
-                slots = client.input_slots(request)
+                slots = lock_all(client.channel.inputs, request)
                 if policy.same_shapes and not self._fits(client, slots, bool(entries)):
                     client.channel.requests.unlock_last()
-                    client.put_back(slots)
+                    unlock_all(client.channel.inputs, slots)
                     return entries
                 entries.append(Entry(client, at, request, rows, submitted, slots))
                 client.pending -= 1
@@ -470,6 +472,10 @@ class Replica:
 
     def close(self) -> None:
         self.executor.close()
+
+    def replace_executor(self, executor: Executor) -> None:
+        """Run on another executor from now on."""
+        self.executor = executor
 
     def __repr__(self) -> str:
         waiting = sum(client.pending for client in self.channels)

@@ -1,4 +1,7 @@
-"""The server's end: who is answered, who is refused, what is left behind."""
+"""The server's end: who is answered, who is refused, what is left behind.
+
+Covers: app/http/open_connections.py.
+"""
 
 from __future__ import annotations
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from engine.calls.call_client import CallClient
 from engine.config import weighted
 from engine.errors import DeadlineExceeded
-from engine.programs.python_model import Context
+from engine.programs.python_model import PresentRun
 from engine.transport.call_messages import CallSocket, ModelCall
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Link
@@ -41,8 +40,7 @@ class Run:
         self.batch = RunningBatch(None, entries)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.owner = CallSocket(mine)
-        context = Context(Path(), {}, "python:0", 1)
-        self.calls = CallClient(theirs, context, lambda: self.batch)
+        self.calls = CallClient(theirs, PresentRun(), lambda: self.batch)
         self._link = link
 
     def call(self, **options: float) -> ModelCall:

@@ -1,6 +1,8 @@
-"""What is large is copied by a thread where an event loop drives: whatever becomes of
-the request meanwhile, those beside it are served, and nobody writes into a slot that is
-another's (engine/runner/replica_channel.py)."""
+"""A thread copies large data if an event loop drives. Other requests go on meanwhile,
+and no request writes into another's slot, however the large request ends.
+
+Covers: engine/runner/channel_rings.py.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,7 @@ def leaving(device: Device, runner: ModelRunner) -> tuple[Request, Request]:
     """A request whose outputs are being copied, and one behind it that is finished."""
     large, small = submit(runner, 1, MANY, 5), submit(runner, 1, 1, 6)
     channel = channel_of(device)
-    until(lambda: [device.poll(), len(channel._finished) == 2][1])
+    until(lambda: [device.poll(), len(channel.reader.waiting) == 2][1])
     assert [large.done, small.done] == [False, False]
     assert channel.in_flight == 2
     assert [request.number for request in channel.waiting] == [
@@ -259,9 +261,9 @@ def test_closing_in_the_middle_of_copies_unmaps_the_rings(
     device: Device, runner: ModelRunner
 ) -> None:
     channel = channel_of(device)
-    view = channel._channel.memory.view
+    view = channel._writer.channel.memory.view
     requests = [submit(runner, 4 * MANY, 1) for _ in range(3)]
-    arriving = channel._arriving
+    arriving = channel._writer._arriving
     assert arriving is not None
     until(lambda: arriving.copy.is_over or arriving.copy._at > 0)
     runner.close()

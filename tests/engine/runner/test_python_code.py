@@ -39,7 +39,7 @@ from engine import (
     read_python_model,
 )
 from engine.devices import device as device_module
-from engine.runner import replica_set
+from engine.runner import replica_loader
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 
@@ -713,7 +713,7 @@ def test_a_long_message_is_cut_in_the_answer_and_in_the_log(
 def test_a_close_that_takes_long_ends_with_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_set, "CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr(replica_loader, "CLOSE_TIMEOUT", 0.2)
     text = """
         class Slow:
             inputs = {"x": "FP32[-1,4]"}

@@ -1,5 +1,7 @@
-"""Requests whose handling goes wrong half-way: each of them ends all the same, and so
-do those beside it."""
+"""Requests end although their handling fails half-way, and so do requests beside them.
+
+Covers: engine/runner/in_flight.py.
+"""
 
 from __future__ import annotations
 

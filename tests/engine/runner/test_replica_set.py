@@ -1,5 +1,8 @@
 """Replicas: on devices of their own or on one, more than there are devices, shared
-weights."""
+weights.
+
+Covers: engine/runner/replica_loader.py.
+"""
 
 from __future__ import annotations
 

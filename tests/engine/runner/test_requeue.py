@@ -1,6 +1,6 @@
 """What waits on a device that dies goes to another replica of the model.
 
-Covers: engine/model/kept_state.py.
+Covers: engine/model/kept_state.py, engine/runner/failover.py.
 """
 
 from __future__ import annotations

@@ -324,10 +324,13 @@ def test_a_lost_device_has_begun_what_its_runs_took_and_no_more(
         os.kill(pid, signal.SIGSTOP)
         try:
             requests = [runner.submit(tensors(row(n))) for n in (5, 50)]
-            assert (channel.awaiting, channel.started) == (2, [])
+            assert (channel.flight.awaiting, channel.flight.started) == (2, [])
             # The device says this of a request that it takes before an older one.
-            channel._channel.set_begun(requests[1].slot, 1)
-            assert (channel.awaiting, channel.started) == (1, [requests[1]])
+            channel._writer.channel.set_begun(requests[1].slot, 1)
+            assert (channel.flight.awaiting, channel.flight.started) == (
+                1,
+                [requests[1]],
+            )
         finally:
             os.kill(pid, signal.SIGCONT)
         finished(requests)

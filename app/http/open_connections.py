@@ -1,0 +1,44 @@
+"""`OpenConnections`: the connections of a server, and their requests without an answer.
+
+It exists before the server and the gateway, which both use it.
+"""
+
+from __future__ import annotations
+
+import resource
+
+from uvicorn.server import ServerState
+
+from app.http.connection.exchange import Exchange
+from app.http.connection.protocol import GatewayProtocol
+
+
+class OpenConnections:
+    """The open connections of one process. Belongs to the event loop's thread.
+
+    `state` is uvicorn's: the connections, and the tasks of the requests through ASGI.
+    `most` is the limit of connections (0: three quarters of the allowed descriptors).
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self.state = ServerState()
+        self._most = most
+
+    def unfinished(self) -> int:
+        """Return the number of requests without an answer."""
+        direct = sum(
+            isinstance(c, GatewayProtocol)
+            and isinstance(c.cycle, Exchange)
+            and not c.cycle.response_complete
+            for c in self.state.connections
+        )
+        return len(self.state.tasks) + direct
+
+    def count(self) -> tuple[int, int]:
+        """Return the number of connections of this process, and their limit."""
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return len(self.state.connections), self._most or descriptors * 3 // 4
+
+    def __repr__(self) -> str:
+        open_, most = self.count()
+        return f"<OpenConnections {open_} of {most}, {self.unfinished()} requests>"

@@ -1,0 +1,184 @@
+"""`Publication`: the models that the supervisor lets its workers run."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from app.observe.shared_counters import MOST_MODELS
+from app.repository.formats import SharedScheduler
+from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.generators import GeneratorScheduler
+from app.serving.sequences import SequenceScheduler
+from app.serving.steps import StepScheduler
+from app.serving.table import ModelEntry, ModelTable, RequestScheduler
+from app.workers.messages import SharedEnsemble, SharedEntry
+from engine import Device, ModelRunner, RunnerDescription
+
+logger = logging.getLogger(__name__)
+
+#: A runner of a model that workers run too.
+SharedRunner: TypeAlias = ModelRunner | EnsembleRunner
+
+
+class _Known(NamedTuple):
+    key: int
+    runner: SharedRunner
+    description: RunnerDescription | SharedEnsemble
+
+
+class Publication:
+    """The models of `table` that `workers` workers may run, under the keys and the
+    blocks of counters that the supervisor and its workers agree on.
+
+    For the event loop's thread.
+    """
+
+    def __init__(self, table: ModelTable, workers: int) -> None:
+        self._table = table
+        self._workers = workers
+        #: Blocks of counters, by name and version.
+        self.blocks: dict[tuple[str, str], int] = {}
+        #: The number of each device among the gauges of workers, by its id.
+        self.device_numbers: dict[str, int] = {}
+        self._keys = itertools.count(1)
+        #: The key of each shared runner, with its description at that time.
+        self._known: dict[str, list[_Known]] = {}
+        #: The names of ensembles, and why workers do not run some models.
+        self._ensembles: set[str] = set()
+        self._relayed: dict[tuple[str, str], str] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of the served models."""
+        return self._table.names()
+
+    def default_of(self, name: str) -> str:
+        """Return the version for requests that name none."""
+        entry = self._table.default(name)
+        return "" if entry is None else entry.spec.version
+
+    def changed_with(self, name: str) -> Iterator[str]:
+        """Note that a model has changed. Return its name and those of the ensembles
+        that change with it.
+        """
+        self._ensembles.discard(name)
+        for entry in self._table.entries(name):
+            if isinstance(entry.runner, EnsembleRunner):
+                self._ensembles.add(name)
+            self._say_where(entry)
+        yield name
+        for user in list(self._ensembles):
+            entries = self._table.entries(user)
+            steps = (s for e in entries for s in getattr(e.runner, "steps", ()))
+            if user != name and any(step.model == name for step in steps):
+                yield from self.changed_with(user)
+
+    def _say_where(self, entry: ModelEntry) -> None:
+        """Log that workers do not run a version, once."""
+        key, why = (entry.spec.name, entry.spec.version), _why_relayed(entry.scheduler)
+        if why != self._relayed.get(key, ""):
+            self._relayed[key] = why
+            if why:
+                logger.info("model %s/%s runs in the supervisor: %s", *key, why)
+
+    def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]:
+        """Return the versions of a model that workers may run now."""
+        shared = []
+        for entry in self._table.entries(name):
+            runner, block = entry.runner, self._block(name, entry.spec.version)
+            described = self._described(entry)
+            if block is None or described is None:
+                continue
+            assert isinstance(runner, ModelRunner | EnsembleRunner)
+            key = self._key(name, runner, described)
+            shared.append((SharedEntry.of(key, block, entry, described), runner))
+        return shared
+
+    def _described(
+        self, entry: ModelEntry
+    ) -> RunnerDescription | SharedEnsemble | None:
+        """Return the data a worker needs to run a version; None if it cannot."""
+        runner, scheduler = entry.runner, entry.scheduler
+        is_watched = entry.tracer is not None or entry.regions is not None
+        if is_watched or not entry.ready or _why_relayed(scheduler):
+            return None
+        if isinstance(runner, EnsembleRunner):
+            members = runner.entries()
+            if any(one is None or self._described(one) is None for one in members):
+                return None
+            return SharedEnsemble(runner.graph, runner.members) if runner.fits else None
+        if not isinstance(runner, ModelRunner) or runner.failure is not None:
+            return None
+        description = runner.description.shared(self._workers)
+        keys = {device.id: self.device_key(device) for device in runner.devices}
+        replicas = tuple((keys[d], n) for d, n in description.replicas)
+        return replace(description, replicas=replicas) if replicas else None
+
+    def _key(
+        self,
+        name: str,
+        runner: SharedRunner,
+        description: RunnerDescription | SharedEnsemble,
+    ) -> int:
+        known = self._known.setdefault(name, [])
+        for one in known:
+            if one.runner is runner and one.description == description:
+                return one.key
+        known.append(_Known(next(self._keys), runner, description))
+        return known[-1].key
+
+    def _block(self, name: str, version: str) -> int | None:
+        found = self.blocks.get((name, version))
+        if found is None and len(self.blocks) < MOST_MODELS:
+            found = self.blocks[name, version] = len(self.blocks)
+        return found
+
+    def runner_of(self, name: str, key: int) -> SharedRunner | None:
+        """Return the runner behind a key; None if the key is of another model."""
+        found = self._known.get(name, ())
+        return next((one.runner for one in found if one.key == key), None)
+
+    def keys_of(self, runners: Sequence[object]) -> set[int]:
+        """Return the keys of these runners."""
+        wanted = set(map(id, runners))
+        every = (one for known in self._known.values() for one in known)
+        return {one.key for one in every if id(one.runner) in wanted}
+
+    def forget(self, held: Collection[int]) -> None:
+        """Drop runners that are no longer served and whose keys are not in `held`."""
+        for name, known in list(self._known.items()):
+            serving = [entry.runner for entry in self._table.entries(name)]
+            left = [k for k in known if k.key in held or k.runner in serving]
+            if left:
+                self._known[name] = left
+            else:
+                del self._known[name]
+
+    def device_key(self, device: Device) -> str:
+        """Return the key of the present process of a device."""
+        return f"{device.id}#{device.pid}"
+
+    def device_number(self, device_id: str) -> int:
+        """Return the number of a device, which may be new."""
+        return self.device_numbers.setdefault(device_id, len(self.device_numbers))
+
+    def __repr__(self) -> str:
+        return f"<Publication of {len(self._known)} models>"
+
+
+def _why_relayed(scheduler: RequestScheduler | None) -> str:
+    """Return why workers relay requests to a model with this scheduler; empty if they
+    run them.
+    """
+    if isinstance(scheduler, SequenceScheduler):
+        return "one process holds the state of its sequences"
+    if scheduler is None or isinstance(
+        scheduler, GeneratorScheduler | EnsembleScheduler | SharedScheduler
+    ):
+        return ""
+    if isinstance(scheduler, StepScheduler):
+        return "its requests go through [responses]"
+    return "its model format runs in one process only"

@@ -1,0 +1,61 @@
+"""`Questions`: questions to a worker that wait for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+
+from app.workers.messages import Message
+from engine import SharedMemory
+
+
+class Questions:
+    """The open questions to one process of a worker. `tell` sends it a message."""
+
+    def __init__(self, tell: Callable[[Message], object]) -> None:
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._is_over = False
+
+    async def ask(self, op: str, seconds: float, **more: Any) -> Any:
+        """Ask the worker and return its answer; None if it does not answer in time."""
+        if self._is_over:
+            return None
+        number = next(self._numbers)
+        asked = self._open[number] = asyncio.get_running_loop().create_future()
+        self._tell({"op": op, "ask": number, **more})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await asked
+        self._open.pop(number, None)
+        return None
+
+    def answered(self, message: Message, fds: Sequence[int]) -> None:
+        """Take an answer. With a descriptor the answer is a document in its memory."""
+        asked = self._open.pop(message["ask"], None)
+        if asked is not None and not asked.done():
+            told = message["told"]
+            asked.set_result(_document(told, fds) if fds else told)
+
+    def end(self) -> None:
+        """Answer all open questions with None, because the process has ended."""
+        self._is_over = True
+        for asked in self._open.values():
+            if not asked.done():
+                asked.set_result(None)
+        self._open.clear()
+
+    def __repr__(self) -> str:
+        return f"<Questions, {len(self._open)} open>"
+
+
+def _document(size: int, fds: Sequence[int]) -> Any:
+    with SharedMemory.attach(os.dup(fds[0]), size) as memory:
+        return msgpack.unpackb(bytes(memory.view[:size]), use_list=False)
