@@ -96,7 +96,7 @@ def test_device_wait(
 def test_what_is_not_possible_is_refused(simple: str) -> None:
     config = model_runtime.ModelRunnerConfig()
     config.batching_dim = 2
-    with pytest.raises(InvalidConfig, match="dimension 2"):
+    with pytest.raises(InvalidConfig, match="batching_dim 2"):
         model_runtime.ModelRunner(simple, config)
 
 
@@ -291,7 +291,7 @@ def test_replicas(simple: str) -> None:
         future = runner.executeAsync(inputs, replica_id=replica_id)
         np.testing.assert_array_equal(first, future["output"])
         assert first[0, 0] == 1.5 * replica_id
-    with pytest.raises(InvalidInput, match="replica_id 2"):
+    with pytest.raises(InvalidInput, match="replica_id must be from 0 to 1, got 2"):
         runner.execute(inputs, replica_id=2)
     assert runner.config() == config
 
