@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.servers.processes import alive, tree
 from bench.servers.server import Server, free_port
 
 SERVERS = Path(__file__).with_name("peer_servers.py")
+
+
+class PeerServer(Server):
+    """A server that leaves processes behind when it is stopped, as LitServe does."""
+
+    def stop(self) -> int:
+        mine = tree(self.pid)
+        code = super().stop()
+        for pid in mine:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +40,7 @@ class Peer:
     def start(self, folder: Path) -> Server:
         """Return the server of a model's folder, once it answers."""
         port = free_port()
-        server = Server(self.command(folder, port), port, name=self.name)
+        server = PeerServer(self.command(folder, port), port, name=self.name)
         try:
             server.wait_ready(300, self.health)
         except BaseException:
