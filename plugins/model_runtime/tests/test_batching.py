@@ -140,6 +140,6 @@ def test_a_flush_callback_that_returns_nonsense_fails_what_waits(
     answers = iter([returned])
     config.flush_callback = lambda tensor_id, inputs, outputs: next(answers, None)
     runner = model_runtime.ModelRunner(str(folder / "iterations.popef"), config)
-    with pytest.raises(RuntimeError, match=r"flush_callback, .*'input', raised .*Type"):
+    with pytest.raises(RuntimeError, match=r"flush_callback .*'input'. raised .*Type"):
         runner.execute({"input": numbers(3, 4)})
     assert runner.execute({"input": numbers(12, 4)})["output"].shape == (12, 4)
