@@ -160,7 +160,11 @@ def _requirements(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise ValueError('a list of packages, as in ["numpy>=2"]')
     for each in value:
-        check_requirement(each)
+        try:
+            check_requirement(each)
+        except ValueError:
+            msg = 'names of packages with versions, as in ["numpy", "numpy>=2,<3"]'
+            raise ValueError(msg) from None
     return tuple(value)
 
 

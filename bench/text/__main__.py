@@ -209,7 +209,7 @@ def _compared(options: argparse.Namespace, folder: Path) -> None:
     found: dict[str, list[list[float]]] = defaultdict(list)
     with ExitStack() as stack:
         cache = ("--cache-dir", str(folder / "cache"))
-        ours = gateway(folder / "models", *cache, devices="cpu:1")
+        ours = gateway(folder / "models", *cache, devices=f"cpu:{options.devices}")
         stack.enter_context(ours)
         ours.wait_ready(300)
         peers = [
@@ -249,6 +249,9 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=SPREAD)
     parser.add_argument("--connections", default="1,16,64")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--devices", type=int, default=1, help="devices of PopGate, of one thread each"
+    )
     parser.add_argument("--fastembed", help="Python with fastembed, fastapi, litserve")
     parser.add_argument("--infinity", help="infinity_emb of an environment")
     options = parser.parse_args()
@@ -256,8 +259,10 @@ def main() -> None:
     os.environ["POPGATE_POOL"] = f"bench-{os.getpid()}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_encoder(folder / "models" / TOGETHER)
-        write_encoder(folder / "models" / ALONE, "[ragged]\nenabled = false\n")
+        each = f"instances = {options.devices}\n"
+        write_encoder(folder / "models" / TOGETHER, each)
+        alone_config = each + "[ragged]\nenabled = false\n"
+        write_encoder(folder / "models" / ALONE, alone_config)
         _compared(options, folder)
         model = folder / "models" / TOGETHER / "1" / "model.onnx"
         compiled = folder / "encoder.popef"

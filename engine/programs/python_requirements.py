@@ -52,7 +52,7 @@ def _parsed(requirement: str) -> tuple[str, list[tuple[str, str]]]:
     found = [_VERSION.fullmatch(text.strip()) for text in texts]
     if match is None or not all(found):
         raise ValueError(
-            f"invalid requirement {requirement!r}: expected a name and versions, as in "
+            f"requirement {requirement!r} must be a name and versions, as in "
             "numpy or numpy>=2,<3"
         )
     return match["name"], [(each["sign"], each["number"]) for each in found if each]

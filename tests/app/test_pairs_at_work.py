@@ -632,5 +632,5 @@ def test_a_text_model_from_elsewhere_on_demand(tmp_path: Path) -> None:
             url = "--url", gateway.url
             shown = run_popgate("top", "--once", "--interval", "0.1", *url)
             assert "unit" in shown.stdout
-            took = gateway.wait_line("model unit: taking 6 files")
+            took = gateway.wait_line("model unit: downloading 6 files")
             assert "from hf://me/digits" in took

@@ -67,8 +67,8 @@ def test_results_are_awaited_while_other_tasks_run(tmp_path: Path) -> None:
     ("inputs", "words"),
     [
         ([[1.0, 2.0], [3.0]], "its lists are nested unevenly"),
-        ([["a"] * 4], "input 'input' is F32, got"),
-        ([[True, "x", 1, 2]], "input 'input' is F32, got"),
+        ([["a"] * 4], "input 'input' must be F32, got"),
+        ([[True, "x", 1, 2]], "input 'input' must be F32, got"),
         ({"no": [ROW]}, "no"),
         ([1.0, 2.0], "input"),
     ],

@@ -147,7 +147,7 @@ def test_a_file_that_a_parent_writes_is_the_parents(tmp_path: Path) -> None:
                 if end == "closes":
                     writer.close()
             except popef_io.PopefError as error:
-                assert f"process {os.getpid()}, which was forked" in str(error)
+                assert f"forked process {os.getpid()} must open" in str(error)
             else:
                 assert end in ("drops", "exits")
             sys.exit(0)

@@ -39,7 +39,7 @@ def test_calls_fill_a_dictionary_and_return_it(simple: str) -> None:
         assert set(given) == {f"{phase}_{suffix}" for phase in PHASES}
         assert all(isinstance(v, float) and v > 0 for v in given.values())
         assert set(call()) == set(given)
-        with pytest.raises(InvalidInput, match="replica_id 1"):
+        with pytest.raises(InvalidInput, match="replica_id must be from 0 to 0, got 1"):
             call({}, replica_id=1)
     counts = runner.getMonitoringStatisticsTotalCount({})
     assert set(counts.values()) == {6.0}

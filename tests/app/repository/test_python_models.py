@@ -224,7 +224,10 @@ def test_validate_shows_what_is_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ('requirements = ["a b"]', "requirement 'a b' is not understood"),
+        (
+            'requirements = ["a b"]',
+            'must be names of packages with versions, as in ["numpy"',
+        ),
         ("environment = {A = 1}", "a table of variable names and strings"),
         ("devices = [0]", "a Python model runs in processes of its own"),
         ('python = "/none"', "No such file or directory: '/none'"),
