@@ -36,7 +36,7 @@ def test_versions(
 
 @pytest.mark.parametrize("text", ["", "a b", "a>=", "a~=1", "a @ http://x", "a[x]"])
 def test_what_is_not_understood(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a name and versions"):
+    with pytest.raises(ValueError, match="must be a name and versions"):
         check_requirement(text)
-    with pytest.raises(InvalidModel, match="expected a name and versions"):
+    with pytest.raises(InvalidModel, match="must be a name and versions"):
         check_installed([text])
