@@ -83,7 +83,7 @@ class Listeners:
         """
         port = self.main.getsockname()[1]
         # The main socket was exclusive, so no other server has the port. Shared sockets
-        # would not notice one.
+        # could be opened beside those of another server.
         self._open.remove(self.main)
         self.main.close()
         self.of_workers = []
