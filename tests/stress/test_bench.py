@@ -223,7 +223,4 @@ def test_the_map_tells_how_many_calls_a_request_takes(tmp_path: Path) -> None:
     # Every file of the path is in the list of its steps.
     steps = text.partition("| Step | Call | File |")[2].partition("\n\n")[0]
     files = gateway.by_file.keys() | device.by_file.keys()
-    # The journal keeps a request that is slower than those before. A machine that
-    # becomes busier makes many of those.
-    files -= {"app/observe/journal.py"}
     assert [file for file in files if f"(../../{file})" not in steps] == []
