@@ -13,7 +13,7 @@ The device's lock guards both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 
@@ -176,12 +176,7 @@ class RequestWriter:
         """
         places: list[tuple[AnchorRing, Tensor, int]] = []
         pairs: list[tuple[Array, Array]] = []
-        for name, anchor in self._inputs:
-            tensor = tensors.get(name)
-            if tensor is None:
-                continue
-            if len(tensor.shape) > MAX_RANK:
-                raise _too_many_dimensions(name, tensor)
+        for _, anchor, tensor in self._given(tensors):
             # This does not reserve the place. The place stays free until the request is
             # published, because nothing else is placed meanwhile.
             offset = anchor.place(tensor.nbytes)
@@ -197,16 +192,25 @@ class RequestWriter:
         self._arriving = Arriving(copy, places)
         COPIER.add(copy)
 
+    def _given(
+        self, tensors: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, AnchorRing, Tensor]]:
+        """Yield the inputs that a request has, with their rings. Raises InvalidInput
+        for too many dimensions. `push` has the same loop inlined, because each request
+        passes it.
+        """
+        for name, anchor in self._inputs:
+            tensor = tensors.get(name)
+            if tensor is not None:
+                if len(tensor.shape) > MAX_RANK:
+                    raise _too_many_dimensions(name, tensor)
+                yield name, anchor, tensor
+
     def keep(self, request: Request, tensors: Mapping[str, Tensor]) -> None:
         """Put a request into the backlog. Raises InvalidInput if it can never fit into
         the rings.
         """
-        for name, anchor in self._inputs:
-            tensor = tensors.get(name)
-            if tensor is None:
-                continue
-            if len(tensor.shape) > MAX_RANK:
-                raise _too_many_dimensions(name, tensor)
+        for name, anchor, tensor in self._given(tensors):
             if tensor.nbytes > anchor.payload_size:
                 raise InvalidInput(
                     f"input {name!r} has {tensor.nbytes} bytes, which exceeds the "
