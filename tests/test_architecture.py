@@ -46,6 +46,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popir": frozenset({"popef_io", "engine", "popgate_sessions"}),
     "popxl": frozenset({"popef_io", "engine", "popart", "popdist", "popir"}),
     "popef": frozenset({"popef_io", "engine"}),
+    "popgate_admin": frozenset({"popef_io", "engine", "app"}),
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app"}),

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Files and tests that need the client, or what the commands and routes of plugins add.
 NEED_PLUGINS = (
     "tests/app/api/test_client_code.py",
-    "tests/app/cli/test_dump.py::test_openapi_is_the_file_of_the_repository",
     "tests/app/cli/test_main.py::test_every_command_explains_itself[infer]",
     "tests/app/cli/test_main.py::test_help_is_as_wide_as_the_terminal",
     "tests/app/cli/test_main.py::test_help_lists_the_commands",

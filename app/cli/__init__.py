@@ -10,15 +10,16 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from app.cli import cache, devices, dump, key, openapi, serve, validate
 from app.cli import compile as compile_command
+from app.cli import serve
 from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
-from app.cli.plugin_commands import Commands
+from app.cli.plugin_commands import Commands, plugin_command
 
 app = typer.Typer(
     name="popgate",
@@ -33,12 +34,6 @@ app = typer.Typer(
 )
 app.command("compile", cls=Command)(compile_command.compile_models)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
-app.command("validate", cls=Command)(validate.validate)
-app.command("dump", cls=Command)(dump.dump)
-app.command("devices", cls=Command)(devices.devices)
-app.command("cache", cls=Command)(cache.cache)
-app.command("key", cls=Command)(key.key)
-app.command("openapi", cls=Command)(openapi.openapi)
 
 
 def _show_version(wanted: bool) -> None:
@@ -64,20 +59,14 @@ def _options(
     """Handle the options before the command."""
 
 
-popef_dump_app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
-popef_dump_app.command()(dump.dump)
-
-
 def main() -> None:
     """Run the command."""
     _run(app, "popgate")
 
 
 def popef_dump() -> None:
-    """Run `popgate dump` under its old name `popef_dump`."""
-    _run(popef_dump_app, "popef_dump")
+    """Run `popgate dump`, which a plugin adds, under its old name `popef_dump`."""
+    _run(lambda **options: plugin_command("dump").load()(**options), "popef_dump")
 
 
 def _open_standard_streams() -> None:
@@ -91,7 +80,7 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _run(command: typer.Typer, name: str) -> None:
+def _run(command: Callable[..., Any], name: str) -> None:
     _open_standard_streams()
     # The caller may have blocked signals such as SIGTERM, which would then have no
     # effect.

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from app.cli.commands import Command
+from app.cli.errors import CommandError
 from app.plugins import COMMANDS, plugins
 
 
@@ -88,3 +89,11 @@ def plugin_commands() -> Iterator[PluginCommand]:
     """Yield the commands of all plugins, in the order of the plugins' names."""
     for commands in plugins(COMMANDS).values():
         yield from commands
+
+
+def plugin_command(name: str) -> PluginCommand:
+    """Return the command with this name. Raises `CommandError` if no plugin has it."""
+    for command in plugin_commands():
+        if command.name == name:
+            return command
+    raise CommandError(f"no installed plugin has the command {name}")

@@ -1,6 +1,6 @@
 """Whole servers: starting, losing their device, waiting for one, ending.
 
-Covers: app/cli/devices.py, app/http/metrics_port.py.
+Covers: app/http/metrics_port.py.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from plugins.admin.tests.test_cache import DAY, aged
 from popgate_remote.model_cache import LOCK
-from tests.app.cli.test_cache import DAY, aged
 from tests.app.served import run_popgate
 
 

@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from app.cli.errors import CommandError
-from app.cli.validate import validate
 from plugins.remote.tests.web import serving
+from popgate_admin.validate import validate
 from popgate_remote.remote_models import RemoteModels
 from popgate_remote.urls import RemoteUrl
 from tests.engine import models

@@ -11,8 +11,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from app.repository.compile_cache import CompileCache
-from app.repository.preview import preview_repository
 from plugins.triton.tests.folders import tensors, write_config, write_onnx
+from popgate_admin.preview import preview_repository
 from tests.app.served import NOTHING_TAKEN, Serve, ServedGateway
 
 OPTIONAL = "dims: [ {} ] optional: true"

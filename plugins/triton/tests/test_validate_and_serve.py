@@ -16,11 +16,6 @@ from onnx import helper, numpy_helper
 
 from app.api.examples import shown_shape
 from app.repository.compile_cache import CompileCache
-from app.repository.preview import (
-    ModelPreview,
-    RepositoryPreview,
-    preview_repository,
-)
 from plugins.triton.tests.folders import (
     Dims,
     ensemble,
@@ -30,6 +25,11 @@ from plugins.triton.tests.folders import (
     write_onnx,
 )
 from plugins.triton.tests.test_serving import write_ensemble, write_simple
+from popgate_admin.preview import (
+    ModelPreview,
+    RepositoryPreview,
+    preview_repository,
+)
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 

@@ -1,6 +1,6 @@
 """The command itself: help, version, what it does not know.
 
-Covers: app/about.py, app/cli/commands.py, app/cli/openapi.py, app/cli/pairs.py,
+Covers: app/about.py, app/cli/commands.py, app/cli/pairs.py,
     app/cli/plugin_commands.py.
 """
 

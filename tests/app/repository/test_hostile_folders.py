@@ -1,10 +1,9 @@
 """Folders that somebody has filled with anything: what is wrong is that model's own
-error, told by `validate` as well, and every other model is served."""
+error, and every other model is served."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -15,7 +14,7 @@ import pytest
 from app.config.config_formats import config_files
 from app.config.model_config import ModelConfig
 from app.config.model_options import REQUESTABLE
-from tests.app.served import ServedGateway, add, run_popgate
+from tests.app.served import ServedGateway, add
 from tests.engine import models
 
 DIGITS = "9" * 5000
@@ -165,16 +164,6 @@ def test_bad_folders_keep_polling_from_no_others(tmp_path: Path) -> None:
         # A folder called "later" was a model as well, without a version.
         failed = gateway.client.get("/v1/health/ready").json()["failed"]
         assert failed.keys() <= bad | {"later"}
-
-
-def test_validate_tells_what_is_wrong_with_each(
-    root: Path, bad: set[str], tmp_path: Path
-) -> None:
-    found = run_popgate("validate", root, "--json", "--cache-dir", tmp_path)
-    assert found.returncode == 1, found.stderr
-    document = json.loads(found.stdout)
-    wrong = {model["name"] for model in document["models"] if model["problems"]}
-    assert wrong == bad
 
 
 @pytest.fixture(scope="module")

@@ -60,9 +60,9 @@ def cache(
 
     popgate cache --empty --older-than 30d
     """
-    from app.repository.cache_contents import CacheContents
     from app.settings import default_cache_dir
     from app.sizes import size_text
+    from popgate_admin.cache_contents import CacheContents
 
     seconds = _seconds(older_than) if older_than else 0.0
     folder = cache_dir or default_cache_dir()

@@ -13,7 +13,8 @@ import pytest
 
 from app.api.examples import shown_shape
 from app.repository.compile_cache import CompileCache
-from app.repository.preview import ModelPreview, RepositoryPreview, preview_repository
+from popgate_admin.preview import ModelPreview, RepositoryPreview, preview_repository
+from tests.app.repository.test_repository import bend
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 
@@ -187,3 +188,10 @@ def test_a_file_of_several_models_is_served_once_one_is_chosen(root: Path) -> No
     found = preview(root)
     assert found.all_problems == []
     assert model(found, two.stem).is_served
+
+
+def test_damage_that_shows_where_the_content_is_used(root: Path) -> None:
+    models.affine(root / "m.popef")
+    said = bend(root / "m.popef")
+    (problem,) = preview(root).all_problems
+    assert said in problem

@@ -1,4 +1,8 @@
-"""`popgate dump`, `devices` and `openapi`: what they print."""
+"""`popgate dump`, `devices` and `openapi`: what they print.
+
+Covers: plugins/admin/src/popgate_admin/devices.py,
+    plugins/admin/src/popgate_admin/openapi.py.
+"""
 
 from __future__ import annotations
 

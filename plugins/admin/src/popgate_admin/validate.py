@@ -11,8 +11,8 @@ from app.cli.errors import EXIT_FAILED, EXIT_USAGE, CommandError
 
 if TYPE_CHECKING:
     from app.repository.model_sources import RemoteCaches
-    from app.repository.preview import ModelPreview, RepositoryPreview, VersionPreview
     from app.spec import ModelSpec, TensorSpec
+    from popgate_admin.preview import ModelPreview, RepositoryPreview, VersionPreview
 
 MAX_TENSORS_SHOWN = 8
 
@@ -66,8 +66,8 @@ def validate(
     """
     from app.repository.compile_cache import CompileCache
     from app.repository.model_sources import FetchOptions, RemoteCaches
-    from app.repository.preview import preview_repository
     from app.settings import default_cache_dir
+    from popgate_admin.preview import preview_repository
 
     root = Path(place)
     cache_dir = cache_dir or default_cache_dir()

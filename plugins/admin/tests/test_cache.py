@@ -1,6 +1,7 @@
 """`popgate cache`: lists and empties the cache while a server runs.
 
-Covers: app/cli/cache.py, app/repository/cache_contents.py.
+Covers: plugins/admin/src/popgate_admin/cache.py,
+    plugins/admin/src/popgate_admin/cache_contents.py.
 """
 
 from __future__ import annotations
