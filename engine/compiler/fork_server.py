@@ -5,13 +5,8 @@ of processor time, more than compiling most models takes. So one process imports
 once, and forks for each job. It runs no part of a model itself and has one thread, so a
 forked process is as good as a new one.
 
-`ForkServer` is the owner's side. It sends these messages over a socket that keeps
-messages apart:
-
-    b"fork", with three descriptors    answered with the number of the new process
-    b"wait NUMBER"                     answered with its exit code, once it has ended
-
-The process ends when the owner closes its end of the socket.
+`ForkServer` is the owner's side. The process ends when the owner closes its end of the
+socket.
 """
 
 from __future__ import annotations
@@ -27,11 +22,35 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from engine.owner import environment, leave_ending_to_owner, starting
+from engine.transport.messages import Message, Receiver, close_all, send
 
 # Not `-m`, because this module's own package imports it.
 _START = f"import sys; from {__name__} import main; main(sys.argv[1:])"
-_MESSAGE = 64
-_DESCRIPTORS = 3
+#: The most bytes of a message.
+_MOST = 64
+
+
+class Fork(Message, frozen=True):
+    """Asks for a new process. Beside it are the descriptors of the job."""
+
+    def descriptors(self) -> int:
+        return 3
+
+
+class Wait(Message, frozen=True):
+    """Asks for the exit code of a process, after it has ended."""
+
+    process: int
+
+
+class Answer(Message, frozen=True):
+    """The number of a new process, or the exit code of one that has ended."""
+
+    number: int
+
+
+_questions = Receiver[Fork | Wait](Fork, Wait, most=_MOST)
+_answers = Receiver[Answer](Answer, most=_MOST)
 
 
 class ForkServer:
@@ -70,23 +89,23 @@ class ForkServer:
         """Fork the server. Return the number of the new process. Raises OSError if the
         server is gone.
         """
-        descriptors = [stdin, stdout, owner]
-        return self._ask(lambda: socket.send_fds(self._socket, [b"fork"], descriptors))
+        return self._ask(Fork(), [stdin, stdout, owner])
 
     def wait(self, number: int) -> int:
         """Wait for a process and return its exit code, or the negative number of the
         signal that ended it. Call it once for each process. Raises OSError if the
         server is gone.
         """
-        return self._ask(lambda: self._socket.send(b"wait %d" % number))
+        return self._ask(Wait(number))
 
-    def _ask(self, send: Callable[[], object]) -> int:
+    def _ask(self, question: Fork | Wait, fds: Sequence[int] = ()) -> int:
         with self._lock:
-            send()
-            answer = self._socket.recv(_MESSAGE)
-        if not answer:
-            raise ConnectionResetError("the fork server has ended")
-        return int(answer)
+            send(self._socket, question, fds)
+            try:
+                answer, _ = _answers.receive(self._socket)
+            except EOFError:
+                raise ConnectionResetError("the fork server has ended") from None
+        return answer.number
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
@@ -116,11 +135,12 @@ def main(arguments: list[str]) -> None:
 
 def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> bool:
     """Handle one message. Return False if none follows."""
-    message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE, _DESCRIPTORS)
-    if not message:
+    try:
+        message, descriptors = _questions.receive(connection)
+    except EOFError:
         return False
-    if message != b"fork":
-        _, status = os.waitpid(int(message.removeprefix(b"wait ")), 0)
+    if isinstance(message, Wait):
+        _, status = os.waitpid(message.process, 0)
         answer = os.waitstatus_to_exitcode(status)
     else:
         answer = os.fork()
@@ -130,10 +150,9 @@ def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> b
             job(stdin, stdout, owner)
             sys.stderr.flush()
             os._exit(0)  # threads of a model may still run
-        for each in descriptors:
-            os.close(each)
+        close_all(descriptors)
     try:
-        connection.send(b"%d" % answer)
+        send(connection, Answer(answer))
     except OSError:
         return False
     return True
