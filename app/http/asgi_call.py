@@ -27,9 +27,8 @@ from engine import Tensor
 class AsgiCall(Call):
     """A call whose task waits for it."""
 
-    #: The address of its client, and the requested path.
+    #: The address of its client.
     peer: str = ""
-    url_path: str = ""
     scheme: str = "http"
     http_version: str = "1.1"
     _answer: Response | None = None
@@ -69,9 +68,6 @@ class AsgiCall(Call):
 
     def client(self) -> str:
         return self.peer
-
-    def asked(self) -> Asked:
-        return super().asked()._replace(path=self.url_path or self.path)
 
     def wire(self) -> tuple[str, str]:
         return self.scheme, self.http_version
@@ -188,16 +184,6 @@ class RouteCall(AsgiCall):
             on_done=self.done,
             priority=request.priority,
         )
-
-    def _succeed(
-        self,
-        entry: ModelEntry,
-        request: InferRequest,
-        submitted: Submitted,
-        encoding: int,
-    ) -> None:
-        self.path = self.url_path  # the journal shows it
-        super()._succeed(entry, request, submitted, encoding)
 
 
 class EventCall(AsgiCall):

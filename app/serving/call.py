@@ -61,7 +61,9 @@ class Call(ABC):
     `deadline` is a `time.monotonic()` time. If `is_exact` is true, the client set it,
     so it is kept to the millisecond. `arrived` is when the head of the request arrived
     (`time.monotonic_ns()`), if it was measured. `key` is the key that admitted it, if
-    the server uses keys. `response_complete` and `disconnected` are uvicorn's names.
+    the server uses keys. `url_path` is the path that the client requested, including
+    the base path; logs and pages show it. `response_complete` and `disconnected` are
+    uvicorn's names.
     """
 
     # The constructor sets everything. Looking up a default of the class takes ten times
@@ -91,6 +93,7 @@ class Call(ABC):
         "response_complete",
         "service",
         "submitted",
+        "url_path",
     )
 
     def __init__(
@@ -99,9 +102,11 @@ class Call(ABC):
         path: str,
         headers: Mapping[bytes, bytes],
         form: Form | None = None,
+        url_path: str = "",
     ) -> None:
         self.service = service
         self.path = path
+        self.url_path = url_path
         self.headers = headers
         if HEADER in headers:
             self.request_id = taken_id(headers[HEADER])
@@ -452,7 +457,7 @@ class Call(ABC):
             request.rows,
             submitted.batch_rows,
             submitted.device_id,
-            self.path,
+            self.url_path,
         )
         journal.last.append(stamps)
         if ended - began > journal.slow_ns:
@@ -564,7 +569,8 @@ class Call(ABC):
         wire = None
         if self.service.journal.spans is not None:
             wire = Wire.of(*self.wire(), self.headers)
-        return Asked(self.request_id, "POST", self.path, client, trace, key, span, wire)
+        path = self.url_path
+        return Asked(self.request_id, "POST", path, client, trace, key, span, wire)
 
     def asker(self) -> Asker:
         """Return the client for calls made on its behalf (requester.py)."""

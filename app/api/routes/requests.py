@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Path, Query
 from app.api.dependencies import MANAGEMENT, GatewayOf, Viewer, ViewerOf
 from app.api.schemas import HistoryColumns, LogLines, RequestList, RequestRecord
 from app.errors import HttpError
+from app.gateway import Gateway
 from app.http.access import model_of
 from app.observe.history import INTERVAL
 from app.observe.journal import LAST, Answered, Failed, Journal
@@ -62,7 +63,7 @@ async def list_requests(
         one
         for one in reversed(journal.failed)
         if not model or (one.model is not None and one.model.name == model)
-        if _is_seen(viewer, one)
+        if _is_seen(gateway, viewer, one)
     )
     return RequestList(
         answered=[_answered(r) for r in of_model(journal.answered())],
@@ -126,7 +127,7 @@ async def get_request(
         if answered.request_id == wanted and viewer.sees(answered.model.name):
             return _answered(answered, _mates(journal, answered))
     for failed in reversed(journal.failed):
-        if failed.asked.request_id == wanted and _is_seen(viewer, failed):
+        if failed.asked.request_id == wanted and _is_seen(gateway, viewer, failed):
             return _failed(failed, viewer)
     msg = (
         f"Not Found: request '{request_id:.128}' is not among the last {LAST} requests"
@@ -173,11 +174,12 @@ def _answered(one: Answered, mates: list[str] | None = None) -> RequestRecord:
     )
 
 
-def _is_seen(viewer: Viewer, one: Failed) -> bool:
+def _is_seen(gateway: Gateway, viewer: Viewer, one: Failed) -> bool:
     """Return whether lists may show a failed request. If it named no model, only the
     key that sent it sees it.
     """
-    name = one.model.name if one.model is not None else model_of(one.asked.path)
+    path = one.asked.path.removeprefix(gateway.settings.base_path.rstrip("/"))
+    name = one.model.name if one.model is not None else model_of(path)
     if name is None:
         return viewer.reads(one.asked.key)
     return viewer.sees(name)

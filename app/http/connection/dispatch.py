@@ -78,7 +78,14 @@ class Dispatch:
             or (front.for_pages is not None and b"origin" in headers)
         ):
             return None
-        exchange = Exchange(self.service, path, headers, connection, head.keep_alive)
+        exchange = Exchange(
+            self.service,
+            path,
+            connection.base + path,
+            headers,
+            connection,
+            head.keep_alive,
+        )
         if access.guards_inference:
             exchange.key = access.check_inference(path, headers, names)
         exchange.is_large = head.length > DECODED_AT_ONCE
@@ -99,6 +106,7 @@ class Dispatch:
         return KnownHead.of(
             data,
             begun.path,
+            begun.url_path,
             begun.headers,
             begun.key,
             self.access.rules,

@@ -13,7 +13,6 @@ from app.codec.messages import Buffer, Header, Refusal, Response
 from app.errors import error_body
 from app.http.connection.response_framing import STATUS_LINE
 from app.observe.answers import GONE
-from app.observe.journal import Asked
 from app.serving.call import Call
 from app.serving.service import Service
 
@@ -64,12 +63,13 @@ class Exchange(Call):
         self,
         service: Service,
         path: str,
+        url_path: str,
         headers: Mapping[bytes, bytes],
         connection: Connection,
         keep_alive: bool,
     ) -> None:
         # `super` would make one more object for every request.
-        Call.__init__(self, service, path, headers)
+        Call.__init__(self, service, path, headers, None, url_path)
         self.connection = connection
         self.keep_alive = keep_alive
 
@@ -78,10 +78,6 @@ class Exchange(Call):
 
     def wire(self) -> tuple[str, str]:
         return self.connection.scheme or "http", "1.1"
-
-    def asked(self) -> Asked:
-        asked, base = Call.asked(self), self.connection.base
-        return asked._replace(path=base + asked.path) if base else asked
 
     def count_body(self, size: int) -> None:
         self.connection.count_decoded(size)

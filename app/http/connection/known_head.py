@@ -44,7 +44,8 @@ _plain_at: Final = re.compile(rb"[!-~]+").match
 class KnownHead:
     """A head that requests inference at `path`; `key` admitted it under these `rules`.
 
-    `size` is the size of the last head that was read, in bytes.
+    `url_path` is the path with the base path. `size` is the size of the last head that
+    was read, in bytes.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class KnownHead:
         "path",
         "rules",
         "size",
+        "url_path",
     )
 
     def __init__(
@@ -64,6 +66,7 @@ class KnownHead:
         rest: bytes,
         most: int,
         path: str,
+        url_path: str,
         headers: Mapping[bytes, bytes],
         key: Key | None,
         rules: KeyTable,
@@ -75,6 +78,7 @@ class KnownHead:
         self._most = most
         self._headers = dict(headers)
         self.path = path
+        self.url_path = url_path
         self.key = key
         self.rules = rules
         self.size = 0
@@ -84,6 +88,7 @@ class KnownHead:
         cls,
         data: bytes,
         path: str,
+        url_path: str,
         headers: Mapping[bytes, bytes],
         key: Key | None,
         rules: KeyTable,
@@ -122,7 +127,7 @@ class KnownHead:
         names = [name for _, _, name in varying]
         if _LENGTH not in names or len(set(names)) < len(names):
             return None
-        return cls(varying, same + _END, most, path, headers, key, rules)
+        return cls(varying, same + _END, most, path, url_path, headers, key, rules)
 
     def read(self, data: bytes) -> dict[bytes, bytes] | None:
         """Return the headers of `data` if it is one whole request with this head.

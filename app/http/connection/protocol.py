@@ -161,7 +161,9 @@ class GatewayProtocol(asyncio.Protocol):
         ):
             return False
         self._unlike = 0
-        exchange = Exchange(self._service, known.path, headers, self, True)
+        exchange = Exchange(
+            self._service, known.path, known.url_path, headers, self, True
+        )
         exchange.key = known.key
         exchange.body.append(data[known.size :])
         self.cycle = exchange

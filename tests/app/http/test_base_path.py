@@ -59,13 +59,31 @@ def test_the_log_has_the_whole_path(below: ServedGateway) -> None:
     assert len(lines) == 3
 
 
-def test_answered_requests_have_their_path(below: ServedGateway) -> None:
-    told = {"x-request-id": "told-1"}
-    assert below.client.post(INFER, json=BODY, headers=told).status_code == 200
-    found = below.client.get("/v1/requests").json()["answered"]
-    assert {one["path"] for one in found} == {INFER}
-    one = below.client.get("/v1/requests/told-1").json()
-    assert one["path"] == INFER
+#: Paths of inference, and bodies of requests to them.
+FORMS = {
+    INFER: BODY,
+    "/v1/models/affine:predict": {"instances": [[1, 2, 3, 4]]},
+    "/v2/models/affine/generate": {"input": [1, 2, 3, 4]},
+}
+
+
+@pytest.mark.parametrize("base", ["", "/some/pg"])
+@pytest.mark.parametrize("path", FORMS)
+def test_answered_requests_have_their_path(
+    below: ServedGateway, base: str, path: str
+) -> None:
+    ask, times = below.client, range(3)  # the last ones by the known head
+    for number in times:
+        told = {"x-request-id": f"{path}-{base}-{number}"}
+        assert ask.post(base + path, json=FORMS[path], headers=told).status_code == 200
+        # This path must not change the paths of the others.
+        assert ask.get("/v1/health/live").status_code == 200
+    for number in times:
+        one = ask.get(f"/v1/requests/{path}-{base}-{number}").json()
+        assert one["path"] == base + path
+    failed = ask.post(base + path, json={}, headers={"x-request-id": "told"})
+    assert failed.status_code == 400
+    assert ask.get("/v1/requests/told").json()["path"] == base + path
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def served(
     keys.write_text(text + entry("narrow", '["sum"]'))
     keys.chmod(0o600)
     options = ["--keys", str(keys), "--allow-python", "--allow-shared-memory"]
+    options += ["--base-path", "/pg"]
     if request.param > 1:
         options += ["--workers", str(request.param)]
     with ServedGateway(root, *options) as found:
@@ -150,6 +151,12 @@ def test_requests_of_others_are_not_shown(served: ServedGateway) -> None:
     assert found[sent["sum", "shop"]] == ""
     assert "narrow only" in found[sent["sum", "narrow"]]
     assert not any("shop" in why or "nothing" in why for why in found.values())
+    for base in ("", "/pg"):  # models that the server does not have
+        asked = served.client.post(
+            base + "/v1/models/none/infer", headers={"x-api-key": "shop"}
+        )
+        assert asked.headers["x-request-id"] in shown("other")
+        assert asked.headers["x-request-id"] not in shown("narrow")
     for key in ("boss", "shop"):
         assert "shop only" in shown(key)[sent["mine", "shop"]]
     assert "narrow only" in shown("boss")[sent["sum", "narrow"]]

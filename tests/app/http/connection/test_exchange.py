@@ -99,7 +99,7 @@ def begun(*, broken: bool = False) -> tuple[Connection, Exchange, Submitted]:
     """A request that waits for its result."""
     runner = Doubler("never")
     connection = Connection(front(runner).service, broken=broken)
-    exchange = Exchange(connection.service, PATH, {}, connection, True)
+    exchange = Exchange(connection.service, PATH, PATH, {}, connection, True)
     exchange.body = [BODY]
     exchange.begin()
     (submitted,) = runner.submitted

@@ -22,7 +22,7 @@ HEADERS = {
 
 
 def known_of(data: bytes, fixed: tuple[bytes, ...] = ()) -> KnownHead | None:
-    return KnownHead.of(data, PATH, HEADERS, None, RULES, 100, fixed)
+    return KnownHead.of(data, PATH, "/base" + PATH, HEADERS, None, RULES, 100, fixed)
 
 
 def read(data: bytes, fixed: tuple[bytes, ...] = ()) -> dict[bytes, bytes] | None:
@@ -35,6 +35,7 @@ def test_a_request_like_the_one_before_is_read_without_the_parser() -> None:
     known = known_of(HEAD + b"12345")
     assert known is not None
     assert (known.path, known.key, known.rules) == (PATH, None, RULES)
+    assert known.url_path == "/base" + PATH
     assert known.read(HEAD + b"54321") == HEADERS
     assert known.size == len(HEAD)
     other = HEAD.replace(b"00-1-2", b"00-33-44").replace(b": 5", b": 12")
@@ -113,4 +114,4 @@ def test_large_bodies_are_not_worth_it() -> None:
     size = 1 << 20
     headers = {b"content-length": b"%d" % size}
     head = HEAD.replace(b": 5", b": %d" % size)
-    assert KnownHead.of(head + bytes(size), PATH, headers, None, RULES) is None
+    assert KnownHead.of(head + bytes(size), PATH, PATH, headers, None, RULES) is None
