@@ -22,7 +22,7 @@ from app.codec.compression import (
     ResponseCodings,
     compress,
 )
-from app.codec.media import is_json_only
+from app.codec.media import is_json_only, media_type_of
 from app.codec.messages import Body, Response
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import (
@@ -31,6 +31,7 @@ from app.errors import (
     InvalidRequest,
     RequestError,
     TransferMemoryFull,
+    UnsupportedMediaType,
     larger_than_allowed,
 )
 from app.http.access import Access
@@ -52,7 +53,7 @@ from app.http.origins import AnyMethod, for_origins, with_free_methods
 from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
 from app.http.streaming import send_events, wants_events
-from app.serving.forms import ErrorForm, Form, NamingForm
+from app.serving.forms import ErrorForm, Form, NamingForm, TypedForm
 from app.serving.keys import Key
 from app.serving.route_form import RouteForm
 from app.serving.route_table import FoundRoutes
@@ -114,7 +115,7 @@ class NamingOperation:
 
 
 class BodyRefused(Exception):
-    """The body is too long.
+    """The body is too long, or of a type that its form does not read.
 
     `size` bytes have arrived. `is_read` is true if that is the whole body.
     """
@@ -365,7 +366,11 @@ class InferFront:
     ) -> Body | None:
         """Return the chunks of the body; None if it was refused or never arrived."""
         try:
+            if isinstance(call.form, TypedForm):
+                call.form.check_type(media_type_of(call.headers.get(b"content-type")))
             return await self._read_body(call.headers, receive, call.share)
+        except UnsupportedMediaType as error:
+            await _refuse_body(scope, receive, send, BodyRefused(error), call.form)
         except BodyRefused as refused:
             await _refuse_body(scope, receive, send, refused, call.form)
         except TransferMemoryFull as full:

@@ -37,6 +37,17 @@ class ErrorForm(Protocol):
         """Return the answer in this form."""
 
 
+@runtime_checkable
+class TypedForm(Protocol):
+    """A form that reads only some content types."""
+
+    def check_type(self, media_type: bytes) -> None:
+        """Check the type of the body, in lower case and without parameters.
+
+        The server calls this before it reads the body. Raises `UnsupportedMediaType`.
+        """
+
+
 class NamingForm(Form, Protocol):
     """A form whose body names the model."""
 

@@ -87,6 +87,43 @@ def test_every_form_gives_predictions(gateway: ServedGateway) -> None:
     assert (found.status_code, found.json()) == expected
 
 
+JSON = '{"instances": [[1, 2, 3, 4]]}'
+CSV = "a,b,c,d\n1,2,3,4\n"
+POSTED = "a=1&b=2"
+OF_FORMS = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "is_read"),
+    [
+        ("application/json", JSON, True),
+        ("Application/JSON; format=pandas-split", JSON, True),
+        ("text/csv; charset=utf-8", CSV, True),
+        ("application/octet-stream", CSV, True),
+        ("application/octet-stream", JSON, True),
+        (OF_FORMS, JSON, True),  # curl sends this type for any body
+        (OF_FORMS, CSV, False),
+        (OF_FORMS, POSTED, False),
+        ("multipart/form-data; boundary=x", JSON, False),
+        ("text/html", CSV, False),
+        ("image/png", "\x89PNG", False),
+    ],
+)
+def test_content_types(
+    gateway: ServedGateway, content_type: str, body: str, is_read: bool
+) -> None:
+    headers = {"content-type": content_type}
+    path = "/v1/models/affine/invocations"
+    found = gateway.client.post(path, content=body, headers=headers)
+    if is_read:
+        assert (found.status_code, found.json()) == (200, {"predictions": [AFFINE]})
+    else:
+        refused = found.json()
+        assert (found.status_code, refused["code"]) == (415, "unsupported_media_type")
+        assert f"'{content_type.partition(';')[0]}'" in refused["error"]
+        assert "'Content-Type: application/json' or 'text/csv'" in refused["error"]
+
+
 def test_gaps_are_nan(gateway: ServedGateway) -> None:
     found = post_csv(gateway, "a,b,c,d\n,2,3,4\n")
     assert found.status_code == 200, found.text

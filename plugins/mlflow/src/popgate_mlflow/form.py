@@ -18,10 +18,11 @@ from app.api.kserve_v1 import by_input, encode_predict, only_input, request_of
 from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
+from app.codec.media import UNCERTAIN_TYPES
 from app.codec.messages import Body, Response, json_response
 from app.codec.number_lists import LARGE, listed, parse_large
 from app.codec.oip_json import check_json_size
-from app.errors import InvalidRequest, InvalidTensor
+from app.errors import InvalidRequest, InvalidTensor, UnsupportedMediaType
 from app.serving.table import ModelTable, infer_path
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
@@ -33,6 +34,12 @@ _HELP: Final = (
     f"{', '.join(FORMS)}, as in "
     '{"dataframe_records": [{"age": 33, "city": "Bonn"}]}'
 )
+_TYPES: Final = frozenset(
+    (b"application/json", b"text/json", b"text/csv", b"application/csv")
+)
+#: The type of a form that a browser posts. curl sends it for any body, so JSON may have
+#: it. CSV may not, because the line of a posted form would be read as names of columns.
+_POSTED_FORM: Final = b"application/x-www-form-urlencoded"
 #: CSV cells that mean a missing number, as in pandas.
 _GAPS: Final = frozenset(
     ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
@@ -56,6 +63,12 @@ class InvocationsForm:
     def __init__(self, model: str = "") -> None:
         self.model = model
         self.rows: int | None = None
+        self._is_posted_form = False
+
+    def check_type(self, media_type: bytes) -> None:
+        self._is_posted_form = media_type == _POSTED_FORM
+        if media_type not in _TYPES and media_type not in UNCERTAIN_TYPES:
+            raise _other_type(media_type)
 
     def target(self, body: Body, models: ModelTable) -> str:
         if self.model:
@@ -76,6 +89,8 @@ class InvocationsForm:
             document = _document(text, codec)
             parameters = document.get("params") or document.get("parameters")
             values, self.rows = _values(codec.spec, document)
+        elif self._is_posted_form:
+            raise _other_type(_POSTED_FORM)
         else:
             values, self.rows = _from_csv(codec.spec, text)
         return request_of(codec, values, self.rows, parameters, extra_columns="ignore")
@@ -88,6 +103,14 @@ class InvocationsForm:
                 codec, self.rows, outputs, request.nan, of_columns="predictions"
             )
         )
+
+
+def _other_type(media_type: bytes) -> UnsupportedMediaType:
+    shown = media_type[:200].decode("ascii", "backslashreplace")
+    return UnsupportedMediaType(
+        f"content type '{shown}' is not supported by /invocations: send a table as "
+        f"'Content-Type: application/json' or 'text/csv'; {_HELP}"
+    )
 
 
 def _document(text: bytes, codec: ModelCodec) -> dict[str, Any]:
