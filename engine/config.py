@@ -192,7 +192,7 @@ class ModelRunnerConfig:
     run_timeout: float = 0.0
     """Seconds after which a run fails (0: no limit). The model then accepts no more
     requests (`ModelRunner.fail`). The owner of the device must check this with
-    `Device.judge_run`.
+    `RunLimits.judge`.
     """
 
     def __post_init__(self) -> None:

@@ -146,7 +146,9 @@ class DeviceLost(Gone):
     a crash, or if that is unknown.
     """
 
-    culprit = ""
+    def __init__(self, message: str = "", culprit: str = "") -> None:
+        super().__init__(message)
+        self.culprit = culprit
 
 
 class DeviceFailed(DeviceLost):

@@ -240,12 +240,12 @@ class GatewayDevices:
                 d.state.value,
                 d.pid,
                 d.threads,
-                len(d.runners),
+                len(d.models.users),
                 d.in_flight + self._in_flight_elsewhere(d),
                 d.restarts,
                 d.lost_by,
                 d.back_off,
-                d.busy_ns,
+                d.report.busy_ns,
             )
             for d in (*self._devices, *self._python)
         ]
@@ -307,7 +307,7 @@ class DeviceWatch:
         asyncio.run_coroutine_threadsafe(self._notice(), self._loop).result()
         self.device.recover()
         if self.device.state is not DeviceState.READY:
-            raise self.device.loss()
+            raise self.device.process.loss()
 
     async def _notice(self) -> None:
         if self._lost_fd >= 0:
@@ -335,20 +335,20 @@ class DeviceWatch:
         device = self.device
         while True:
             await asyncio.sleep(RUN_INTERVAL)
-            if device.is_to_resume and (
+            if device.models.is_to_resume and (
                 self._resumption is None or self._resumption.done()
             ):
                 self._resumption = self._loop.create_task(self._resume())
-            if device.state is not DeviceState.READY or not device.is_running:
+            if device.state is not DeviceState.READY or not device.limits.is_running:
                 continue
             with contextlib.suppress(EngineError, OSError):
-                call = device.judge_run(await self._pool.run(device.ping))
+                call = device.limits.judge(await self._pool.run(device.ping))
                 if call is not None:
                     await self._pool.run(call)
 
     async def _resume(self) -> None:
         with contextlib.suppress(EngineError, OSError):
-            await self._pool.run(self.device.resume)
+            await self._pool.run(self.device.models.resume)
             self._on_back()
 
     def _watch_life(self) -> None:

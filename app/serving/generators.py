@@ -123,7 +123,7 @@ class GeneratorScheduler(StepScheduler):
         devices = self._replicas.devices
         order = sorted(
             range(len(devices)),
-            key=lambda n: (self._live.get(n, 0), devices[n].is_occupied),
+            key=lambda n: (self._live.get(n, 0), devices[n].report.is_occupied),
         )
         lost: DeviceLost | None = None
         for run.replica in order:

@@ -328,8 +328,7 @@ class SimulatedDevice(JoinedDevice):
         self._on_lost = []
         self._why = "its process died"
         self.connected = Connected(process, self._result_fd)
-        self._connection = self.connected  # type: ignore[assignment]
-        self.state = DeviceState.READY
+        self.connect(self.connected)  # type: ignore[arg-type]
         self.adopt()
 
     def call(
@@ -628,7 +627,7 @@ class World:
         for client in self.clients:
             client.lost += 1
             if process.id in client.devices:  # otherwise it has not connected yet
-                client.devices[process.id]._lose()
+                client.devices[process.id].lose()
         process.close()
         self.processes[process.id] = self._start(process.id)
         for client in self.clients:

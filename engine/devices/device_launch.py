@@ -48,7 +48,7 @@ class Launcher:
         self._python = python
         self._threads = threads
         self._name = name
-        self._address = address
+        self.address = address
         self._claims = claims
         self._spin_us = spin_us
         self._latest: LaunchedProcess | None = None
@@ -75,7 +75,7 @@ class Launcher:
         self.end(kill=True)
         self._latest = LaunchedProcess(
             self._name,
-            self._address,
+            self.address,
             self._claims,
             self._spin_us,
             self._python,
@@ -134,7 +134,7 @@ class LaunchedProcess:
         self._ticks = 0
         self.has_ended = False
         #: How the process ended; None until that is known.
-        self.judged: Death | None = None
+        self._judged: Death | None = None
         listener = HeldSocket()
         with no_fork():
             read_end, self._owner_pipe = os.pipe()
@@ -243,6 +243,17 @@ class LaunchedProcess:
             return signal.Signals(-code).name
         except ValueError:
             return f"exit code {code}"
+
+    def judged(self, judge: Callable[[str], Death]) -> Death:
+        """Return how the process died and which model is to blame.
+
+        The first call ends the process, and `judge` finds it out from how the process
+        ended. For one thread at a time.
+        """
+        if self._judged is None:
+            self.end(kill=True)
+            self._judged = judge(self.death)
+        return self._judged
 
     def end(self, *, kill: bool) -> None:
         """Wait until the process has ended by itself, or kill it. Return when it has

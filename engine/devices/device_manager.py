@@ -34,7 +34,7 @@ from pathlib import Path
 
 from engine.config import DeviceWaitConfig, DeviceWaitStrategy
 from engine.devices.cores import cpu_budget, usable_cores
-from engine.devices.device import PING_TIMEOUT, Device
+from engine.devices.device import Device
 from engine.devices.device_lock import (
     MODEL_KIND,
     PYTHON_KIND,
@@ -50,6 +50,7 @@ from engine.devices.device_spec import (
     DeviceSpec,
     checked_ipu_model,
 )
+from engine.devices.owned_process import PING_TIMEOUT
 from engine.devices.python_process import PythonOptions
 from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (

@@ -20,7 +20,6 @@ from engine.devices.connection import Connection
 from engine.devices.device_state import DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.errors import (
-    DeviceClosed,
     DeviceFailed,
     DeviceLost,
     EngineError,
@@ -59,8 +58,7 @@ class JoinedDevice(LinkedDevice):
             os.close(self._result_fd)
             raise
         try:
-            self._connection = Connection(self._dial(), self._result_fd)
-            self.state = DeviceState.READY
+            self.connect(Connection(self._dial(), self._result_fd))
         except BaseException:
             self.close()
             raise
@@ -71,7 +69,7 @@ class JoinedDevice(LinkedDevice):
         self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
     ) -> Message:
         self.origin.check("JoinedDevice")
-        self._refuse_if_closed()
+        self.refuse_if_closed()
         with self._dial(timeout) as sock:
             answer, answer_fds = control.ask(sock, message, fds)
         control.close_all(answer_fds)
@@ -115,7 +113,7 @@ class JoinedDevice(LinkedDevice):
     def _loss(self) -> DeviceLost:
         return DeviceLost(f"device {self.id} was lost: {self._why}")
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
         with contextlib.ExitStack() as ends, self.lock:
             connection = self._connection
             if self.state is not DeviceState.READY or connection is None:
@@ -141,7 +139,7 @@ class JoinedDevice(LinkedDevice):
         self.poll()  # take the results that came before
         now = time.monotonic_ns()
         for channel in self._channels.values():
-            since, limit = self.run_since(channel.replica), channel.run_timeout
+            since, limit = self.report.since(channel.replica), channel.run_timeout
             if since and limit and now - since > limit * 1e9:
                 for request in channel.started:
                     channel.abandon(request, ExecutionFailed(too_long(limit)))
@@ -161,10 +159,6 @@ class JoinedDevice(LinkedDevice):
         self._drop_link()
         self._door.close()
         os.close(self._result_fd)
-
-    def _refuse_if_closed(self) -> None:
-        if self.state is DeviceState.CLOSED:
-            raise DeviceClosed(f"device {self.id} is closed")
 
     def __enter__(self) -> JoinedDevice:
         return self

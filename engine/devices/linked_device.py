@@ -21,12 +21,13 @@ from engine.devices.connection import Connection
 from engine.devices.device_launch import STOP_TIMEOUT
 from engine.devices.device_state import READY, DeviceState
 from engine.devices.request import Request, RequestChannel
+from engine.devices.run_report import RunReport
 from engine.devices.waiting import BlockingDriver
-from engine.errors import DeadlineExceeded, DeviceLost, EngineError
+from engine.errors import DeadlineExceeded, DeviceClosed, DeviceLost, EngineError
 from engine.origin import here
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
-from engine.transport.link import ALONE, BACKPRESSURE, RUNNING, SINCE, Completion
+from engine.transport.link import ALONE, BACKPRESSURE, Completion
 
 
 class LinkedDevice(ABC):
@@ -51,8 +52,7 @@ class LinkedDevice(ABC):
         self._taken: deque[Completion] = deque()
         self._blocking = BlockingDriver(self)
         self._busy = False
-        self._busy_ns = 0  # as last reported,
-        self._busy_before = 0  # and of ended processes
+        self.report = RunReport(self.lock)
         #: Work to do for the channels of a lost process.
         self._left_behind: deque[Callable[[], None]] = deque()
         #: Due calls of users' callbacks. The driving side makes them without the lock.
@@ -81,11 +81,27 @@ class LinkedDevice(ABC):
         """Return the error for a request that needs the lost device."""
 
     @abstractmethod
-    def _lose(self) -> None:
+    def lose(self) -> None:
         """End the requests in flight, because the process has ended.
 
         Once for each process.
         """
+
+    # -- the process
+
+    def connect(self, connection: Connection) -> None:
+        """Take the connection to a new process, which this object closes. Raises
+        DeviceClosed if the device was closed meanwhile.
+        """
+        with self.lock:
+            self._connection = connection  # `close` drops it
+            self.report.follow(connection.link)
+            self.refuse_if_closed()
+            self.state = READY
+
+    def refuse_if_closed(self) -> None:
+        if self.state is DeviceState.CLOSED:
+            raise DeviceClosed(f"device {self.id} is closed")
 
     # -- driving
 
@@ -103,39 +119,6 @@ class LinkedDevice(ABC):
         with self.lock:
             found = (c.request_of(number) for c in self._channels.values())
             return next((request for request in found if request is not None), None)
-
-    def run_since(self, replica: int) -> int:
-        """Return when the present run began (`time.monotonic_ns`) if it is a run of
-        this replica, else 0. Reads memory only.
-        """
-        with self.lock:
-            connection = self._connection
-            if connection is None:
-                return 0
-            words = connection.link.words
-            since = words[SINCE]
-            return int(since) if words[RUNNING] == replica else 0
-
-    @property
-    def is_occupied(self) -> bool:
-        """Return whether the process runs a program now, for any client. Reads memory
-        only.
-        """
-        with self.lock:
-            connection = self._connection
-            return connection is not None and connection.link.words[SINCE] != 0
-
-    @property
-    def busy_ns(self) -> int:
-        """Return the nanoseconds for which the device's processes have run programs,
-        for all clients. Never decreases. Reads memory only.
-        """
-        with self.lock:
-            connection = self._connection
-            if connection is not None:
-                now = self._busy_before + connection.link.busy_ns
-                self._busy_ns = max(self._busy_ns, now)
-            return self._busy_ns
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when results wait. Then call `poll`."""
@@ -250,7 +233,7 @@ class LinkedDevice(ABC):
             return False
         if not connection.process_is_gone:
             return True
-        self._lose()
+        self.lose()
         return False
 
     def expire(self) -> int:
@@ -374,7 +357,7 @@ class LinkedDevice(ABC):
 
     def _drop_link(self) -> None:
         with self.lock:
-            self._busy_before = self.busy_ns
+            self.report.leave()
             connection, self._connection = self._connection, None
             self._taken.clear()  # they belong to an ended process
             self._copied.clear()

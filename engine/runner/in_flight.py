@@ -149,7 +149,7 @@ class InFlight:
         now = began = monotonic_ns()
         submitted = request.submitted_ns
         if self._writer.channel.requests.is_taken(request.slot):
-            began = self._device.run_since(self._replica) or now
+            began = self._device.report.since(self._replica) or now
         request.queue_ns = max(0, began - submitted)
         request.compute_ns = max(0, now - max(began, submitted))
 

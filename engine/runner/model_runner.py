@@ -16,6 +16,7 @@ from time import monotonic_ns
 from engine.config import ModelRunnerConfig
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
+from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import OnDone, Request
 from engine.errors import EngineError, InvalidInput, QueueFull
 from engine.model.anchors import OPTION_FUSED, describe, labels_of, main_anchors
@@ -101,7 +102,7 @@ class ModelRunner:
         try:
             self._replicas.attach(manager)
             for device in dict.fromkeys(self._replicas.devices):
-                device.register(self)
+                device.models.register(self)
             self._replicas.load()
             self._loaded = True
         except BaseException:
@@ -352,7 +353,7 @@ class ModelRunner:
 
     # -- loading and closing
 
-    def reload(self, device: Device) -> None:
+    def reload(self, device: LinkedDevice) -> None:
         """Load the replicas of a device again, after its process was replaced."""
         self._replicas.reload(device)
 
@@ -380,13 +381,13 @@ class ModelRunner:
         finally:
             self.is_warming_up = False
 
-    def run_limit(self, device: Device, replica: int) -> float | None:
+    def run_limit(self, device: LinkedDevice, replica: int) -> float | None:
         """Return the time limit in seconds of a run of this replica (0: none); None if
         the replica is not this model's.
         """
         return self._replicas.run_limit(device, replica)
 
-    def fail_started(self, device: Device, error: EngineError) -> None:
+    def fail_started(self, device: LinkedDevice, error: EngineError) -> None:
         """Fail the requests that a run on this device has taken."""
         self._replicas.fail_started(device, error)
 
@@ -445,7 +446,7 @@ class ModelRunner:
         if mine and self.config.run_save_programs and self._loaded:
             failures = self._save_all()
         for device in self._replicas.devices if mine else ():
-            device.unregister(self)
+            device.models.unregister(self)
         self._replicas.close()
         # The callback usually refers to the owner of this runner. That cycle would keep
         # the model's mapped files until the next garbage collection.

@@ -151,7 +151,7 @@ def read_python_model(
             message = {"op": "describe", **code.to_message(device)}
             answer = device.call(message, [stream.fileno()], timeout)
     except TimeoutError:
-        device.end_process(f"the import of {path.name} exceeded {timeout:g} s")
+        device.process.end(f"the import of {path.name} exceeded {timeout:g} s")
         text = f"the import of {path.name} exceeded {timeout:g} s"
         raise InvalidModel(text) from None
     except OSError as error:

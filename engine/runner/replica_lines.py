@@ -132,4 +132,4 @@ def least_busy(replicas: Iterable[ReplicaLines | None]) -> ReplicaLines | None:
 
 
 def _busy(lines: ReplicaLines) -> tuple[int, bool]:
-    return lines.in_flight, lines.default.device.is_occupied
+    return lines.in_flight, lines.default.device.report.is_occupied

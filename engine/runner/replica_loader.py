@@ -134,7 +134,7 @@ class ReplicaLoader:
                 fds = [*fds, held.enter_context(memory).fd]
             if plan.python is not None:
                 fds = [*fds, *held.enter_context(plan.python.calling())]
-            held.enter_context(device.loading(plan.name))
+            held.enter_context(device.models.loading(plan.name))
             return self._call(device, message, fds, fail)
 
     def _call(
@@ -157,7 +157,7 @@ class ReplicaLoader:
             # Fail the model before the device comes back, so that it is not loaded
             # again.
             fail(ExecutionFailed(str(error)))
-            device.end_process(f"{self._plan.name!r}: {why}")
+            device.process.end(f"{self._plan.name!r}: {why}")
             raise error from None
 
     def save(self, device: Device, replica: int) -> dict[str, Tensor]:
@@ -178,7 +178,7 @@ class ReplicaLoader:
         """Unload a replica. Return whether its device has answered in time, or has
         ended.
         """
-        device.cancel_run(lines.number)
+        device.limits.cancel(lines.number)
         for line in lines.all:
             device.close_channel(line)
         timeout = UNLOAD_TIMEOUT if device.python is None else CLOSE_TIMEOUT

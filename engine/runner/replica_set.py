@@ -15,6 +15,7 @@ from engine.config import ModelRunnerConfig
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
 from engine.devices.device_state import DeviceState
+from engine.devices.linked_device import LinkedDevice
 from engine.devices.request import Request
 from engine.errors import (
     DeviceLost,
@@ -142,7 +143,7 @@ class ReplicaSet:
         device = self._devices[replica]
         if device.state is DeviceState.READY:
             text = f"model {self._plan.name!r} is not loaded now"
-            if pause := device.rest_of(self._plan.name):
+            if pause := device.models.rest_of(self._plan.name):
                 text += f"; it is loaded again in {pause:.1f} s: {device.lost_by}"
             return DeviceLost(text)
         return device.want()
@@ -176,8 +177,8 @@ class ReplicaSet:
         device, lines = self._devices[replica], self._replicas[replica]
         if not device.check() or lines is None or not lines.default.usable:
             device.recover()
-            time.sleep(device.rest_of(self._plan.name))
-            device.resume()
+            time.sleep(device.models.rest_of(self._plan.name))
+            device.models.resume()
 
     # -- loading and closing
 
@@ -204,7 +205,7 @@ class ReplicaSet:
             if lines is None or not lines.default.usable:
                 raise self._lost(replica)
 
-    def reload(self, device: Device) -> None:
+    def reload(self, device: LinkedDevice) -> None:
         """Load the replicas of a device again, after its process was replaced.
 
         Does nothing during `load`, which undoes only the loading that it has begun
@@ -212,8 +213,9 @@ class ReplicaSet:
         """
         self.origin.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
-        if wanted and device in self._devices:
-            self._load_on(device)
+        mine = next((one for one in self._devices if one is device), None)
+        if wanted and mine is not None:
+            self._load_on(mine)
 
     def save(self, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica. Return their outputs by tensor name."""
@@ -285,7 +287,7 @@ class ReplicaSet:
                 time.monotonic() - began,
             )
 
-    def run_limit(self, device: Device, replica: int) -> float | None:
+    def run_limit(self, device: LinkedDevice, replica: int) -> float | None:
         """Return `run_timeout` if this is a replica of the model; None if it is not."""
         mine = any(
             channel.replica == replica and channel.device is device
@@ -293,7 +295,7 @@ class ReplicaSet:
         )
         return self._config.run_timeout if mine else None
 
-    def fail_started(self, device: Device, error: EngineError) -> None:
+    def fail_started(self, device: LinkedDevice, error: EngineError) -> None:
         """Fail the requests that a run on this device has taken."""
         for channel in self.channels:
             if channel.device is device:

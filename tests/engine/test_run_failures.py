@@ -11,16 +11,12 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from engine import (
     Device,
-    DeviceLost,
     ExecutionFailed,
     InvalidInput,
-    ModelRunner,
-    ModelRunnerConfig,
     OutOfMemory,
     run_failures,
 )
@@ -33,7 +29,6 @@ from engine.run_failures import (
     failure_of_error,
 )
 from engine.worker.failure_isolation import isolate_failure
-from tests.engine import models
 from tests.support import until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "failures.md"
@@ -149,26 +144,3 @@ def test_how_a_process_ended_is_told(own_device: Device) -> None:
         until(lambda: not own_device.check())
         assert own_device.lost_by == f"its process died of {number.name}"
         own_device.recover()
-
-
-def test_a_runner_that_crashes_its_device_again_and_again_is_given_up(
-    tmp_path: Path, own_device: Device
-) -> None:
-    """Of two on one device, where nothing but the callers brings it back."""
-    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
-    good = models.affine(tmp_path / "good.popef")
-    bad = models.quotient(tmp_path / "bad.popef")
-    row = {"input": np.ones((1, 4), np.float32)}
-    with (
-        ModelRunner(good, config, name="good") as other,
-        ModelRunner(bad, config, name="bad") as runner,
-    ):
-        for _ in range(MOST):
-            assert other.execute(row)["output"][0, 0] == 3.0
-            with pytest.raises(DeviceLost, match="SIGFPE, while model 'bad'") as lost:
-                runner.execute({"input": np.ones((1, 1), np.int64)})
-            assert lost.value.culprit == "bad"
-        with pytest.raises(ExecutionFailed, match=rf"{MOST} times in a row on device"):
-            runner.execute({"input": np.full((1, 1), 4)})
-        assert other.execute(row)["output"][0, 0] == 3.0
-        assert own_device.restarts == MOST

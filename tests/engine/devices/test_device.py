@@ -7,14 +7,12 @@ engine/worker/device_service.py.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from engine import (
 )
 from engine.transport import control
 from tests.engine import models
-from tests.support import FOR_EVER, WAIT, is_gone, until
+from tests.support import is_gone, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,63 +64,6 @@ def test_a_killed_device_fails_its_requests_and_comes_back(
         assert own_device.restarts == 1
         assert own_device.pid != pid
         assert is_gone(pid)
-
-
-class Meanwhile(logging.Handler):
-    """Does something at the moment when somebody logs."""
-
-    def __init__(self, do: Callable[[], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._do = do
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if "was lost" in record.getMessage():
-            self._do()
-
-
-def test_how_long_it_was_busy(tmp_path: Path, own_device: Device) -> None:
-    """The present run counts as it goes on, and so does what a process had counted
-    before it died."""
-    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
-    assert own_device.busy_ns == 0
-    with ModelRunner(models.slow(tmp_path / "m.popef"), config) as runner:
-        runner.submit(count_of(1)).wait(WAIT)
-        until(lambda: own_device.ping()["running_ns"] == 0)
-        once = own_device.busy_ns
-        assert once > 0
-        assert own_device.busy_ns == once
-        request = runner.submit(count_of(FOR_EVER))
-        until(lambda: own_device.busy_ns > once + 50_000_000)
-        assert not request.done
-        before = own_device.busy_ns
-        own_device.kill("for a test")
-        assert own_device.busy_ns >= before
-        own_device.recover()
-        assert own_device.busy_ns >= before
-        runner.submit(count_of(1)).wait(WAIT)
-        until(lambda: own_device.busy_ns > before)
-
-
-def test_a_process_that_is_replaced_at_once_is_waited_for(own_device: Device) -> None:
-    """Another thread may start a new process before the one that has noticed that the
-    old one is gone gets to ending it."""
-    old = own_device.pid
-    assert old is not None
-    meanwhile = Meanwhile(own_device.recover)
-    logger = logging.getLogger("engine.devices.device")
-    logger.addHandler(meanwhile)
-    try:
-        os.kill(old, signal.SIGKILL)
-        until(lambda: not own_device.check())
-    finally:
-        logger.removeHandler(meanwhile)
-    assert own_device.state is DeviceState.READY
-    new = own_device.pid
-    assert new is not None
-    assert new != old
-    own_device.ping()
-    # Not even a zombie: somebody has waited for it.
-    assert not Path(f"/proc/{old}").exists()
 
 
 def test_closing_a_device_that_comes_back_ends_its_new_process(
@@ -170,74 +111,6 @@ def test_without_auto_reset_it_stays_lost(tmp_path: Path, own_device: Device) ->
             runner.execute({"input": np.zeros((1, 4), np.float32)})
         own_device.recover()
         assert runner.execute({"input": np.zeros((1, 4), np.float32)})
-
-
-def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
-    tmp_path: Path, own_device: Device
-) -> None:
-    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
-    with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
-        pid = own_device.pid
-        assert pid is not None
-        assert own_device.ping()["pid"] == pid
-        os.kill(pid, signal.SIGSTOP)
-        request = runner.submit(
-            {"input": Tensor.from_numpy(np.zeros((1, 4), np.float32))}
-        )
-        with pytest.raises(DeviceLost, match="has not answered"):
-            own_device.ping(timeout=0.2)
-        assert not request.done
-        own_device.kill("it hangs")
-        assert request.done
-        assert isinstance(request.error, DeviceLost)
-        assert runner.execute({"input": np.zeros((1, 4), np.float32)}, timeout=60)
-
-
-@pytest.mark.parametrize("meanwhile", ["load", "run", "save"])
-def test_a_device_that_hangs_does_not_keep_who_waits_for_it(
-    tmp_path: Path, own_device: Device, meanwhile: str
-) -> None:
-    """However long loading and running may take: the process answers beside them."""
-    config = ModelRunnerConfig(replica_to_device={0: own_device}, auto_reset=True)
-    path = models.affine(tmp_path / "m.popef")
-    row = {"input": np.zeros((1, 4), np.float32)}
-    own_device.ping_timeout = 1.0
-    lost = r"device cpu:20 was lost: it has not answered a ping for 1 s"
-    with ModelRunner(path, config) as runner:
-        assert own_device.pid is not None
-        os.kill(own_device.pid, signal.SIGSTOP)
-        calls: dict[str, Callable[[], object]] = {
-            "load": lambda: ModelRunner(path, config),
-            "run": lambda: runner.execute(row),
-            "save": runner.run_save_programs,
-        }
-        with pytest.raises(DeviceLost, match=lost):
-            calls[meanwhile]()
-        assert own_device.lost_by == "it has not answered a ping for 1 s"
-        own_device.ping_timeout = 60.0
-        assert runner.execute(row, timeout=60)
-
-
-def test_a_process_that_hangs_while_it_starts_is_not_waited_for(
-    own_device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sleeper = tmp_path / "sleeper"
-    sleeper.write_text("#!/bin/sh\nexec sleep 3600\n")
-    sleeper.chmod(0o755)
-    assert own_device.pid is not None
-    os.kill(own_device.pid, signal.SIGKILL)
-    until(lambda: not own_device.check())
-    with monkeypatch.context() as patch:
-        patch.setattr("engine.devices.device.PING_TIMEOUT", 0.5)
-        patch.setattr("engine.devices.device.START_TIMEOUT", 3600.0)
-        patch.setattr(sys, "executable", str(sleeper))
-        own_device.ping_timeout = 0.5
-        with pytest.raises(DeviceLost, match=r"failed to start: process \d+ is idle"):
-            own_device.recover()
-    assert own_device.back_off > 0
-    own_device.ping_timeout = 60.0
-    own_device.recover()
-    assert own_device.back_off == 0
 
 
 def test_closing_a_device_that_hangs(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_run_whose_process_is_ended_because_it_is_too_long(
         count = {"count": Tensor.from_numpy(np.array(FOR_EVER, np.int64))}
         long, behind = other.submit(count), other.submit(count)
         until(lambda: own_device.ping()["running_ns"] > limit * 1e9)
-        assert joined.run_since(replica)
+        assert joined.report.since(replica)
         own_device.kill("the run takes too long")
         assert long.wait(60)
         assert behind.wait(60)
@@ -187,12 +187,3 @@ def test_a_door_that_leads_nowhere_is_told() -> None:
     theirs.close()
     with pytest.raises(DeviceLost, match="device d was lost"):
         JoinedDevice("d", mine)
-
-
-def test_a_run_of_others_is_looked_at_too(own_device: Device) -> None:
-    assert not own_device.is_running
-    own_device.invite().close()
-    assert own_device.is_running
-    own_device.kill("the test wants a new process")
-    own_device.recover()
-    assert not own_device.is_running

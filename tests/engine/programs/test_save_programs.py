@@ -122,5 +122,5 @@ def test_what_cannot_be_saved_is_raised_after_all_is_closed(
     own_device.kill("a test does this")
     with pytest.raises(DeviceLost):
         runner.close()
-    assert own_device.runners == ()
+    assert own_device.models.users == ()
     runner.close()

@@ -38,7 +38,7 @@ from engine import (
     Tensor,
     read_python_model,
 )
-from engine.devices import device as device_module
+from engine.devices import run_limits
 from engine.runner import replica_loader
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
@@ -386,7 +386,7 @@ def test_a_run_that_does_not_end_costs_its_process(
                     time.sleep(0.01)
                 return {"y": x}
     """
-    monkeypatch.setattr(device_module, "RUN_GRACE", 0.1)
+    monkeypatch.setattr(run_limits, "RUN_GRACE", 0.1)
     limit = 0.1 if waits == "limited" else 1000.0
     with served(tmp_path, text, run_timeout=limit) as runner:
         (device,) = runner.devices
@@ -398,7 +398,7 @@ def test_a_run_that_does_not_end_costs_its_process(
 
         def judged() -> bool:
             with contextlib.suppress(DeviceLost):
-                device.judge_run(device.ping())
+                device.limits.judge(device.ping())
             return is_gone(pid or 0)
 
         until(judged)

@@ -108,7 +108,7 @@ def test_requests_of_a_client_that_died_end(
 ) -> None:
     # What another client process of this device would do, by hand.
     link, news = Link.create(), os.eventfd(0)
-    address = shared_device.address
+    address = shared_device.process.address
     (replica,) = [c.replica for c in runner._replicas.channels]
     layout = ChannelLayout(4, (PAGE,), (PAGE << 8,))
     channel = Channel.create("other", layout)

@@ -224,7 +224,7 @@ class LoadedSession:
             return SessionClosed(f"{self!r} was ended by its device")
         if device.state is DeviceState.CLOSED:
             return DeviceClosed(f"device {device.id} was closed")
-        return device.loss()
+        return device.process.loss()
 
     def __repr__(self) -> str:
         where = "unbound" if self.device is None else f"on {self.device.id}"

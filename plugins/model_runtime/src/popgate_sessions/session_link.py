@@ -62,8 +62,8 @@ class SessionLink:
         #: Prefetch requests for the next run, if it is of these programs.
         self._next: tuple[list[int] | None, list[Prefetch]] = None, []
         self.ended = False
-        watch = device.watch
-        self._sock = control.connect(device.address, None, watch)
+        watch = device.process.watch
+        self._sock = control.connect(device.process.address, None, watch)
         try:
             answer, _ = control.ask(self._sock, message, list(fds), watch)
             if watch is not None:

@@ -1,0 +1,238 @@
+"""`OwnedProcess`: the process of an attached device, from its owner's view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.devices.connection import Connection
+from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
+from engine.devices.device_models import DeviceModels
+from engine.devices.device_state import DeviceState
+from engine.devices.linked_device import LinkedDevice
+from engine.errors import DeviceClosed, DeviceFailed, DeviceLost, EngineError
+from engine.faults import DeviceFault
+from engine.run_failures import Death
+from engine.transport import control
+from engine.transport.control import Message
+
+#: Seconds a device process may take to start and answer for the first time.
+START_TIMEOUT = 60.0
+#: Seconds a device process may take to answer a ping, by default.
+PING_TIMEOUT = 10.0
+
+
+class OwnedProcess:
+    """Starts the process of a device, asks it, ends it, and finds out how it died.
+
+    A device has one process after the other, all started by `launcher`. The first
+    answer of a process may take `start_timeout` seconds. Thread-safe, except for
+    `start`.
+    """
+
+    def __init__(
+        self,
+        device: LinkedDevice,
+        models: DeviceModels,
+        launcher: Launcher,
+        start_timeout: float | None = None,
+    ) -> None:
+        self.address = launcher.address
+        #: Why the device was last lost; None if it never was.
+        self.lost_by: Death | DeviceFault | None = None
+        self._device = device
+        self._models = models
+        self._launcher = launcher
+        self._start_timeout = start_timeout
+        self._killed_for = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id; None if there is no process."""
+        return self._launcher.pid
+
+    # -- asking
+
+    def ask(
+        self, message: Message, fds: Sequence[int], timeout: float | None
+    ) -> tuple[Message, list[int]]:
+        """Send a control message to the process: see `Device.ask`."""
+        device = self._device
+        device.origin.check("Device")
+        device.refuse_if_closed()
+        process = self._launcher.process
+        try:
+            return control.call(self.address, message, fds, timeout, self.watch)
+        except DeviceLost as error:
+            # A dying process closes its sockets one after the other. A caller that
+            # tries again must not find the process alive through another socket.
+            death = self._death_of(process)
+            device.refuse_if_closed()
+            if self._is_present(process):  # this caller notices the death first
+                raise self._loss_by(death) from error
+            raise self.loss() from error
+
+    def ping(self, timeout: float) -> Message:
+        """Ask the process for its state. Raises TimeoutError if it does not answer in
+        time.
+        """
+        self._device.refuse_if_closed()
+        answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
+        control.close_all(fds)
+        return answer
+
+    def check_responsive(self) -> bool:
+        """Return whether the process answers in time. Kill it if it does not: see
+        `Device.check_responsive`.
+        """
+        device = self._device
+        device.origin.check("Device")
+        if device.state is not DeviceState.READY:
+            return False
+        process, ping_timeout = self._launcher.process, device.ping_timeout
+        if ping_timeout <= 0:
+            return True
+        try:
+            self.ping(ping_timeout)
+        except TimeoutError:
+            # The process may have died meanwhile, and another one may have started.
+            if self._is_present(process):
+                self.end(f"it has not answered a ping for {ping_timeout:g} s")
+            return False
+        except (DeviceClosed, DeviceLost):
+            return False
+        return True
+
+    @property
+    def watch(self) -> control.Watch | None:
+        """Return the watch for callers that wait for the process; None if
+        `ping_timeout` is 0.
+        """
+        if self._device.ping_timeout <= 0:
+            return None
+        return control.Watch(self._device.ping_timeout / 2, self._assure)
+
+    def _assure(self) -> None:
+        """Raise DeviceLost if `check_responsive` finds the device lost."""
+        if not self.check_responsive():
+            self._device.refuse_if_closed()
+            if self._device.state is DeviceState.READY:
+                # This caller notices the death first.
+                raise self._loss_by(self.death())
+            raise self.loss()
+
+    # -- starting and ending
+
+    def start(self) -> None:
+        """Start the process and connect the device to it. Raises DeviceClosed if the
+        device was closed meanwhile.
+        """
+        device, process = self._device, self._launcher.start()
+        self._killed_for = ""
+        limit = START_TIMEOUT if self._start_timeout is None else self._start_timeout
+        watch = None
+        if device.ping_timeout > 0:
+            watch = control.Watch(
+                max(device.ping_timeout, PING_TIMEOUT), self._has_to_work(process)
+            )
+        try:
+            device.refuse_if_closed()
+            sock = control.connect(self.address, limit)
+            device.connect(Connection(sock, device.fileno(), watch))
+        except BaseException as error:
+            process.end(kill=True)
+            said = process.last_words()
+            if said and isinstance(error, DeviceLost):
+                raise DeviceLost(
+                    f"device {device.id} failed to start: {said}"
+                ) from error
+            raise
+
+    def _has_to_work(self, process: LaunchedProcess) -> Callable[[], None]:
+        """Return a function that raises DeviceLost if a starting process is idle."""
+
+        def look() -> None:
+            if not process.has_worked():
+                raise DeviceLost(
+                    f"device {self._device.id} failed to start: process {process.pid} "
+                    "is idle and does not respond"
+                )
+
+        return look
+
+    def kill(self, why: str, culprit: str = "") -> None:
+        """End a process that hangs: see `Device.kill`."""
+        self._device.origin.check("Device")
+        self._killed_for = why
+        if culprit:
+            self._models.rest(culprit)
+        self._launcher.kill()
+        self._device.lose()
+
+    def end(self, why: str) -> None:
+        """Kill the process. Callable from any thread. If an event loop drives the
+        device, the loop handles the death in its own thread.
+        """
+        self._killed_for = why
+        self._launcher.end(kill=True)
+        if not self._device.is_adopted:
+            self._device.lose()
+
+    def stop(self, *, kill: bool) -> None:
+        """Let the process end by itself, and wait for that. `kill` ends it
+        immediately.
+        """
+        if not kill:
+            try:
+                message: Message = {"op": "stop"}
+                _, fds = control.call(self.address, message, (), STOP_TIMEOUT)
+                control.close_all(fds)
+            except (EngineError, OSError):
+                kill = True  # the process has died or hangs
+        self._launcher.end(kill=kill)
+
+    def abandon(self) -> None:
+        """Forget the process in a forked child, because it belongs to the parent."""
+        self._launcher.abandon()
+
+    # -- its death
+
+    def _is_present(self, process: LaunchedProcess) -> bool:
+        """Return whether `process` is still the device's process, as far as this object
+        knows.
+        """
+        ready = self._device.state is DeviceState.READY
+        return ready and process is self._launcher.process
+
+    def death(self) -> Death:
+        """Return how the latest process died: see `_death_of`."""
+        return self._death_of(self._launcher.process)
+
+    def _death_of(self, process: LaunchedProcess) -> Death:
+        """Find out how an ending process died and which model is to blame. The first
+        caller finds out, and does so before the facts about the run are dropped.
+        """
+        with self._device.lock:
+            return process.judged(self._judge)
+
+    def _judge(self, how: str) -> Death:
+        killed_for = self._killed_for
+        return Death(killed_for) if killed_for else self._models.blame(how)
+
+    def lost(self, why: Death | DeviceFault) -> DeviceLost:
+        """Record why the device was lost. Return the error of its requests."""
+        self.lost_by = why
+        return self.loss()
+
+    def loss(self) -> DeviceLost:
+        """Return the error of all requests until the device has a process again."""
+        why = self.lost_by or Death("it has not started yet")
+        if isinstance(why, DeviceFault):
+            return DeviceFailed(f"device {self._device.id} failed: {why}", why)
+        return self._loss_by(why)
+
+    def _loss_by(self, death: Death) -> DeviceLost:
+        text = f"device {self._device.id} was lost: {death}"
+        return DeviceLost(text, death.culprit)
+
+    def __repr__(self) -> str:
+        return f"<OwnedProcess {self.pid} of device {self._device.id}>"

@@ -1,0 +1,78 @@
+"""`RunReport`: the runs of a device process, as the process reports them in the memory
+of its link.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from engine.transport.link import RUNNING, SINCE, SUCCEEDED, Link
+
+
+class RunReport:
+    """Reads the report of the present process, also after it has died. Reads memory
+    only.
+
+    `lock` guards the link, which may end at any time.
+    """
+
+    __slots__ = ("_busy_before", "_busy_ns", "_link", "_lock")
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._link: Link | None = None
+        self._busy_ns = 0  # as last reported,
+        self._busy_before = 0  # and of ended processes
+
+    def follow(self, link: Link) -> None:
+        """Read the report of a new process from now on. The caller holds the lock."""
+        self._link = link
+
+    def leave(self) -> None:
+        """Stop reading, because the link ends. The caller holds the lock."""
+        self._busy_before = self.busy_ns
+        self._link = None
+
+    @property
+    def running(self) -> int:
+        """Return the number of the replica that runs now; 0 if none does."""
+        with self._lock:
+            return 0 if self._link is None else int(self._link.words[RUNNING])
+
+    def since(self, replica: int) -> int:
+        """Return when the present run began (`time.monotonic_ns`) if it is a run of
+        this replica, else 0.
+        """
+        with self._lock:
+            if self._link is None:
+                return 0
+            words = self._link.words
+            since = words[SINCE]
+            return int(since) if words[RUNNING] == replica else 0
+
+    @property
+    def is_occupied(self) -> bool:
+        """Return whether the process runs a program now, for any client."""
+        with self._lock:
+            return self._link is not None and self._link.words[SINCE] != 0
+
+    def has_succeeded(self, replica: int) -> bool:
+        """Return whether a run of a replica has succeeded since its last failure."""
+        with self._lock:
+            if self._link is None:
+                return False
+            return bool(self._link.words[SUCCEEDED] >> (replica & 63) & 1)
+
+    @property
+    def busy_ns(self) -> int:
+        """Return the nanoseconds for which the device's processes have run programs,
+        for all clients. Never decreases.
+        """
+        with self._lock:
+            if self._link is not None:
+                now = self._busy_before + self._link.busy_ns
+                self._busy_ns = max(self._busy_ns, now)
+            return self._busy_ns
+
+    def __repr__(self) -> str:
+        return f"<RunReport, busy for {self._busy_ns} ns>"
