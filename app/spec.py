@@ -7,7 +7,7 @@ The table of datatypes here is the only place that knows both the protocol's nam
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -126,6 +126,15 @@ class TensorSpec:
     def type(self) -> Datatype:
         return DATATYPES[self.datatype]
 
+    def to_message(self) -> list[object]:
+        return [self.name, self.datatype, self.shape, self.labels, self.multiple]
+
+    @classmethod
+    def from_message(cls, message: Sequence[Any]) -> TensorSpec:
+        name, datatype, shape, labels, multiple = message
+        plain = cls.make(name, datatype, shape)
+        return replace(plain, labels=tuple(labels), multiple=multiple)
+
 
 class DescribesTensors(Protocol):
     """The part of `engine.ModelRunner` from which a spec is made."""
@@ -234,4 +243,38 @@ class ModelSpec:
             0 if runner.batching_dim else runner.max_batch_size,
             max_rows,
             optional_inputs,
+        )
+
+    def to_message(self) -> list[object]:
+        """Return the spec for an HTTP worker, which decodes no pictures."""
+        return [
+            self.name,
+            self.version,
+            [tensor.to_message() for tensor in self.inputs],
+            [tensor.to_message() for tensor in self.outputs],
+            [self.max_batch_size, self.max_rows, self.optional_inputs],
+            [
+                [name, t.data_type.name, t.shape, t.tobytes()]
+                for name, t in self.defaults.items()
+            ],
+            dict(self.aliases),
+        ]
+
+    @classmethod
+    def from_message(cls, message: Sequence[Any]) -> ModelSpec:
+        name, version, inputs, outputs, rows, defaults, aliases = message
+        max_batch_size, max_rows, optional_inputs = rows
+        return cls(
+            name,
+            version,
+            tuple(map(TensorSpec.from_message, inputs)),
+            tuple(map(TensorSpec.from_message, outputs)),
+            max_batch_size,
+            max_rows,
+            optional_inputs,
+            {
+                key: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
+                for key, data_type, shape, raw in defaults
+            },
+            aliases,
         )

@@ -97,7 +97,14 @@ from engine.transport.call_messages import (
     RouteLeft,
 )
 from engine.transport.control import peer_uid
-from engine.transport.control import receive as receive_message
+from engine.transport.messages import (
+    Form,
+    Message,
+    MessageTooLong,
+    Receiver,
+    close_all,
+)
+from engine.transport.messages import send as send_message
 from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import SharedMemory, keep_large_blocks
 
@@ -145,6 +152,7 @@ __all__ = [
     "ExecutionFailed",
     "FaultKind",
     "FlushCallback",
+    "Form",
     "Gone",
     "Invalid",
     "InvalidConfig",
@@ -153,6 +161,8 @@ __all__ = [
     "JoinedDevice",
     "JoinedRunner",
     "LinkedDevice",
+    "Message",
+    "MessageTooLong",
     "MetricSeries",
     "MetricTold",
     "MetricsTold",
@@ -172,6 +182,7 @@ __all__ = [
     "QueueClosed",
     "QueueFull",
     "ReadyAsked",
+    "Receiver",
     "RecoveryAction",
     "Refused",
     "Request",
@@ -191,6 +202,7 @@ __all__ = [
     "Unsupported",
     "WrongProcess",
     "check_requirement",
+    "close_all",
     "describe_model",
     "die_with",
     "environment",
@@ -203,8 +215,8 @@ __all__ = [
     "process_of",
     "raise_descriptor_limit",
     "read_python_model",
-    "receive_message",
     "request_numbers",
+    "send_message",
     "starting",
     "usable_cores",
     "weighted",

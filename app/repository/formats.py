@@ -62,6 +62,14 @@ class SharedFormat:
     spec: ModelSpec
     description: Mapping[str, Any]
 
+    def to_message(self) -> list[object]:
+        return [self.format, self.spec.to_message(), dict(self.description)]
+
+    @classmethod
+    def from_message(cls, message: Sequence[Any]) -> SharedFormat:
+        name, spec, description = message
+        return cls(name, ModelSpec.from_message(spec), description)
+
 
 @runtime_checkable
 class SharedScheduler(Protocol):

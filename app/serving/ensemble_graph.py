@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from app.config.declared import DeclaredTensor, DeclaredTensors
 from app.config.ensemble_config import EnsembleConfig, StepConfig
@@ -48,6 +49,22 @@ class EnsembleGraph:
     steps: tuple[Step, ...]
     inputs: tuple[Face, ...] = ()
     outputs: tuple[Face, ...] = ()
+
+    def to_message(self) -> list[object]:
+        groups = self.steps, self.inputs, self.outputs
+        return [self.spec.to_message(), *(list(map(astuple, g)) for g in groups)]
+
+    @classmethod
+    def from_message(cls, message: Sequence[Any]) -> EnsembleGraph:
+        spec, steps, *faces = message
+        inputs, outputs = (tuple(Face(*map(_frozen, f)) for f in g) for g in faces)
+        found = tuple(Step(*map(_frozen, step)) for step in steps)
+        return cls(ModelSpec.from_message(spec), found, inputs, outputs)
+
+
+def _frozen(value: Any) -> Any:
+    """Return lists from msgpack as the original tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,15 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
-from app.workers.messages import Message, SharedEntry, TooLong, send
+from app.workers.messages import (
+    MOST,
+    JoinDevice,
+    ModelChanged,
+    SharedEntry,
+    ToWorker,
+)
 from app.workers.publication import Publication
-from engine import Device, EngineError, ModelRunner
+from engine import Device, EngineError, MessageTooLong, ModelRunner, send_message
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +49,19 @@ class Announcements:
         self._wanted = asyncio.Event()
         self._wanted.set()
 
-    def tell(self, message: Message, fds: Sequence[int] = ()) -> bool:
+    def tell(self, message: ToWorker, fds: Sequence[int] = ()) -> bool:
         """Send a message if the socket has room. Return whether it was sent."""
         with contextlib.suppress(OSError):
-            send(self._sock, message, fds)
+            send_message(self._sock, message, fds, MOST)
             return True
         return False
 
-    async def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message, and wait while the socket has no room. Raises `TooLong`."""
+    async def _send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
+        """Send a message, and wait while the socket has no room. Raises
+        MessageTooLong."""
         while not self._is_over:
             try:
-                send(self._sock, message, fds)
+                send_message(self._sock, message, fds, MOST)
             except BlockingIOError:
                 await asyncio.sleep(_FULL_TICK)
                 continue
@@ -129,42 +136,41 @@ class Announcements:
         new = self._expect(message)
         try:
             await self._send(message)
-        except TooLong:
+        except MessageTooLong:
             logger.info(
                 "model %s runs in the supervisor: its description exceeds the message "
                 "limit",
                 name,
             )
             self.held -= new
-            self._unacknowledged.discard(message["seq"])
+            self._unacknowledged.discard(message.seq)
             message = self._model_message(name, ())
             self._expect(message)
             await self._send(message)
 
-    def _expect(self, message: Message) -> set[int]:
+    def _expect(self, message: ModelChanged) -> set[int]:
         """Expect an answer, and return the new keys.
 
         This comes before the message is sent, because the answer arrives quickly.
         """
-        new = {entry["key"] for entry in message["entries"]} - self.held
+        new = {entry.key for entry in message.entries} - self.held
         self.held |= new
-        self._unacknowledged.add(message["seq"])
+        self._unacknowledged.add(message.seq)
         return new
 
-    def _model_message(self, name: str, entries: Iterable[SharedEntry]) -> Message:
-        failed = []
+    def _model_message(self, name: str, entries: Iterable[SharedEntry]) -> ModelChanged:
+        failed: list[tuple[int, str]] = []
         for key in self.held:
             runner = self._published.runner_of(name, key)
             if isinstance(runner, ModelRunner) and runner.failure is not None:
-                failed.append([key, str(runner.failure)])
-        return {
-            "op": "model",
-            "seq": next(self._sequence),
-            "name": name,
-            "default": self._published.default_of(name),
-            "entries": [entry.to_message() for entry in entries],
-            "failed": failed,
-        }
+                failed.append((key, str(runner.failure)))
+        return ModelChanged(
+            next(self._sequence),
+            name,
+            self._published.default_of(name),
+            tuple(entries),
+            tuple(failed),
+        )
 
     async def _invite(self, device: Device) -> None:
         """Let it join a device, unless it has joined the device's present process."""
@@ -175,13 +181,8 @@ class Announcements:
         with door:
             if self._published.device_key(device) != key:
                 return  # the message is sent again
-            message = {
-                "op": "device",
-                "key": key,
-                "id": device.id,
-                "number": self._published.device_number(device.id),
-            }
-            await self._send(message, [door.fileno()])
+            number = self._published.device_number(device.id)
+            await self._send(JoinDevice(key, device.id, number), [door.fileno()])
         self._devices.add(key)
 
     def __repr__(self) -> str:

@@ -1,99 +1,48 @@
-"""Messages between the supervisor and its workers, mainly about models to run.
-
-They are msgpack documents over a socket that keeps message borders, with descriptors
-beside them.
-"""
+"""Messages between the supervisor and its workers, mainly about models to run."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
 from typing import Any
 
-import msgpack
-
+from app.observe.log import LogSettings
 from app.repository.formats import SharedFormat, SharedScheduler
-from app.serving.ensemble_graph import EnsembleGraph, Face, Step
+from app.serving.ensemble_graph import EnsembleGraph
 from app.serving.ensembles import face_of
 from app.serving.generators import GeneratorScheduler
 from app.serving.table import ModelEntry
-from app.spec import ModelSpec, TensorSpec
-from engine import RunnerDescription, Tensor, receive_message
-from popef_io import DataType
-
-Message = dict[str, Any]
+from app.spec import ModelSpec
+from engine import Form, Message, Receiver, RunnerDescription
 
 #: The most bytes of a message.
 MOST = 160 * 1024
 
 
-class TooLong(Exception):
-    """The message exceeds the length limit."""
-
-
-def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Raise `TooLong`, and OSError as sockets do."""
-    raw = msgpack.packb(message)
-    if len(raw) > MOST:
-        raise TooLong
-    socket.send_fds(sock, [raw], list(fds))
-
-
-def receive(sock: socket.socket, flags: int = 0) -> tuple[Message, list[int]]:
-    """Return the next message and its descriptors, which the caller closes.
-
-    Raises as `engine.receive_message`.
-    """
-    return receive_message(sock, MOST, flags)
-
-
-def close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedEnsemble:
+class SharedEnsemble(Message, frozen=True):
     """An ensemble, and the tensors of its members."""
 
-    graph: EnsembleGraph
-    members: tuple[ModelSpec, ...]
+    graph: Form[EnsembleGraph]
+    members: tuple[Form[ModelSpec], ...]
 
     def compose(self, members: Sequence[ModelSpec]) -> EnsembleGraph:
         """Return the same graph for equal members. Raises ValueError."""
-        if list(map(face_of, members)) != list(map(face_of, self.members)):
+        before = [face_of(member.value) for member in self.members]
+        if list(map(face_of, members)) != before:
             raise ValueError("the members take or return other tensors than before")
-        return self.graph
-
-    def to_message(self) -> Message:
-        graph = self.graph
-        return {
-            "spec": _spec_message(graph.spec),
-            "steps": list(map(astuple, graph.steps)),
-            "faces": [list(map(astuple, f)) for f in (graph.inputs, graph.outputs)],
-            "members": list(map(_spec_message, self.members)),
-        }
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> SharedEnsemble:
-        inputs, outputs = (
-            tuple(Face(*map(_frozen, face)) for face in faces)
-            for faces in message["faces"]
-        )
-        steps = tuple(Step(*map(_frozen, step)) for step in message["steps"])
-        graph = EnsembleGraph(_spec_of(message["spec"]), steps, inputs, outputs)
-        return cls(graph, tuple(map(_spec_of, message["members"])))
+        return self.graph.value
 
 
-def _frozen(value: Any) -> Any:
-    """Return lists from msgpack as the original tuples."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+class SharedModel(Message, frozen=True):
+    """A model that a device runs."""
+
+    description: Form[RunnerDescription]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedEntry:
+#: What a worker needs to run a version.
+Shared = SharedModel | SharedEnsemble
+
+
+class SharedEntry(Message, frozen=True):
     """A version of a model that workers run.
 
     `key` is unique for each load, so a worker's runner belongs to one load only.
@@ -104,123 +53,186 @@ class SharedEntry:
 
     key: int
     block: int
-    spec: ModelSpec
-    runner: RunnerDescription | SharedEnsemble
+    spec: Form[ModelSpec]
+    runner: Shared
     timeout: float | None = None
     max_timeout: float | None = None
-    level_timeouts: Mapping[int, float | None] | None = None
-    generator: ModelSpec | None = None
-    format: SharedFormat | None = None
+    level_timeouts: Mapping[int, float | None] = {}
+    generator: Form[ModelSpec] | None = None
+    format: Form[SharedFormat] | None = None
 
     @classmethod
-    def of(
-        cls,
-        key: int,
-        block: int,
-        entry: ModelEntry,
-        runner: RunnerDescription | SharedEnsemble,
-    ) -> SharedEntry:
+    def of(cls, key: int, block: int, entry: ModelEntry, runner: Shared) -> SharedEntry:
         scheduler = entry.scheduler
         return cls(
             key,
             block,
-            entry.spec,
+            Form(entry.spec),
             runner,
             entry.timeout,
             entry.max_timeout,
-            entry.level_timeouts,
-            scheduler.spec if isinstance(scheduler, GeneratorScheduler) else None,
-            scheduler.shared if isinstance(scheduler, SharedScheduler) else None,
-        )
-
-    def to_message(self) -> Message:
-        return {
-            "key": self.key,
-            "block": self.block,
-            "spec": _spec_message(self.spec),
-            "runner": self.runner.to_message(),
-            "is_ensemble": isinstance(self.runner, SharedEnsemble),
-            "timeouts": [self.timeout, self.max_timeout],
-            "levels": [list(item) for item in (self.level_timeouts or {}).items()],
-            "generator": self.generator and _spec_message(self.generator),
-            "format": self.format and _format_message(self.format),
-        }
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> SharedEntry:
-        timeout, max_timeout = message["timeouts"]
-        generator, format_ = message["generator"], message["format"]
-        kind = SharedEnsemble if message["is_ensemble"] else RunnerDescription
-        return cls(
-            message["key"],
-            message["block"],
-            _spec_of(message["spec"]),
-            kind.from_message(message["runner"]),
-            timeout,
-            max_timeout,
-            dict(message["levels"]),
-            generator and _spec_of(generator),
-            format_
-            and SharedFormat(
-                format_["name"], _spec_of(format_["spec"]), format_["description"]
-            ),
+            entry.level_timeouts or {},
+            Form(scheduler.spec) if isinstance(scheduler, GeneratorScheduler) else None,
+            Form(scheduler.shared) if isinstance(scheduler, SharedScheduler) else None,
         )
 
 
-def _format_message(shared: SharedFormat) -> Message:
-    return {
-        "name": shared.format,
-        "spec": _spec_message(shared.spec),
-        "description": dict(shared.description),
-    }
+# -- to a worker
 
 
-def _spec_message(spec: ModelSpec) -> Message:
-    return {
-        "name": spec.name,
-        "version": spec.version,
-        "inputs": list(map(_tensor_message, spec.inputs)),
-        "outputs": list(map(_tensor_message, spec.outputs)),
-        "rows": [spec.max_batch_size, spec.max_rows, spec.optional_inputs],
-        "aliases": dict(spec.aliases),
-        "defaults": [
-            [name, t.data_type.name, list(t.shape), t.tobytes()]
-            for name, t in spec.defaults.items()
-        ],
-    }
+class Start(Message, frozen=True):
+    """The first message to a worker. Beside it are the memory of its counters and of
+    the totals, and its listener.
+
+    `relay` is the address of the supervisor's application. `log` and `access` are set
+    if they were changed since the server started.
+    """
+
+    settings: Mapping[str, Any]
+    workers: int
+    keeps_listener: bool
+    number: int = 0
+    relay: str = ""
+    is_drained: bool = False
+    log: LogSettings | None = None
+    access: str | None = None
+
+    def descriptors(self) -> int:
+        return 3
 
 
-def _spec_of(message: Mapping[str, Any]) -> ModelSpec:
-    most, most_rows, optional = message["rows"]
-    return ModelSpec(
-        message["name"],
-        message["version"],
-        tuple(map(_tensor_of, message["inputs"])),
-        tuple(map(_tensor_of, message["outputs"])),
-        most,
-        most_rows,
-        optional,
-        {
-            name: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
-            for name, data_type, shape, raw in message["defaults"]
-        },
-        message["aliases"],
-    )
+class JoinDevice(Message, frozen=True):
+    """A device that the worker may join through the door beside the message."""
+
+    key: str
+    id: str
+    number: int
+
+    def descriptors(self) -> int:
+        return 1
 
 
-def _tensor_message(tensor: TensorSpec) -> list[object]:
-    shape = None if tensor.shape is None else list(tensor.shape)
-    return [tensor.name, tensor.datatype, shape, list(tensor.labels), tensor.multiple]
+class ModelChanged(Message, frozen=True):
+    """The versions of a model that the worker runs from now on.
+
+    `failed` are keys of models that will not come back, with the reasons.
+    """
+
+    seq: int
+    name: str
+    default: str
+    entries: tuple[SharedEntry, ...]
+    failed: tuple[tuple[int, str], ...]
 
 
-def _tensor_of(message: Sequence[Any]) -> TensorSpec:
-    name, datatype, shape, labels, multiple = message
-    plain = TensorSpec.make(name, datatype, shape)
-    return TensorSpec(
-        plain.name,
-        plain.datatype,
-        plain.data_type,
-        plain.shape,
-        tuple(labels),
-        multiple,
-    )
+class SetLog(Message, frozen=True):
+    settings: LogSettings
+
+
+class SetAccess(Message, frozen=True):
+    """A new share of logged requests (`Journal.set_access`)."""
+
+    text: str
+
+
+class ServeConnection(Message, frozen=True):
+    """The connection beside the message was accepted for another worker."""
+
+    def descriptors(self) -> int:
+        return 1
+
+
+class SetDrained(Message, frozen=True):
+    """Every answer must be its connection's last."""
+
+
+class Drain(Message, frozen=True):
+    """Finish the requests, and end."""
+
+
+class AddPart(Message, frozen=True):
+    """A call for a request of the worker has ended; `part` is as of `part_message`."""
+
+    number: int
+    part: Any
+
+
+class Ping(Message, frozen=True):
+    ask: int
+
+
+class AskJournal(Message, frozen=True):
+    ask: int
+
+
+class AskAskers(Message, frozen=True):
+    """Asks for the clients of those of these requests that still exist."""
+
+    ask: int
+    numbers: tuple[int, ...]
+
+
+Question = Ping | AskJournal | AskAskers
+ToWorker = (
+    JoinDevice
+    | ModelChanged
+    | SetLog
+    | SetAccess
+    | ServeConnection
+    | SetDrained
+    | Drain
+    | AddPart
+    | Question
+)
+
+
+# -- to the supervisor
+
+
+class Listening(Message, frozen=True):
+    """The worker has begun to accept connections."""
+
+
+class Switched(Message, frozen=True):
+    """The worker has applied a `ModelChanged`."""
+
+    seq: int
+
+
+class Left(Message, frozen=True):
+    """The worker has released a runner."""
+
+    key: int
+
+
+class Pong(Message, frozen=True):
+    ask: int
+
+
+class JournalTold(Message, frozen=True):
+    """The journal is a document of so many bytes in the memory beside the message."""
+
+    ask: int
+    size: int
+
+    def descriptors(self) -> int:
+        return 1
+
+
+class AskersTold(Message, frozen=True):
+    ask: int
+    askers: tuple[tuple[int, str, str, str], ...]
+
+
+Answer = Pong | JournalTold | AskersTold
+ToSupervisor = Listening | Switched | Left | Answer
+
+START = Receiver[Start](Start, most=MOST)
+TO_WORKER = Receiver[ToWorker](
+    *(JoinDevice, ModelChanged, SetLog, SetAccess, ServeConnection, SetDrained),
+    *(Drain, AddPart, Ping, AskJournal, AskAskers),
+    most=MOST,
+)
+TO_SUPERVISOR = Receiver[ToSupervisor](
+    *(Listening, Switched, Left, Pong, JournalTold, AskersTold), most=MOST
+)

@@ -26,7 +26,7 @@ from app.http.server import GatewayServer
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER, Answers
 from app.observe.journal import Journal
-from app.observe.log import LogControl, LogSettings, is_written
+from app.observe.log import LogControl, is_written
 from app.observe.shared_counters import CounterSegment
 from app.observe.shared_totals import SharedTotals
 from app.observe.spans import spans_of_environment
@@ -41,7 +41,7 @@ from app.serving.service import Service
 from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
 from app.workers.front import WorkerFront
-from app.workers.messages import Message, receive
+from app.workers.messages import START, Start
 from app.workers.worker import Worker
 from engine import die_with, leave_ending_to_owner
 
@@ -83,8 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     leave_ending_to_owner()
     die_with(options.owner_fd)
     sock = socket.socket(fileno=options.control_fd)
-    start, (counters_fd, totals_fd, listener_fd) = receive(sock)
-    settings = Settings(**start["settings"])
+    start, (counters_fd, totals_fd, listener_fd) = START.receive(sock)
+    settings = Settings(**start.settings)
     prepare_process(settings)
     spans = spans_of_environment()
     journal = Journal(AccessLog.of(settings.access_log, settings.workers), spans)
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     counters = CounterSegment.attach(counters_fd, keyless)
     connections = OpenConnections(settings.max_connections)
     worker = _worker(sock, counters, journal, settings, start, connections)
-    totals = SharedTotals.attach(totals_fd, start["workers"] + 1)
+    totals = SharedTotals.attach(totals_fd, start.workers + 1)
     listener = socket.socket(fileno=listener_fd)
     server = _server(
         worker, journal, settings, start, totals, counters.answers, listener,
@@ -114,13 +114,13 @@ def _worker(
     counters: CounterSegment,
     journal: Journal,
     settings: Settings,
-    start: Message,
+    start: Start,
     connections: OpenConnections,
 ) -> Worker:
     control = LogControl(settings.log_level, settings.log_format)
     key = settings.api_key
     worker = Worker(
-        start["number"],
+        start.number,
         sock,
         counters,
         settings.limits,
@@ -133,12 +133,12 @@ def _worker(
         journal,
         settings.shutdown_timeout,
         connections.state.connections,
-        is_drained="drained" in start,
+        is_drained=start.is_drained,
     )
-    if "log" in start:
-        control.apply(LogSettings(**start["log"]))
-    if "access" in start:
-        journal.set_access(start["access"])
+    if start.log is not None:
+        control.apply(start.log)
+    if start.access is not None:
+        journal.set_access(start.access)
     return worker
 
 
@@ -146,18 +146,18 @@ def _server(
     worker: Worker,
     journal: Journal,
     settings: Settings,
-    start: Message,
+    start: Start,
     totals: SharedTotals,
     answers: Answers,
     listener: socket.socket,
     connections: OpenConnections,
 ) -> WorkerServer:
-    number = start["number"]
+    number = start.number
     added = plugin_routes(settings)
     transfers = TransferMemory(settings.transfer_memory, totals.bytes_held(number))
     front = WorkerFront(
         worker,
-        Relay(start["relay"]),
+        Relay(start.relay),
         Service(
             worker.table,
             timeout=settings.request_timeout,
@@ -186,7 +186,7 @@ def _server(
         # its own.
         connections=totals.connections(number) if settings.max_connections else None,
         certificate=certificate_of(settings),
-        kept=[listener] if start["keeps_listener"] else [],
+        kept=[listener] if start.keeps_listener else [],
     )
 
 

@@ -15,8 +15,8 @@ from app.serving.generators import GeneratorScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable, RequestScheduler
-from app.workers.messages import SharedEnsemble, SharedEntry
-from engine import Device, ModelRunner, RunnerDescription
+from app.workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
+from engine import Device, Form, ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ SharedRunner: TypeAlias = ModelRunner | EnsembleRunner
 class _Known(NamedTuple):
     key: int
     runner: SharedRunner
-    description: RunnerDescription | SharedEnsemble
+    description: Shared
 
 
 class Publication:
@@ -97,32 +97,28 @@ class Publication:
             shared.append((SharedEntry.of(key, block, entry, described), runner))
         return shared
 
-    def _described(
-        self, entry: ModelEntry
-    ) -> RunnerDescription | SharedEnsemble | None:
+    def _described(self, entry: ModelEntry) -> Shared | None:
         """Return the data a worker needs to run a version; None if it cannot."""
         runner, scheduler = entry.runner, entry.scheduler
         is_watched = entry.tracer is not None or entry.regions is not None
         if is_watched or not entry.ready or _why_relayed(scheduler):
             return None
         if isinstance(runner, EnsembleRunner):
-            members = runner.entries()
-            if any(one is None or self._described(one) is None for one in members):
+            entries = runner.entries()
+            if any(one is None or self._described(one) is None for one in entries):
                 return None
-            return SharedEnsemble(runner.graph, runner.members) if runner.fits else None
+            members = tuple(map(Form, runner.members))
+            return SharedEnsemble(Form(runner.graph), members) if runner.fits else None
         if not isinstance(runner, ModelRunner) or runner.failure is not None:
             return None
         description = runner.description.shared(self._workers)
         keys = {device.id: self.device_key(device) for device in runner.devices}
         replicas = tuple((keys[d], n) for d, n in description.replicas)
-        return replace(description, replicas=replicas) if replicas else None
+        if not replicas:
+            return None
+        return SharedModel(Form(replace(description, replicas=replicas)))
 
-    def _key(
-        self,
-        name: str,
-        runner: SharedRunner,
-        description: RunnerDescription | SharedEnsemble,
-    ) -> int:
+    def _key(self, name: str, runner: SharedRunner, description: Shared) -> int:
         known = self._known.setdefault(name, [])
         for one in known:
             if one.runner is runner and one.description == description:

@@ -11,38 +11,47 @@ from typing import Any
 
 import msgpack
 
-from app.workers.messages import Message
+from app.workers.messages import Answer, AskersTold, JournalTold, Question
 from engine import SharedMemory
 
 
 class Questions:
     """The open questions to one process of a worker. `tell` sends it a message."""
 
-    def __init__(self, tell: Callable[[Message], object]) -> None:
+    def __init__(self, tell: Callable[[Question], object]) -> None:
         self._tell = tell
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[Any]] = {}
         self._is_over = False
 
-    async def ask(self, op: str, seconds: float, **more: Any) -> Any:
-        """Ask the worker and return its answer; None if it does not answer in time."""
+    async def ask(self, question: Callable[[int], Question], seconds: float) -> Any:
+        """Ask the worker and return its answer; None if it does not answer in time.
+
+        `question` makes the message from its number.
+        """
         if self._is_over:
             return None
         number = next(self._numbers)
         asked = self._open[number] = asyncio.get_running_loop().create_future()
-        self._tell({"op": op, "ask": number, **more})
+        self._tell(question(number))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 return await asked
         self._open.pop(number, None)
         return None
 
-    def answered(self, message: Message, fds: Sequence[int]) -> None:
-        """Take an answer. With a descriptor the answer is a document in its memory."""
-        asked = self._open.pop(message["ask"], None)
-        if asked is not None and not asked.done():
-            told = message["told"]
-            asked.set_result(_document(told, fds) if fds else told)
+    def answered(self, answer: Answer, fds: Sequence[int]) -> None:
+        """Take an answer."""
+        asked = self._open.pop(answer.ask, None)
+        if asked is None or asked.done():
+            return
+        match answer:
+            case JournalTold():
+                asked.set_result(_document(answer.size, fds))
+            case AskersTold():
+                asked.set_result(answer.askers)
+            case _:
+                asked.set_result(True)
 
     def end(self) -> None:
         """Answer all open questions with None, because the process has ended."""

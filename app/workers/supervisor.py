@@ -15,8 +15,9 @@ import itertools
 import logging
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import replace
 
 from app.http.asgi import ASGIApp
 from app.http.relay import RelayServer
@@ -29,7 +30,7 @@ from app.observe.shared_totals import SharedTotals
 from app.other_processes import OtherProcesses, WorkerState
 from app.serving.table import ModelTable
 from app.settings import Settings
-from app.workers.messages import Message
+from app.workers.messages import AddPart, Drain, SetAccess, SetDrained, SetLog, Start
 from app.workers.publication import Publication
 from app.workers.worker_process import WorkerProcess
 from engine import Device, process_of
@@ -67,11 +68,9 @@ class Workers(OtherProcesses):
         outlive this one.
         """
         self._metrics = metrics
-        self.start_message: Message = {
-            "settings": settings_message(settings),
-            "workers": len(listeners),
-            "keeps_listener": keeps_listeners,
-        }
+        self.start_message = Start(
+            settings_message(settings), len(listeners), keeps_listeners
+        )
         #: The totals of the workers and of this process.
         self.totals = SharedTotals.create(len(listeners) + 1)
         self.bytes_held = self.totals.bytes_held(len(listeners))
@@ -97,7 +96,7 @@ class Workers(OtherProcesses):
         `app` answers relayed requests.
         """
         self._relay = RelayServer(app)
-        self.start_message["relay"] = self._relay.address
+        self._start_with(relay=self._relay.address)
         await self._relay.start()
         for worker in self._workers:
             task = asyncio.get_running_loop().create_task(worker.run())
@@ -110,7 +109,7 @@ class Workers(OtherProcesses):
         """Tell all workers to finish. May be called from a signal handler."""
         self.is_ending = True
         for worker in self._workers:
-            worker.tell({"op": "drain"})
+            worker.tell(Drain())
 
     def close_listeners(self) -> None:
         """Stop restarting workers: connections they close stay closed for clients."""
@@ -143,15 +142,19 @@ class Workers(OtherProcesses):
 
     # -- messages to the workers
 
+    def _start_with(self, **changes: Any) -> None:
+        """Change the first message to workers that start later."""
+        self.start_message = replace(self.start_message, **changes)
+
     def log_changed(self, settings: LogSettings) -> None:
-        self.start_message["log"] = asdict(settings)  # for workers that start later
+        self._start_with(log=settings)
         for worker in self._workers:
-            worker.tell({"op": "log", "settings": asdict(settings)})
+            worker.tell(SetLog(settings))
 
     def access_changed(self, text: str) -> None:
-        self.start_message["access"] = text
+        self._start_with(access=text)
         for worker in self._workers:
-            worker.tell({"op": "access", "text": text})
+            worker.tell(SetAccess(text))
 
     async def askers(
         self, numbers: Iterable[int]
@@ -168,13 +171,12 @@ class Workers(OtherProcesses):
     def add_part(self, number: int, part: Part) -> None:
         for worker in self._workers:
             if worker.pid == process_of(number):
-                message = part_message(part)
-                worker.tell({"op": "part", "number": number, "part": message})
+                worker.tell(AddPart(number, part_message(part)))
 
     def drain(self) -> None:
-        self.start_message["drained"] = True
+        self._start_with(is_drained=True)
         for worker in self._workers:
-            worker.tell({"op": "drained"})
+            worker.tell(SetDrained())
 
     def model_changed(self, name: str) -> None:
         for changed in self.published.changed_with(name):
@@ -257,7 +259,7 @@ class Workers(OtherProcesses):
         return f"<Workers {self._workers}>"
 
 
-def settings_message(settings: Settings) -> Message:
+def settings_message(settings: Settings) -> dict[str, Any]:
     """Return the settings for a worker; the rest is in its environment."""
     message = settings.model_dump(mode="json", include=settings.model_fields_set)
     if settings.api_key is not None:

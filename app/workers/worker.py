@@ -23,7 +23,7 @@ import msgpack
 from app.http.connection.exchange import Exchange
 from app.limits import Limits
 from app.observe.journal import Journal, part_of
-from app.observe.log import LogControl, LogSettings, lines_dropped
+from app.observe.log import LogControl, lines_dropped
 from app.observe.shared_counters import CounterSegment, OwnNumbers
 from app.repository.formats import join_format
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
@@ -33,13 +33,39 @@ from app.serving.requester import Requester, requester_of
 from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable, RequestScheduler
 from app.serving.timeout_policy import TimeoutPolicy
-from app.workers.messages import Message, SharedEnsemble, SharedEntry, receive, send
+from app.workers.messages import (
+    MOST,
+    TO_WORKER,
+    AddPart,
+    AskAskers,
+    AskersTold,
+    AskJournal,
+    Drain,
+    JoinDevice,
+    JournalTold,
+    Left,
+    Listening,
+    ModelChanged,
+    Ping,
+    Pong,
+    Question,
+    ServeConnection,
+    SetAccess,
+    SetDrained,
+    SetLog,
+    SharedEnsemble,
+    SharedEntry,
+    Switched,
+    ToSupervisor,
+    ToWorker,
+)
 from engine import (
     EngineError,
     ExecutionFailed,
     JoinedDevice,
     JoinedRunner,
     SharedMemory,
+    send_message,
 )
 
 logger = logging.getLogger(__name__)
@@ -143,7 +169,7 @@ class Worker:
 
     def say_listening(self) -> None:
         """Report that connections are accepted from now on."""
-        self._send({"op": "listening"})
+        self._send(Listening())
 
     async def abort(self) -> None:
         """Fail every request in flight."""
@@ -166,7 +192,7 @@ class Worker:
     def _receive(self) -> bool:
         """Handle one message, if there is one; return whether there was."""
         try:
-            message, fds = receive(self._sock, socket.MSG_DONTWAIT)
+            message, fds = TO_WORKER.receive(self._sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except (OSError, EOFError):
@@ -174,32 +200,32 @@ class Worker:
             # too.
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
             return False
-        self._obey(message["op"], message, fds)
+        self._obey(message, fds)
         return True
 
-    def _obey(self, op: str, message: Message, fds: Sequence[int]) -> None:
-        match op:
-            case "device":
-                self._begin(self._join(message["key"], message, fds[0]))
-            case "model":
+    def _obey(self, message: ToWorker, fds: Sequence[int]) -> None:
+        match message:
+            case JoinDevice():
+                self._begin(self._join(message, fds[0]))
+            case ModelChanged():
                 self._begin(self._take_over(message))
-            case "log":
-                self._logging.apply(LogSettings(**message["settings"]))
-            case "connection":
+            case SetLog():
+                self._logging.apply(message.settings)
+            case ServeConnection():
                 self._take_connection(socket.socket(fileno=fds[0]))
-            case "drained":
+            case SetDrained():
                 self.is_drained = True
-            case "drain":
+            case Drain():
                 if self._server is not None:
                     self._server.stop(0)
-            case "access":
-                self.journal.set_access(message["text"])
-            case "part":
-                requester = self._requester(message["number"])
+            case SetAccess():
+                self.journal.set_access(message.text)
+            case AddPart():
+                requester = self._requester(message.number)
                 if requester is not None:
-                    requester.add_part(part_of(message["part"]))
+                    requester.add_part(part_of(message.part))
             case question:
-                self._answer(question, message)
+                self._answer(question)
 
     def _take_connection(self, connection: socket.socket) -> None:
         """Serve a connection that the supervisor accepted for another worker."""
@@ -208,18 +234,21 @@ class Worker:
         else:
             self._server.take_over(connection)
 
-    def _answer(self, question: str, message: Message) -> None:
-        fds: tuple[int, ...] = ()
-        told: Any = True
-        with contextlib.ExitStack() as after:
-            if question == "journal":
-                raw = msgpack.packb(self.journal.tell())
-                memory = after.enter_context(SharedMemory.create("journal", len(raw)))
-                memory.view[: len(raw)] = raw
-                told, fds = len(raw), (memory.fd,)
-            elif question == "askers":
-                told = self._askers(message["numbers"])
-            self._send({"op": "answer", "ask": message["ask"], "told": told}, fds)
+    def _answer(self, question: Question) -> None:
+        match question:
+            case Ping():
+                self._send(Pong(question.ask))
+            case AskAskers():
+                askers = self._askers(question.numbers)
+                self._send(AskersTold(question.ask, tuple(askers)))
+            case AskJournal():
+                self._tell_journal(question.ask)
+
+    def _tell_journal(self, ask: int) -> None:
+        raw = msgpack.packb(self.journal.tell())
+        with SharedMemory.create("journal", len(raw)) as memory:
+            memory.view[: len(raw)] = raw
+            self._send(JournalTold(ask, len(raw)), (memory.fd,))
 
     def _askers(self, numbers: Iterable[int]) -> list[tuple[int, str, str, str]]:
         found = ((number, self._requester(number)) for number in numbers)
@@ -233,28 +262,28 @@ class Worker:
         request = next(filter(None, requests), None)
         return None if request is None else requester_of(request.on_done)
 
-    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, message: ToSupervisor, fds: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(OSError):
-            send(self._sock, message, fds)
+            send_message(self._sock, message, fds, MOST)
 
-    async def _join(self, key: str, message: Message, fd: int) -> None:
-        door = socket.socket(fileno=fd)
+    async def _join(self, message: JoinDevice, fd: int) -> None:
+        door, key = socket.socket(fileno=fd), message.key
         # Calls on behalf of a request must be reported before it ends.
         first = self.receive_all if self.table.keeps_parts else None
-        joined = _Joined(message["number"], lambda: self._lost(key), first)
+        joined = _Joined(message.number, lambda: self._lost(key), first)
         self._devices[key] = joined
         try:
-            await joined.open(message["id"], door)
+            await joined.open(message.id, door)
         except EngineError as error:  # another attempt will follow
             logger.debug("device %s: %s", key, error)
 
-    async def _take_over(self, message: Message) -> None:
+    async def _take_over(self, message: ModelChanged) -> None:
         """Run these versions of a changed model, and no others."""
-        name, entries = message["name"], message["entries"]
+        name = message.name
         async with self._locks.setdefault(name, asyncio.Lock()):
             before = self._models.get(name, {})
             now: dict[int, tuple[ModelEntry, LocalRunner]] = {}
-            for one in map(SharedEntry.from_message, entries):
+            for one in message.entries:
                 known = before.get(one.key)
                 if known is not None:
                     scheduler = known[0].scheduler
@@ -265,15 +294,15 @@ class Worker:
                     runner, scheduler = found
                     now[one.key] = self._entry(one, runner, scheduler), runner
                 else:
-                    self._send({"op": "left", "key": one.key})
+                    self._send(Left(one.key))
             self._models[name] = now
-            self._defaults[name] = message["default"]
+            self._defaults[name] = message.default
             left_paths = self._publish(name)
             self._publish_users(name)
-            self._send({"op": "switched", "seq": message["seq"]})
+            self._send(Switched(message.seq))
         left = {key: runner for key, (_, runner) in before.items() if key not in now}
         streams = {key: before[key][0].scheduler for key in left}
-        for key, why in message["failed"]:
+        for key, why in message.failed:
             gone = left.get(key)
             if isinstance(gone, JoinedRunner):
                 gone.fail(ExecutionFailed(why))
@@ -288,23 +317,25 @@ class Worker:
         """
         if isinstance(one.runner, SharedEnsemble):
             shared = one.runner
+            members = tuple(member.value for member in shared.members)
             return EnsembleRunner(
-                shared.graph, shared.members, self.table, shared.compose
+                shared.graph.value, members, self.table, shared.compose
             )
-        replicas = one.runner.replicas
+        description = one.runner.description.value
+        replicas = description.replicas
         for key, _ in replicas:
             if key in self._devices:
                 await self._devices[key].is_open.wait()
         # Among equally busy replicas, the first receives a request. Each worker counts
         # only its own requests, so each begins with another replica.
         first = self._number % max(1, len(replicas))
-        runner = replace(one.runner, replicas=replicas[first:] + replicas[:first])
+        runner = replace(description, replicas=replicas[first:] + replicas[:first])
         found = {k: j.device for k, j in self._devices.items() if j.device is not None}
         try:
             # This waits for the device, which may be running a batch.
             return await asyncio.to_thread(JoinedRunner, runner, found)
         except EngineError as error:
-            logger.debug("model %s: %s", one.spec.name, error)
+            logger.debug("model %s: %s", one.spec.value.name, error)
             return None
 
     async def _found(
@@ -321,15 +352,15 @@ class Worker:
         if isinstance(runner, EnsembleRunner):
             return runner, EnsembleScheduler(runner)
         if one.generator is not None:
-            return runner, GeneratorScheduler(one.generator, runner)
+            return runner, GeneratorScheduler(one.generator.value, runner)
         if one.format is None:
             return runner, None
         try:
-            made = await asyncio.to_thread(join_format, one.format, runner)
+            made = await asyncio.to_thread(join_format, one.format.value, runner)
         except (ValueError, OSError) as error:
             logger.warning(
                 "model %s/%s runs in the supervisor: %s",
-                *(one.spec.name, one.spec.version, error),
+                *(one.spec.value.name, one.spec.value.version, error),
             )
             await asyncio.to_thread(runner.close)
             return None
@@ -338,7 +369,7 @@ class Worker:
     def _entry(
         self, one: SharedEntry, runner: LocalRunner, scheduler: RequestScheduler | None
     ) -> ModelEntry:
-        spec = one.spec
+        spec = one.spec.value
         return ModelEntry(
             spec,
             runner,
@@ -365,7 +396,7 @@ class Worker:
             runner.close()  # this thread answers its requests
         else:
             await asyncio.to_thread(runner.close)
-        self._send({"op": "left", "key": key})
+        self._send(Left(key))
 
     def _publish(self, name: str) -> dict[str, ModelEntry]:
         """Publish the models that can run now.

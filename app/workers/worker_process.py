@@ -9,17 +9,32 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from app.observe.shared_counters import CounterSegment
 from app.observe.shared_totals import SharedTotals
 from app.workers.announcements import Announcements
-from app.workers.messages import Message, close_all, receive, send
+from app.workers.messages import (
+    MOST,
+    TO_SUPERVISOR,
+    AskAskers,
+    AskJournal,
+    Left,
+    Listening,
+    Ping,
+    Question,
+    ServeConnection,
+    Start,
+    Switched,
+    ToWorker,
+)
 from app.workers.publication import Publication
 from app.workers.questions import Questions
 from app.workers.stand_in import StandIn
-from engine import environment, starting
+from engine import close_all, environment, send_message, starting
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +59,7 @@ class Supervisor(Protocol):
     @property
     def is_ending(self) -> bool: ...
     @property
-    def start_message(self) -> Message: ...
+    def start_message(self) -> Start: ...
     @property
     def ping_timeout(self) -> float: ...
     @property
@@ -92,8 +107,8 @@ class StartedWorker:
                 )
             totals = workers.totals.memory.fd
             fds = [self.counters.memory.fd, totals, listener.fileno()]
-            message = {"op": "start", "number": number, **workers.start_message}
-            send(mine, message, fds)
+            message = replace(workers.start_message, number=number)
+            send_message(mine, message, fds, MOST)
         except BaseException:
             self._end_process()
             self.counters.close()
@@ -137,23 +152,23 @@ class StartedWorker:
 
     def _receive(self) -> None:
         try:
-            message, fds = receive(self._sock)
+            message, fds = TO_SUPERVISOR.receive(self._sock)
         except BlockingIOError:
             return
         except (OSError, EOFError):
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
             return
         try:
-            match message["op"]:
-                case "listening":
+            match message:
+                case Listening():
                     self.is_up = True
                     self._on_listening()
-                case "switched":
-                    self.announcements.switched(message["seq"])
-                case "left":
-                    self.announcements.left(message["key"])
-                case "answer":
-                    self.questions.answered(message, fds)
+                case Switched():
+                    self.announcements.switched(message.seq)
+                case Left():
+                    self.announcements.left(message.key)
+                case answer:
+                    self.questions.answered(answer, fds)
         finally:
             close_all(fds)
 
@@ -245,11 +260,11 @@ class WorkerProcess:
     async def _answers(self, seconds: float) -> bool:
         if self._workers.is_ending:
             return True
-        answer = await self._ask("ping", min(seconds, STALLED))
+        answer = await self._ask(Ping, min(seconds, STALLED))
         if answer is None:
             if self._now is not None and self._now.is_up:
                 self._stand_in.begin()
-            answer = await self._ask("ping", max(0.0, seconds - STALLED))
+            answer = await self._ask(Ping, max(0.0, seconds - STALLED))
         if answer is not None:
             self._stand_in.end()
         return answer is not None
@@ -269,7 +284,7 @@ class WorkerProcess:
         if now is None or not now.is_up or self._stand_in.is_needed:
             return False
         told = now.announcements
-        return told.tell({"op": "connection"}, [connection.fileno()])
+        return told.tell(ServeConnection(), [connection.fileno()])
 
     @property
     def is_alive(self) -> bool:
@@ -290,7 +305,7 @@ class WorkerProcess:
 
     # -- messages
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: ToWorker) -> None:
         if self._now is not None:
             self._now.announcements.tell(message)
 
@@ -311,18 +326,22 @@ class WorkerProcess:
 
     async def ask_journal(self) -> Any:
         """Return its journal of the last requests; None after a timeout."""
-        return await self._ask("journal", JOURNAL_TIMEOUT)
+        return await self._ask(AskJournal, JOURNAL_TIMEOUT)
 
-    async def ask_askers(self, numbers: list[int]) -> list[tuple[int, str, str, str]]:
+    async def ask_askers(
+        self, numbers: Iterable[int]
+    ) -> Sequence[tuple[int, str, str, str]]:
         """Return the requests with these numbers that the worker made, if they still
         exist.
         """
-        return await self._ask("askers", ASKERS_TIMEOUT, numbers=numbers) or []
+        wanted = tuple(numbers)
+        found = await self._ask(lambda n: AskAskers(n, wanted), ASKERS_TIMEOUT)
+        return found or ()
 
-    async def _ask(self, op: str, seconds: float, **more: Any) -> Any:
+    async def _ask(self, question: Callable[[int], Question], seconds: float) -> Any:
         if self._now is None:
             return None
-        return await self._now.questions.ask(op, seconds, **more)
+        return await self._now.questions.ask(question, seconds)
 
     def __repr__(self) -> str:
         return f"<WorkerProcess {self.number}, process {self.pid}>"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from app.api.routes import kserve_v1
 from app.codec.compression import CompressResponses
@@ -22,9 +22,25 @@ from app.serving.keys import Keys
 from app.serving.service import Service
 from app.spec import ModelSpec
 from app.workers.front import WorkerFront
-from app.workers.messages import SharedEntry, receive, send
+from app.workers.messages import (
+    TO_SUPERVISOR,
+    JoinDevice,
+    Left,
+    ModelChanged,
+    SharedEntry,
+    SharedModel,
+    Switched,
+    ToSupervisor,
+)
 from app.workers.worker import Worker
-from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
+from engine import (
+    Device,
+    DeviceManager,
+    Form,
+    ModelRunner,
+    ModelRunnerConfig,
+    send_message,
+)
 from tests.engine import models
 
 KEYS = """
@@ -78,33 +94,21 @@ class Supervised:
     async def tell(self) -> None:
         """It is told of the model, and has taken it over."""
         with self._device.invite() as door:
-            joins = {"op": "device", "key": "d", "id": self._device.id, "number": 0}
-            send(self.theirs, joins, [door.fileno()])
+            send_message(
+                self.theirs, JoinDevice("d", self._device.id, 0), [door.fileno()]
+            )
         description = self._runner.description
         (_, number), *_ = description.replicas
+        runner = SharedModel(Form(replace(description, replicas=(("d", number),))))
         spec = ModelSpec.from_runner("m", "1", self._runner)
-        message = SharedEntry(7, 0, spec, description).to_message()
-        message["runner"]["replicas"] = [["d", number]]
-        said = await self.publish([message])
-        assert said == {"op": "switched", "seq": 1}
+        assert await self.publish(SharedEntry(7, 0, Form(spec), runner)) == Switched(1)
 
-    async def publish(self, entries: list[Any]) -> Message:
-        send(
-            self.theirs,
-            {
-                "op": "model",
-                "seq": 1,
-                "name": "m",
-                "default": "1",
-                "entries": entries,
-                "failed": [],
-            },
-        )
+    async def publish(self, *entries: SharedEntry) -> ToSupervisor:
+        send_message(self.theirs, ModelChanged(1, "m", "1", entries, ()))
         return await self.hear()
 
-    async def hear(self) -> Message:
-        message, _ = await asyncio.to_thread(receive, self.theirs)
-        return message
+    async def hear(self) -> ToSupervisor:
+        return (await asyncio.to_thread(TO_SUPERVISOR.receive, self.theirs))[0]
 
     async def ask(
         self, path: str, key: str = "", method: str = "POST", certificate: str = ""
@@ -158,8 +162,8 @@ def test_it_runs_what_it_was_told_of_and_relays_the_rest(tmp_path: Path) -> None
         assert it.worker.short.keys() == it.worker.paths.keys() != set()
         assert await it.ask(infer, "counted") == 200
         # Told that it is gone: the channel is given back, and requests are relayed.
-        assert await it.publish([]) == {"op": "switched", "seq": 1}
-        assert await it.hear() == {"op": "left", "key": 7}
+        assert await it.publish() == Switched(1)
+        assert await it.hear() == Left(7)
         assert await it.ask(infer, "free") == 299
         await it.worker.stop()
         it.theirs.close()

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import replace
 
-import msgpack
 import numpy as np
 import pytest
 
 from app.serving.ensemble_graph import EnsembleGraph, Face, Step
 from app.spec import ModelSpec, TensorSpec
 from app.workers.messages import (
-    MOST,
+    TO_WORKER,
+    ModelChanged,
     SharedEnsemble,
     SharedEntry,
-    TooLong,
-    close_all,
-    receive,
-    send,
+    SharedModel,
 )
-from engine import RunnerDescription, Tensor
+from engine import Form, RunnerDescription, Tensor
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
+from engine.transport.messages import encode
 from popef_io import DataType
+
+
+def arrived(entry: SharedEntry) -> SharedEntry:
+    message = TO_WORKER.decode(encode(ModelChanged(1, "m", "2", (entry,), ())))
+    assert isinstance(message, ModelChanged)
+    return message.entries[0]
 
 
 def test_a_version_arrives_as_it_was() -> None:
@@ -50,17 +52,17 @@ def test_a_version_arrives_as_it_was() -> None:
         64,
         replicas=(("cpu:0#7", 3),),
     )
-    entry = SharedEntry(5, 1, spec, runner, 1.5, None, {0: None, 1: 2.0})
-    raw = msgpack.packb(entry.to_message())
-    found = SharedEntry.from_message(msgpack.unpackb(raw, strict_map_key=False))
-    assert (found.key, found.block, found.runner) == (5, 1, runner)
+    shared = SharedModel(Form(runner))
+    entry = SharedEntry(5, 1, Form(spec), shared, 1.5, None, {0: None, 1: 2.0})
+    found = arrived(entry)
+    assert (found.key, found.block, found.runner) == (5, 1, shared)
     assert (found.timeout, found.max_timeout) == (1.5, None)
     assert found.level_timeouts == {0: None, 1: 2.0}
     same = "name version inputs outputs max_batch_size max_rows optional_inputs"
     for attribute in same.split():
-        assert getattr(found.spec, attribute) == getattr(spec, attribute)
-    assert found.spec.defaults["x"].tobytes() == default.tobytes()
-    assert found.spec.defaults["x"].shape == default.shape
+        assert getattr(found.spec.value, attribute) == getattr(spec, attribute)
+    assert found.spec.value.defaults["x"].tobytes() == default.tobytes()
+    assert found.spec.value.defaults["x"].shape == default.shape
 
 
 def test_an_ensemble_arrives_as_it_was_and_knows_its_members() -> None:
@@ -70,42 +72,12 @@ def test_an_ensemble_arrives_as_it_was_and_knows_its_members() -> None:
     whole = ModelSpec("e", "1", (x,), (y,), max_batch_size=8)
     faces = (Face("x", (-1, 2), None),), (Face("y", (-1, 2), (-1, 2)),)
     graph = EnsembleGraph(whole, (step,), *faces)
-    entry = SharedEntry(6, 2, whole, SharedEnsemble(graph, (member,)))
-    raw = msgpack.packb(entry.to_message())
-    shared = SharedEntry.from_message(msgpack.unpackb(raw, strict_map_key=False)).runner
+    ensemble = SharedEnsemble(Form(graph), (Form(member),))
+    shared = arrived(SharedEntry(6, 2, Form(whole), ensemble)).runner
     assert isinstance(shared, SharedEnsemble)
-    assert shared.graph.steps == (step,)
-    assert (shared.graph.inputs, shared.graph.outputs) == faces
-    assert shared.compose([member]) is shared.graph
+    found = shared.graph.value
+    assert found.steps == (step,)
+    assert (found.inputs, found.outputs) == faces
+    assert shared.compose([member]) is found
     with pytest.raises(ValueError, match="other tensors"):
         shared.compose([replace(member, inputs=(y,))])
-
-
-def test_messages_have_borders_descriptors_and_a_length() -> None:
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with one, other:
-        send(one, {"op": "a"}, [one.fileno()])
-        send(one, {"op": "b", "text": "x" * (MOST // 2)})
-        message, fds = receive(other)
-        assert message == {"op": "a"}
-        assert os.fstat(fds[0]).st_ino == os.fstat(one.fileno()).st_ino
-        close_all(fds)
-        assert receive(other)[0]["op"] == "b"
-        with pytest.raises(TooLong):
-            send(one, {"text": "x" * MOST})
-        one.close()
-        with pytest.raises(EOFError):
-            receive(other)
-
-
-@pytest.mark.parametrize(
-    "raw", [b"\xc1", b"\x01", b"\x81\xa1x\xda\xff\xff", b"x" * MOST]
-)
-def test_a_damaged_message_is_refused_and_its_descriptors_closed(raw: bytes) -> None:
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with one, other:
-        before = len(os.listdir("/proc/self/fd"))
-        socket.send_fds(one, [raw + b"x"], [one.fileno()])
-        with pytest.raises(ValueError):  # noqa: PT011 - msgpack's own and ours
-            receive(other)
-        assert len(os.listdir("/proc/self/fd")) == before
