@@ -52,6 +52,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_mlflow": frozenset({"engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
+    "popgate_row_proof": frozenset({"engine"}),
     "popgate_runtime": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_sessions"}
         | {"popgate_tools"}
@@ -89,7 +90,9 @@ FACES = frozenset(
 #: Packages that hand no names on at their root: plugins import their modules.
 WITHOUT_NAMES = frozenset({"app", "popgate_tools"})
 #: Plugins that are part of the engine: they import its modules.
-OF_THE_ENGINE = frozenset({"popgate_session_worker", "popgate_sessions"})
+OF_THE_ENGINE = frozenset(
+    {"popgate_row_proof", "popgate_session_worker", "popgate_sessions"}
+)
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {
     ROOT / "engine" / "programs" / "python_calls.py",

@@ -14,9 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Files and tests that need the client, or what the commands and routes of plugins add.
 NEED_PLUGINS = (
     "tests/app/api/test_client_code.py",
-    "tests/app/cli/test_main.py::test_every_command_explains_itself[infer]",
     "tests/app/cli/test_main.py::test_help_is_as_wide_as_the_terminal",
-    "tests/app/cli/test_main.py::test_help_lists_the_commands",
     "tests/app/cli/test_main.py::test_help_names_values_and_no_types",
     "tests/app/cli/test_main.py::test_help_of_serve_tells_the_real_defaults",
     "tests/app/cli/test_main.py::test_help_shows_commands_of_plugins",

@@ -23,7 +23,7 @@ from app.sizes import parse_size
 from tests.app.cli.calls import Call
 from tests.app.served import run_popgate
 
-COMMANDS = ("compile", "serve", "infer", "dump", "devices", "openapi")
+COMMANDS = ("compile", "serve")
 
 
 def test_help_lists_the_commands(popgate: Call) -> None:

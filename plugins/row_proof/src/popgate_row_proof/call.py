@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from engine.compiler.rows.row_values import RowCounts, Rows, Size, Unproven, Value
 from engine.errors import counted
+from popgate_row_proof.values import RowCounts, Rows, Size, Unproven, Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from engine.compiler.rows.row_call import OperatorCall, Rule, across, from_front
-from engine.compiler.rows.row_values import (
+from engine.errors import counted
+from popgate_row_proof.call import OperatorCall, Rule, across, from_front
+from popgate_row_proof.values import (
     RowCounts,
     Rows,
     Shape,
@@ -18,7 +19,6 @@ from engine.compiler.rows.row_values import (
     broadcast,
     unknown,
 )
-from engine.errors import counted
 
 _WHOLE_TYPES = (6, 7)
 """INT32 and INT64 of TensorProto.DataType: casts to these keep sizes."""

@@ -3,10 +3,12 @@
 Where a model is batched, requests that bring different numbers of rows are refused: so
 it must be sure that ONNX Runtime would have refused them too.
 
-Covers: engine/compiler/rows/column_values.py, engine/compiler/rows/row_call.py,
-engine/compiler/rows/row_mixers.py, engine/compiler/rows/row_ml_rules.py,
-engine/compiler/rows/row_rules.py, engine/compiler/rows/row_shape_rules.py,
-engine/compiler/rows/row_values.py.
+Covers: engine/compiler/rows/column_values.py, engine/compiler/rows/row_mixers.py,
+    engine/compiler/rows/row_proof.py, plugins/row_proof/src/popgate_row_proof/call.py,
+    plugins/row_proof/src/popgate_row_proof/ml_rules.py,
+    plugins/row_proof/src/popgate_row_proof/rules.py,
+    plugins/row_proof/src/popgate_row_proof/shape_rules.py,
+    plugins/row_proof/src/popgate_row_proof/values.py.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from onnx import TensorProto, helper
 
 from engine.compiler import BatchDecision, compile_model
 from engine.compiler.rows.row_mixers import row_mixer
-from engine.compiler.rows.row_proof import traced
-from engine.compiler.rows.row_values import RowCounts, Rows, Unproven, Value, reshaped
+from popgate_row_proof.proof import traced
+from popgate_row_proof.values import RowCounts, Rows, Unproven, Value, reshaped
 from tests.engine.compiler.onnx_models import (
     FLOAT,
     INT64,

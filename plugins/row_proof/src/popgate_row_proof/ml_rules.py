@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.compiler.rows.row_call import OperatorCall, Rule, across
-from engine.compiler.rows.row_rules import same
-from engine.compiler.rows.row_values import (
+from popgate_row_proof.call import OperatorCall, Rule, across
+from popgate_row_proof.rules import same
+from popgate_row_proof.values import (
     Rows,
     Size,
     Unproven,

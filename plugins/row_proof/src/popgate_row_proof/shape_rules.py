@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from engine.compiler.rows.row_call import OperatorCall, Rule, across, from_front
-from engine.compiler.rows.row_values import (
+from popgate_row_proof.call import OperatorCall, Rule, across, from_front
+from popgate_row_proof.values import (
     Rows,
     Shape,
     Size,
