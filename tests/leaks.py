@@ -173,6 +173,8 @@ def _descriptors() -> Iterator[str]:
             continue  # that of this listing
         kind, colon, _ = target.partition(":[")
         if kind != "socket":
+            # A file that is unlinked while it is open is the same file as before.
+            target = target.removesuffix(" (deleted)")
             yield f"descriptor {kind}" if colon else f"descriptor {target}"
         elif _is_local(int(name)):
             yield "descriptor of a local socket"
