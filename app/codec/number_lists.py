@@ -58,8 +58,10 @@ _BRACES = np.zeros(256, np.bool_)
 _BRACES[list(b":{}")] = True
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _BLANKED = bytes.maketrans(b"[]", b"  ")
-#: A bracket in an invalid position.
-_MISPLACED = re.compile(rb"[^\[,]\[|\][^\],]")
+#: All that is neither a bracket nor a comma becomes a letter.
+_ONE_VALUE = bytes(c if c in b"[]," else ord("v") for c in range(256))
+#: What a list cannot have, with a letter for each byte of its values.
+_MISPLACED = (b"v[", b"][", b"]v")
 
 
 class Unusual(Exception):
@@ -179,7 +181,8 @@ class LongList:
         self._limits = limits
         parts: list[bytes] = []
         for _, skeleton in self._pieces():
-            if _MISPLACED.search(skeleton.translate(None, _SPACE)):
+            values = skeleton.translate(_ONE_VALUE, _SPACE)
+            if any(pair in values for pair in _MISPLACED):
                 raise _misplaced()
             parts.append(skeleton.translate(None, _NOT_STRUCTURE))
             give_way()
