@@ -56,6 +56,15 @@ _ROLES = {
         "app.gateway",
         "app.run",
         "app.workers.process",
+        # Imported by each server when it starts.
+        "anyio._backends._asyncio",
+        "concurrent.futures.thread",
+        "encodings.idna",
+        "fastapi.telemetry._runtime",
+        "typer._adapters",
+        "typer._click.decorators",
+        "uvicorn.loops.uvloop",
+        "tests.warm_plugins",
     ),
 }
 #: Modules that are run by their names, which the last of the roles has imported.

@@ -25,6 +25,8 @@ POPGATE = [sys.executable, "-c", "from app.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[2]
 
 _NUMBERS = itertools.count()
+#: The server's line about its models has this once they are loaded.
+_STARTED = ", after "
 
 #: For what has no models from elsewhere: a cache that is not there.
 NOTHING_TAKEN = RemoteCaches(Path("/nowhere"))
@@ -149,6 +151,13 @@ class ServedGateway:
         raise AssertionError(f"no line with {text!r}, {why}:\n{self.output}")
 
     def wait_ready(self) -> Self:
+        # The server writes when it has loaded its models. To ask before that takes the
+        # core that it needs.
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended or any(_STARTED in line for line in self.lines),
+                WAIT,
+            )
         self.until("/v1/health/ready", 200)
         return self
 
