@@ -35,13 +35,14 @@ from app.api.routes import (
     requests,
     shared_memory,
 )
+from app.assembly import gateway_of
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
 from app.http.access import Access, Trust
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
 from app.http.proxies import TrustedProxies
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.serving.service import Service
 from app.settings import Settings
 
@@ -64,7 +65,7 @@ def create_app(
     settings come from the environment. Raises `engine.InvalidConfig` for a device
     specification that cannot be read.
     """
-    gateway = gateway or Gateway(settings or Settings())
+    gateway = gateway or gateway_of(settings or Settings())
     settings = gateway.settings
     added = plugin_routes(settings)
     api = create_api(gateway, added)
@@ -156,7 +157,7 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 
     @api.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        loaded = (r.default for r in gateway.repository.models())
+        loaded = (r.default for r in gateway.records.all())
         served = [model for model in loaded if model is not None]
         key = [(m.spec.name, m.spec.version, m.loaded_at) for m in served]
         content = await run_in_threadpool(document_of, key, served)
@@ -173,6 +174,6 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
 
 def openapi_document() -> dict[str, Any]:
     """Return the OpenAPI document of the application without models."""
-    gateway = Gateway(Settings())
+    gateway = gateway_of(Settings())
     added = plugin_routes(gateway.settings)
     return base_document(create_api(gateway, added), added=added)

@@ -78,7 +78,7 @@ class OtherProcesses:
     async def askers(
         self, numbers: Iterable[int]
     ) -> Mapping[int, tuple[str, str, str]]:
-        """Return the clients of those processes' requests (`app.serving.requester`)."""
+        """Return the clients of those processes' requests (requester.py)."""
         return {}
 
     def add_part(self, number: int, part: Part) -> None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from app.assembly import gateway_of
 from app.gateway import Gateway
 from app.http.access import Access, is_loopback
 from app.http.front import InferFront
@@ -76,11 +77,11 @@ def run_gateway(
         server.stop(EXIT_NO_DEVICE if no_device else EXIT_FAILED)
 
     try:
-        gateway = Gateway(
+        gateway = gateway_of(
             settings,
             on_started=started,
             on_failed=failed,
-            others=partial(_others, settings, listeners),
+            make_others=partial(_others, settings, listeners),
             connections=OpenConnections(settings.max_connections),
             certificate=certificate,
         )
@@ -97,7 +98,7 @@ def run_gateway(
     finally:
         listeners.close()
         manager.close()
-    if not is_written() or server.force_exit or gateway.is_busy:
+    if not is_written() or server.force_exit or gateway.pools.is_busy:
         # A thread may still be writing, compiling or waiting for a device. Exit does
         # not wait for it.
         if sys.stdout is not None:  # None if it was closed before the start
@@ -154,14 +155,14 @@ def _server(
 
     def reload() -> None:
         manager.reloading()
-        gateway.reload(manager.reloaded)
+        gateway.reloading.request(manager.reloaded)
 
     options = server_options(settings) | {
         "certificate": certificate,
         "open_connections": gateway.connections,
         "sides": listeners.sides(app),
         "kept": list(listeners.inherited.values()),
-        "is_drained": lambda: gateway.is_drained,
+        "is_drained": lambda: gateway.stage.is_drained,
         "on_listening": lambda: manager.begin(lambda: state_of(gateway)),
         "on_drain": drain,
         "on_reload": reload,

@@ -132,7 +132,7 @@ class ServiceManager:
 def state_of(gateway: Gateway) -> ServiceState:
     """Return the readiness, and the number of loaded models."""
     readiness = gateway.readiness()
-    models = gateway.repository.models()
+    models = gateway.records.all()
     loaded = sum(record.default is not None for record in models)
     counts = f"{loaded} of {len(models)} models loaded"
     return ServiceState(readiness.ready, "; ".join([counts, *readiness.reasons]))

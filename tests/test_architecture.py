@@ -147,14 +147,17 @@ GROUND: dict[str, frozenset[str]] = {
             "plugins",
             "propagators",
         }
-        | {"settings", "sizes", "spec"}
+        | {"settings", "sizes", "spec", "stage"}
     ),
 }
 #: Modules over the rooms, and which rooms may import them.
 TOP: dict[str, dict[str, frozenset[str]]] = {
     "engine": {"public": frozenset()},
     "app": {
+        "pools": frozenset(),
+        "reloading": frozenset(),
         "gateway": frozenset({"api", "cli", "workers"}),
+        "assembly": frozenset({"cli"}),
         "other_processes": frozenset({"workers"}),
         "server_process": frozenset({"workers"}),
         "main": frozenset({"cli"}),
@@ -180,10 +183,7 @@ MOST_METHODS = 25
 #: operators of a graph have a method each.
 LARGE_CLASSES = frozenset(
     {
-        "app.gateway.Gateway",
         "app.http.connection.protocol.GatewayProtocol",
-        "app.repository.model_control.ModelControl",
-        "app.repository.repository.ModelRepository",
         "app.serving.call.Call",
         "app.serving.sequences.SequenceScheduler",
         "app.settings.Settings",
@@ -410,10 +410,8 @@ SET_FROM_OUTSIDE = {
         "awaiting batches compute_ns counts failure_ns inference_count input_ns "
         "last_inference output_ns padded pending share successes sum_ns tokens"
     ),
-    "app/repository/model_control.py": "is_pending news reason",
-    "app/repository/repository.py": "config is_pending reason source stamp",
     "app/serving/call.py": "held owner priority",
-    "app/serving/called_request.py": "outputs owner parameters rows",
+    "app/serving/calls/called_request.py": "outputs owner parameters rows",
     "app/serving/sequences.py": "batch_rows compute_ns device_id outputs queue_ns",
     "app/serving/steps.py": "batch_rows device_id error outputs",
     "app/workers/front.py": "is_done",

@@ -53,7 +53,7 @@ _ROLES = {
     ),
     "from app.cli import main; main()": (
         "app.cli.settings_options",
-        "app.gateway",
+        "app.assembly",
         "app.run",
         "app.workers.process",
         # Imported by each server when it starts.

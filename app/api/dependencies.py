@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Depends, HTTPException, Path, Request, Security
+from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 
 from app.codec.json_text import parse_json
@@ -21,7 +21,7 @@ from app.gateway import Gateway
 from app.http.front import HOLDER
 from app.limits import DEFAULT_LIMITS
 from app.repository.load_overrides import LoadOverrides, parse_load_overrides
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.serving.keys import Key
 
@@ -61,7 +61,7 @@ class Viewer:
         is_manager = self._key is not None and self._key.allows("manage")
         if is_manager or self.owner is None:
             return reason
-        return gateway.repository.places.public(reason)
+        return gateway.records.places.public(reason)
 
     def reads(self, owner: str) -> bool:
         """Return whether the client may read the error messages of requests sent with
@@ -90,8 +90,6 @@ _KEY = HTTPBearer(
 
 GatewayOf = Annotated[Gateway, Depends(get_gateway)]
 ViewerOf = Annotated[Viewer, Depends(get_viewer)]
-ModelName = Annotated[str, Path(description="Name of a model of the repository.")]
-Version = Annotated[str, Path(description="One of the model's versions, a number.")]
 #: Only for the OpenAPI document: the access control decides (app/http/access.py).
 MANAGEMENT = [Security(_KEY)]
 
@@ -101,16 +99,16 @@ def find_model(gateway: Gateway, name: str) -> ModelRecord:
 
     Raises `UnknownModel`, and `HTTPException` for a path that takes POST only.
     """
-    record = gateway.repository.get(name)
+    record = gateway.records.get(name)
     if record is None:
         # this is the path of a POST operation, not a model's name
         if name.endswith(":predict"):
             raise HTTPException(405)
-        if why := gateway.repository.explain(name):  # the file may be new
+        if why := gateway.records.explain(name):  # the file may be new
             raise UnknownModel(name, why=why)
         if gateway.keys.path is not None:  # some models may be hidden from this key
             raise UnknownModel(name)
-        raise UnknownModel(name, known=(r.name for r in gateway.repository.models()))
+        raise UnknownModel(name, known=(r.name for r in gateway.records.all()))
     return record
 
 

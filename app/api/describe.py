@@ -13,12 +13,16 @@ from app.api.schemas import (
     MetadataTensor,
     ModelDetails,
     ModelMetadata,
+    ModelStatistics,
     ModelSummary,
+    StatisticsList,
     VersionStatus,
 )
 from app.config.declared import DeclaredTensor
 from app.config.sequence_config import SequenceConfig
-from app.repository.loader import LoadedModel
+from app.errors import VersionNotAvailable
+from app.observe.metrics import MetricsRegistry
+from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.serving.ensemble_graph import Step
@@ -359,6 +363,41 @@ def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
             for state in config.state
         ],
     }
+
+
+def statistics_of(
+    metrics: MetricsRegistry,
+    records: Iterable[ModelRecord],
+    name: str = "",
+    version: str | None = None,
+) -> StatisticsList:
+    """Return the statistics of a version of these models, or of all their versions.
+
+    If they are those of one model, it has a `name`. Raises `UnknownModel` if it accepts
+    no requests.
+    """
+    found = [
+        _statistics(metrics, record, number)
+        for record in records
+        for number, entry in sorted(record.versions.items())
+        if entry.loaded is not None or entry.state is State.ON_DEMAND
+        if version in (None, str(number))
+    ]
+    if name and not found:
+        raise VersionNotAvailable(name)
+    return StatisticsList(model_stats=found)
+
+
+def _statistics(
+    metrics: MetricsRegistry, record: ModelRecord, number: int
+) -> ModelStatistics:
+    loaded = record.versions[number].loaded
+    document = metrics.total(record.name, str(number)).statistics()
+    if loaded is not None:
+        document["memory_usage"] = [
+            {"type": memory_kind(loaded), "id": 0, "byte_size": loaded.memory}
+        ]
+    return ModelStatistics.model_validate(document)
 
 
 def memory_kind(loaded: LoadedModel) -> str:

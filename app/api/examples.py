@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.spec import ModelSpec, TensorSpec
 from popef_io import DataType
 

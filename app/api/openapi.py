@@ -39,7 +39,7 @@ from app.api.schemas import (
     error_response,
 )
 from app.config.restrictions import group_of
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.spec import ModelSpec, TensorSpec, notation
 
 TITLE = "PopGate"

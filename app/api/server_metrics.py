@@ -54,7 +54,7 @@ def _bounds(gateway: Gateway) -> Iterator[Family]:
 
 def _queues(gateway: Gateway) -> Iterator[Family]:
     limits, replicas = [], []
-    for record in gateway.repository.models():
+    for record in gateway.records.all():
         for number, loaded in sorted(record.serving.items()):
             labels = {"model": record.name, "version": str(number)}
             limits.append((labels, float(loaded.config.max_queue_size)))
@@ -77,7 +77,7 @@ def _queues(gateway: Gateway) -> Iterator[Family]:
 
 
 def _versions(gateway: Gateway) -> Iterator[Family]:
-    records = gateway.repository.models()
+    records = gateway.records.all()
     states = Counter(v.state for record in records for v in record.versions.values())
     yield Family(
         "popgate_model_versions",
@@ -95,20 +95,20 @@ def _versions(gateway: Gateway) -> Iterator[Family]:
 
 def _sources(gateway: Gateway) -> Iterator[Family]:
     control = gateway.control
-    if control.polls:
+    if control.polls is not None:
         yield _single(
             "popgate_repository_poll_failures_total",
             "counter",
             "Failed scans of the model repository",
-            control.failed_polls,
+            control.polls.failed,
         )
         yield _single(
             "popgate_repository_last_poll_timestamp_seconds",
             "gauge",
             "Time of the last scan of the model repository; 0 if there was none",
-            control.polled_at,
+            control.polls.polled_at,
         )
-    looks = sorted(control.remote_looks().items())
+    looks = sorted(control.watch.looks().items())
     if looks:
         yield Family(
             "popgate_remote_failures_total",

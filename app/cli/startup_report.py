@@ -55,7 +55,7 @@ def print_started(url: str, gateway: Gateway) -> None:
     tell(f"  hot path {'compiled' if COMPILED in sys.modules else 'plain Python'}")
     if plan.spin_us:
         tell(f"  idle     devices poll for {plan.spin_us} µs before they sleep")
-    models = [model_summary(record) for record in gateway.repository.models()]
+    models = [model_summary(record) for record in gateway.records.all()]
     ready = sum(m.state == "READY" for m in models)
     failed = f", {len(models) - ready} not" if ready < len(models) else ""
     seconds = gateway.load_seconds

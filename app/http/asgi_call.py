@@ -18,8 +18,9 @@ from app.observe.journal import Asked
 from app.serving.call import Call
 from app.serving.forms import Form, NamingForm
 from app.serving.pending import IteratingRunner, ResponseScheduler
+from app.serving.runner import Submitted
 from app.serving.service import Service
-from app.serving.table import ModelEntry, Submitted
+from app.serving.table import ModelEntry
 from app.serving.transfer_memory import Share
 from engine import Tensor
 

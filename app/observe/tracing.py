@@ -5,7 +5,7 @@ Everything here belongs to the event loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +54,9 @@ class Tracing(Protocol):
     def tracer(self, model: str) -> Tracer | None:
         """Return the sampler of a model's requests; None if nothing is traced."""
 
+    def subscribe(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` after every change of the tracers."""
+
     def close(self) -> None:
         """Write the waiting entries, and trace nothing from now on."""
 
@@ -63,6 +66,9 @@ class NoTracing:
 
     def tracer(self, model: str) -> Tracer | None:
         return None
+
+    def subscribe(self, on_change: Callable[[], None]) -> None:
+        """Nothing changes."""
 
     def close(self) -> None:
         """There is nothing to write."""

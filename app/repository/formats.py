@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.plugins import INPUT_DECODERS, MODEL_FORMATS, plugins
-from app.serving.table import Runner, Submitted
+from app.serving.runner import Runner, Submitted
 from app.spec import ModelSpec
 from engine import Tensor
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from app.config.model_config import ModelConfig
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
-from app.repository.scan import VersionSource
+from app.repository.scan import ModelSource, VersionSource
 
 #: The reason for models that were added to the folder after the last scan, too.
 NEVER_LOADED = "the model is not loaded; POST /v1/models/{}/load loads it"
@@ -35,6 +36,10 @@ class RepositoryError(Exception):
         self.passing = passing
 
 
+#: Loads an offered version of a model.
+LoadOffered: TypeAlias = "Callable[[ModelRecord, VersionRecord], Awaitable[None]]"
+
+
 @dataclass(slots=True)
 class VersionRecord:
     """One version, loaded or not.
@@ -43,10 +48,11 @@ class VersionRecord:
 
     `reason` is the last error, if there is one. `passing` is its code if the model is
     not at fault, so an immediate retry is allowed. A version that is loaded on demand
-    keeps its sources in `source` and `config`.
+    keeps its sources in `source` and `config`. `load_offered` loads an offered version.
     """
 
     version: int
+    load_offered: LoadOffered
     state: State = State.UNLOADED
     reason: str = ""
     loaded: LoadedModel | None = None
@@ -73,6 +79,14 @@ class VersionRecord:
         if self.state.word == "UNAVAILABLE":
             return UNLOADED
         return ON_DEMAND if self.state is State.ON_DEMAND else ""
+
+    def take_sources(self, source: VersionSource, config: ModelConfig) -> None:
+        """Take over the files and options of the next load."""
+        self.source, self.config = source, config
+
+    def fail(self, reason: str) -> None:
+        """Keep the reason of a failure that changes no state; empty if it is over."""
+        self.reason = reason
 
     def on(
         self,
@@ -124,6 +138,38 @@ class ModelRecord:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     #: Returns why the newest files have not arrived, if they are remote.
     news: Callable[[], str] = str
+
+    def expect(self) -> None:
+        """Note that the folder is about to be read."""
+        self.is_pending = True
+
+    def read(self, source: ModelSource) -> None:
+        """Take over what was read from the folder."""
+        self.is_pending = False
+        self.reason = source.problem
+        self.stamp = source.stamp
+        if not source.problem:
+            self.config = source.config
+
+    def fail(self, reason: str) -> None:
+        """Keep why the model as a whole could not be loaded."""
+        self.reason = reason
+
+    def settle(self) -> None:
+        """Note that the folder is not about to be read any more."""
+        self.is_pending = False
+
+    def fetch_from(self, news: Callable[[], str]) -> None:
+        """Let `news` return why the newest files have not arrived."""
+        self.news = news
+
+    def version(self, number: int, load_offered: LoadOffered) -> VersionRecord:
+        """Return the record of a version; a new one if there is none."""
+        return self.versions.setdefault(number, VersionRecord(number, load_offered))
+
+    async def load(self, entry: VersionRecord) -> None:
+        """Load a version that is on offer."""
+        await entry.load_offered(self, entry)
 
     @property
     def serving(self) -> dict[int, LoadedModel]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app.repository.model_record import VersionRecord
-from app.repository.repository import ModelRepository
+from app.repository.records import ModelRecords
 from app.serving.timeout_policy import TimeoutPolicy
 from engine import DeadlineExceeded, QueueFull
 
@@ -17,8 +17,8 @@ class OnDemandLoader:
     loop's thread.
     """
 
-    def __init__(self, repository: ModelRepository) -> None:
-        self._repository = repository
+    def __init__(self, records: ModelRecords) -> None:
+        self._records = records
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, int] = {}
 
@@ -40,8 +40,8 @@ class OnDemandLoader:
         key = id(entry)
         load = self._loads.get(key)
         if load is None:
-            record = self._repository.record(name)
-            load = asyncio.ensure_future(self._repository.load_offered(record, entry))
+            record = self._records.record(name)
+            load = asyncio.ensure_future(record.load(entry))
             self._loads[key] = load
             load.add_done_callback(lambda _: self._loads.pop(key, None))
         limit = entry.config.max_queue_size
@@ -71,7 +71,7 @@ class OnDemandLoader:
             load.cancel()
 
     def _entry(self, name: str, version: str | None) -> VersionRecord | None:
-        record = self._repository.get(name)
+        record = self._records.get(name)
         return record.on_demand(version) if record is not None else None
 
     def __repr__(self) -> str:

@@ -37,12 +37,13 @@ from app.observe.request_ids import (
     trace_context,
 )
 from app.observe.tracing import Timeline, Tracer
+from app.serving.calls.requester import Asker, said_of
 from app.serving.forms import ErrorForm, Form
 from app.serving.keys import Key
 from app.serving.pending import NotOneResponse, Pending
-from app.serving.requester import Asker, said_of
+from app.serving.runner import Submitted
 from app.serving.service import Service
-from app.serving.table import ModelEntry, Submitted
+from app.serving.table import ModelEntry
 from app.serving.timeout_policy import header_timeout
 from app.serving.transfer_memory import SMALL
 from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted

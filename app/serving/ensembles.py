@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from app.codec import InferRequest
 from app.codec.bounded_cache import remember
+from app.codec.messages import InferRequest
 from app.errors import InvalidTensor, ModelNotReady, row_of
 from app.observe.journal import Part
 from app.serving.ensemble_graph import (
@@ -23,7 +23,8 @@ from app.serving.ensemble_graph import (
     Plan,
 )
 from app.serving.pending import Pending
-from app.serving.table import ModelEntry, ModelTable, Submitted, infer_path
+from app.serving.runner import Submitted
+from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import checked_rows, given, reshaped, with_rank
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from app.spec import ModelSpec

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.config.steps_config import StepsConfig
+from app.serving.runner import OnResponse, Submitted
 from app.serving.steps import StepRun, StepScheduler, is_true
-from app.serving.table import OnResponse, Submitted
 from app.spec import ModelSpec
 from engine import (
     PYTHON_MORE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.observe.token_metrics import TokenCounts
-from app.serving.table import OnResponse, Submitted
+from app.serving.runner import OnResponse, Submitted
 from engine import EngineError, InvalidInput, Tensor
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
-from app.codec.messages import Body, Encoding, Header, Response, lines_of
+from app.codec.messages import Body, Encoding, Header, InferRequest, Response, lines_of
+from app.codec.model import ModelCodec
 from engine import PYTHON_ANSWER, PYTHON_ROUTE, ExecutionFailed, Tensor
 from popef_io import DataType
 

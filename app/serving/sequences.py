@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.config.sequence_config import SequenceConfig
 from app.errors import InvalidRequest
 from app.serving.pending import Pending
+from app.serving.runner import Runner, Submitted
 from app.serving.state_tensors import Control, States
-from app.serving.table import Runner, Submitted
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor

@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.config.steps_config import StepsConfig
 from app.errors import InvalidRequest
 from app.serving.pending import NotOneResponse, Pending
+from app.serving.runner import OnResponse, Runner, Submitted
 from app.serving.state_tensors import Control, States, tensor_of
-from app.serving.table import OnResponse, Runner, Submitted
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, ExecutionFailed, Tensor

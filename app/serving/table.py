@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
-from app.codec import InferRequest, ModelCodec
+from app.codec.model import ModelCodec
 from app.codec.shared_memory import RegionTable
 from app.errors import RequestError, UnknownModelRun, VersionNotReady
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Tracer
 from app.serving.route_table import ModelRoute, RouteTable
+from app.serving.runner import RequestScheduler, Runner
 from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec
-from engine import EngineError, Tensor
 
 PREFIXES = ("/v1/models/", "/v2/models/")
 _SUFFIX = "/infer"
@@ -51,47 +51,8 @@ def model_of(path: str) -> tuple[str, str | None] | None:
     return name, version or None
 
 
-class Submitted(Protocol):
-    """The part of `engine.Request` that the front uses."""
-
-    @property
-    def done(self) -> bool: ...
-    @property
-    def error(self) -> Exception | None: ...
-    @property
-    def outputs(self) -> Mapping[str, Tensor]: ...
-    @property
-    def queue_ns(self) -> int: ...
-    @property
-    def compute_ns(self) -> int: ...
-    @property
-    def batch_rows(self) -> int: ...
-    @property
-    def batch_length(self) -> int: ...
-    @property
-    def device_id(self) -> str: ...
-    def abandon(self, error: EngineError) -> None: ...
-
-
-class Runner(Protocol):
-    """The part of `engine.ModelRunner` that the front uses.
-
-    `on_done` is called once, in the event loop's thread: within `submit`, within
-    `abandon`, or from the device's `poll`.
-    """
-
-    def submit(
-        self,
-        inputs: Mapping[str, Tensor],
-        *,
-        deadline: float | None = None,
-        on_done: Callable[[Any], None] | None = None,
-        priority: int = 0,
-    ) -> Submitted: ...
-
-
 class Absent(Protocol):
-    """Source of models that are not in the table (`app/gateway.py`)."""
+    """Source of models that are not in the table (absent_models.py)."""
 
     def explain(self, name: str, version: str | None) -> str | None:
         """Return why the model is not served; None if it does not exist."""
@@ -126,18 +87,6 @@ class NoneAbsent:
         self, name: str, version: str | None, policy: TimeoutPolicy
     ) -> None:
         """Return immediately: no model can be missing."""
-
-
-#: Receives the outputs of one of several responses.
-OnResponse: TypeAlias = Callable[[Mapping[str, Tensor]], None]
-
-
-class RequestScheduler(Protocol):
-    """Scheduler that handles a whole request before its tensors go to the runner."""
-
-    def submit(
-        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
-    ) -> Submitted: ...
 
 
 class ModelEntry:

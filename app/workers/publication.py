@@ -12,9 +12,10 @@ from app.observe.shared_counters import MOST_MODELS
 from app.repository.formats import SharedScheduler
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
+from app.serving.runner import RequestScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import ModelEntry, ModelTable, RequestScheduler
+from app.serving.table import ModelEntry, ModelTable
 from app.workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
 from engine import Device, Form, ModelRunner
 

@@ -26,12 +26,13 @@ from app.observe.journal import Journal, part_of
 from app.observe.log import LogControl, lines_dropped
 from app.observe.shared_counters import CounterSegment, OwnNumbers
 from app.repository.formats import join_format
+from app.serving.calls.requester import Requester, requester_of
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.keys import Keys
-from app.serving.requester import Requester, requester_of
+from app.serving.runner import RequestScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import ModelEntry, ModelTable, RequestScheduler
+from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
 from app.workers.messages import (
     MOST,

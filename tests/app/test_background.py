@@ -1,4 +1,7 @@
-"""Threads for work that blocks."""
+"""Threads for work that blocks.
+
+Covers: app/pools.py.
+"""
 
 from __future__ import annotations
 

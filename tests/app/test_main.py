@@ -1,6 +1,6 @@
 """The application in this process, without a server.
 
-Covers: app/gateway.py.
+Covers: app/gateway.py, app/assembly.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 import app
-from app.gateway import Gateway
+from app.assembly import gateway_of
 from app.http.front import InferFront
 from app.main import create_app
 from app.settings import Settings
@@ -35,7 +35,7 @@ async def started(
 ) -> AsyncIterator[tuple[InferFront, FastAPI]]:
     """An application whose models are loaded, and what stands behind its front."""
     settings = Settings(model_repository=repository, devices=DEVICES, **options)
-    gateway = Gateway(settings)
+    gateway = gateway_of(settings)
     front = create_app(gateway=gateway)
     api = front.fallback
     assert isinstance(api, FastAPI)
@@ -96,7 +96,7 @@ def test_a_load_that_finds_no_room_may_be_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is in use keeps its memory; the load waits for it and then says so."""
-    monkeypatch.setattr("app.repository.repository.EVICTION_TIMEOUT", 0.0)
+    monkeypatch.setattr("app.repository.loading.eviction.EVICTION_TIMEOUT", 0.0)
     add(tmp_path, "slow", models.slow, config="memory = 1")
     add(tmp_path, "other", config="memory = 1")
     options = {"model_memory": 1, "lazy": True}

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from app.api.delegation import ERROR_RESPONSES, declare
 from app.api.generate import GenerateForm
-from app.api.routes.infer import ERROR_RESPONSES, declare
 from app.api.schemas import GenerateResponse
 from app.http.front import Operation
 

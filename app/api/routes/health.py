@@ -30,8 +30,8 @@ async def startup(gateway: GatewayOf, response: Response) -> Started:
     """Answer 503 until devices are attached and the models have been loaded once, and
     200 from then on. Check readiness only after that.
     """
-    response.status_code = 200 if gateway.has_started else 503
-    return Started(started=gateway.has_started)
+    response.status_code = 200 if gateway.stage.has_started else 503
+    return Started(started=gateway.stage.has_started)
 
 
 @router.get(

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from app.api.delegation import ERROR_RESPONSES, declare
 from app.api.kserve_v1 import PredictForm
-from app.api.routes.infer import ERROR_RESPONSES, declare
 from app.api.schemas import PredictResponse
 from app.http.front import Operation
 

@@ -100,7 +100,7 @@ def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
     """Return the number of requests to a version that have not begun to run. It is 0
     for an ensemble, because its steps queue for their own models.
     """
-    record = gateway.repository.get(model.name)
+    record = gateway.records.get(model.name)
     loaded = record and record.serving.get(int(model.version))
     if not loaded or not isinstance(loaded.runner, ModelRunner):
         return 0
@@ -163,13 +163,13 @@ def _devices(gateway: Gateway) -> Iterator[Family]:
 
 
 def _repository(gateway: Gateway) -> Iterator[Family]:
-    repository = gateway.repository
+    records, budget = gateway.records, gateway.budget
     yield Family(
         "popgate_models",
         "gauge",
         "Models of the repository by state",
         [
-            ({"state": label}, len(repository.names_in(*states)))
+            ({"state": label}, len(records.names_in(*states)))
             for label, states in _STATES.items()
         ],
     )
@@ -179,17 +179,17 @@ def _repository(gateway: Gateway) -> Iterator[Family]:
         "Memory of a loaded model, as --model-memory counts it",
         [
             ({"model": record.name, "version": str(number)}, loaded.memory)
-            for record in repository.models()
+            for record in records.all()
             for number, loaded in sorted(record.serving.items())
         ],
     )
     for name, text, value in (
         ("popgate_model_memory_bytes",
          "Memory of all loaded models, as --model-memory counts it",
-         repository.budget.used),
+         budget.used),
         ("popgate_model_memory_limit_bytes",
          "Memory limit for all models together (--model-memory); 0 without a limit",
-         repository.budget.limit),
+         budget.limit),
         ("popgate_ready", "1 if the readiness check succeeds",
          gateway.readiness().ready),
         ("popgate_certificate_expiry_timestamp_seconds",

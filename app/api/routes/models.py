@@ -11,19 +11,22 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from app.api.client_code import client_code
+from app.api.delegation import ModelName, Version
 from app.api.dependencies import (
     MANAGEMENT,
     GatewayOf,
-    ModelName,
-    Version,
-    Viewer,
     ViewerOf,
     find_model,
     find_version,
     read_load_request,
     refusal,
 )
-from app.api.describe import gives_several, memory_kind, model_details, model_summary
+from app.api.describe import (
+    gives_several,
+    model_details,
+    model_summary,
+    statistics_of,
+)
 from app.api.examples import example_parameters
 from app.api.request_bodies import LoadRequest, documented
 from app.api.schemas import (
@@ -32,12 +35,10 @@ from app.api.schemas import (
     ModelDetails,
     ModelList,
     ModelState,
-    ModelStatistics,
     StatisticsList,
 )
-from app.errors import HttpError, VersionNotAvailable
+from app.errors import HttpError
 from app.gateway import Gateway
-from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.serving.timeout_policy import TimeoutPolicy
 
@@ -50,7 +51,7 @@ async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
     """List every model of the repository, ready or not, with the reason if it
     is not.
     """
-    records, told = gateway.repository.models(), partial(viewer.reason, gateway)
+    records, told = gateway.records.all(), partial(viewer.reason, gateway)
     return ModelList(
         models=[model_summary(r, told) for r in records if viewer.sees(r.name)]
     )
@@ -156,7 +157,7 @@ def _address(gateway: Gateway, request: Request) -> str:
 @router.get("/models/{name}/stats", summary="Statistics of a model", tags=_TAGS)
 async def get_stats(gateway: GatewayOf, name: ModelName) -> StatisticsList:
     """Return cumulative counts and durations of every version that is served."""
-    return StatisticsList(model_stats=statistics(gateway, name))
+    return statistics_of(gateway.metrics, [find_model(gateway, name)], name)
 
 
 @router.post(
@@ -201,41 +202,6 @@ async def list_devices(gateway: GatewayOf) -> DeviceList:
     return DeviceList(
         devices=[DeviceStatus(**asdict(d)) for d in gateway.devices.summaries()]
     )
-
-
-def statistics(
-    gateway: GatewayOf,
-    name: str | None,
-    version: str | None = None,
-    viewer: Viewer | None = None,
-) -> list[ModelStatistics]:
-    """Return the statistics of a version, of a model or of all, as far as `viewer` may
-    see them.
-
-    Raises `UnknownModel` if the named model or version does not accept requests.
-    """
-    records = [find_model(gateway, name)] if name else gateway.repository.models()
-    found = [
-        _statistics(gateway, record, number)
-        for record in records
-        if viewer is None or viewer.sees(record.name)
-        for number, entry in sorted(record.versions.items())
-        if entry.loaded is not None or entry.state is State.ON_DEMAND
-        if version in (None, str(number))
-    ]
-    if name is not None and not found:
-        raise VersionNotAvailable(name)
-    return found
-
-
-def _statistics(gateway: Gateway, record: ModelRecord, number: int) -> ModelStatistics:
-    loaded = record.versions[number].loaded
-    document = gateway.metrics.total(record.name, str(number)).statistics()
-    if loaded is not None:
-        document["memory_usage"] = [
-            {"type": memory_kind(loaded), "id": 0, "byte_size": loaded.memory}
-        ]
-    return ModelStatistics.model_validate(document)
 
 
 def _state(record: ModelRecord) -> ModelState:

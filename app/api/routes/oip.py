@@ -11,11 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app.about import VERSION
+from app.api.delegation import ModelName, Version
 from app.api.dependencies import (
     MANAGEMENT,
     GatewayOf,
-    ModelName,
-    Version,
     ViewerOf,
     as_object,
     find_model,
@@ -29,10 +28,10 @@ from app.api.describe import (
     is_serving,
     model_config,
     model_metadata,
+    statistics_of,
     why_not_serving,
 )
 from app.api.request_bodies import IndexRequest, LoadRequest, UnloadRequest, documented
-from app.api.routes.models import statistics
 from app.api.schemas import (
     IndexEntry,
     ModelMetadata,
@@ -50,7 +49,7 @@ from app.errors import (
     VersionNotReady,
 )
 from app.gateway import Gateway
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.serving.timeout_policy import TimeoutPolicy
@@ -75,7 +74,7 @@ async def server_metadata(gateway: GatewayOf) -> ServerMetadata:
 
 @router.get("/models", summary="List the models that are ready")
 async def model_names(gateway: GatewayOf, viewer: ViewerOf) -> ModelNames:
-    names = gateway.repository.names_in(State.READY, State.ON_DEMAND)
+    names = gateway.records.names_in(State.READY, State.ON_DEMAND)
     return ModelNames(models=[name for name in names if viewer.sees(name)])
 
 
@@ -83,7 +82,8 @@ async def model_names(gateway: GatewayOf, viewer: ViewerOf) -> ModelNames:
 # described.
 @router.get("/models/stats", summary="Statistics of all models")
 async def all_statistics(gateway: GatewayOf, viewer: ViewerOf) -> StatisticsList:
-    return StatisticsList(model_stats=statistics(gateway, None, viewer=viewer))
+    records = [r for r in gateway.records.all() if viewer.sees(r.name)]
+    return statistics_of(gateway.metrics, records)
 
 
 @router.get(_MODEL, summary="Describe a model")
@@ -127,14 +127,15 @@ async def version_config(
 
 @router.get(f"{_MODEL}/stats", summary="Statistics of a model")
 async def model_statistics(gateway: GatewayOf, name: ModelName) -> StatisticsList:
-    return StatisticsList(model_stats=statistics(gateway, name))
+    return statistics_of(gateway.metrics, [find_model(gateway, name)], name)
 
 
 @router.get(f"{_VERSION}/stats", summary="Statistics of a version")
 async def version_statistics(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> StatisticsList:
-    return StatisticsList(model_stats=statistics(gateway, name, version))
+    records = [find_model(gateway, name)]
+    return statistics_of(gateway.metrics, records, name, version)
 
 
 @router.post(
@@ -155,7 +156,7 @@ async def repository_index(
     if not isinstance(ready, bool):
         raise InvalidRequest(msg)
     await gateway.control.discover()
-    records = [r for r in gateway.repository.models() if viewer.sees(r.name)]
+    records = [r for r in gateway.records.all() if viewer.sees(r.name)]
     told = partial(viewer.reason, gateway)
     return index_entries(records, ready=ready, told=told)
 
@@ -243,7 +244,7 @@ async def _served(
 
 
 def _not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:
-    why = gateway.repository.explain(name, version)
+    why = gateway.records.explain(name, version)
     return VersionNotReady(name, version, why or "the model is not loaded")
 
 

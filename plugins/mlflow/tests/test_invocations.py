@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from app.codec import ModelCodec
+from app.codec.model import ModelCodec
 from app.errors import InvalidRequest, InvalidTensor, RequestError
 from app.serving.table import ModelTable
 from app.spec import ModelSpec, TensorSpec

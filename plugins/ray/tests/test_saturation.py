@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.assembly import gateway_of
 from app.gateway import Gateway
 from app.settings import Settings
 from engine import Tensor
@@ -74,7 +75,7 @@ async def measured(root: Path) -> tuple[float, float]:
     """How busy a server with a saturated Python model is, and its devices in the
     mean."""
     settings = Settings(model_repository=root, devices="cpu:1", allow_python=True)
-    gateway = Gateway(settings)
+    gateway = gateway_of(settings)
     gateway.start()
     try:
         await gateway.wait_started()
@@ -104,6 +105,6 @@ def test_a_python_model_that_is_saturated_is_seen(
 
 
 def test_a_server_that_does_nothing_is_not_busy() -> None:
-    utilization = Utilization(Gateway(Settings()))
+    utilization = Utilization(gateway_of(Settings()))
     assert 0 <= utilization() <= 2  # of this process alone
     assert "since" in repr(utilization)

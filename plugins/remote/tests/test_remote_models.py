@@ -1,4 +1,7 @@
-"""Whole models from real servers: what is taken, and what is served meanwhile."""
+"""Whole models from real servers: what is taken, and what is served meanwhile.
+
+Covers: app/repository/control/remote_files.py, app/repository/control/remote_watch.py.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ def test_rate_and_count(tmp_path: Path) -> None:
 
 def test_models_follow_the_server_where_they_say_nothing(tmp_path: Path) -> None:
     changes: list[None] = []
-    tracing = Tracing(tmp_path / "t", on_change=lambda: changes.append(None))
+    tracing = Tracing(tmp_path / "t")
+    tracing.subscribe(lambda: changes.append(None))
     assert tracing.tracer("m") is None
     tracing.update("m", {"level": ("TIMESTAMPS",), "rate": 7})
     assert tracing.tracer("m") is not None

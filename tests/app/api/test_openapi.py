@@ -1,6 +1,7 @@
 """The OpenAPI document: complete, in our form of error, and valid YAML.
 
-Covers: app/api/examples.py, app/api/request_bodies.py, app/api/routes/infer.py.
+Covers: app/api/examples.py, app/api/request_bodies.py, app/api/routes/infer.py,
+app/api/delegation.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from app.api.openapi import document_with_models, documented_methods, to_yaml
 from app.api.plugin_routes import plugin_routes
 from app.config.model_config import ModelConfig
 from app.main import ROUTERS, openapi_document
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.repository.scan import VersionSource
 from app.settings import Settings
 from app.spec import ModelSpec, TensorSpec

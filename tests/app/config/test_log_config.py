@@ -1,4 +1,7 @@
-"""The file of log settings, and a server that reads it again."""
+"""The file of log settings, and a server that reads it again.
+
+Covers: app/reloading.py.
+"""
 
 from __future__ import annotations
 

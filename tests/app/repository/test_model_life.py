@@ -1,6 +1,8 @@
 """The life of a model version: the table, its drawing, and a version that follows it.
 
 python -m tests.app.repository.test_model_life     writes docs/reference/repository.md
+
+Covers: app/repository/loaded_model.py.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import cast
 import pytest
 
 from app.config.model_config import ModelConfig
-from app.repository.loader import LoadedModel
+from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
-from app.repository.model_record import VersionRecord
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.scan import VersionSource
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "repository.md"
@@ -89,8 +91,12 @@ def _loaded(config: ModelConfig) -> LoadedModel:
     )
 
 
+async def _load_nothing(record: ModelRecord, entry: VersionRecord) -> None:
+    """A test brings the events of a load itself."""
+
+
 def test_a_version_follows_the_table() -> None:
-    entry = VersionRecord(1)
+    entry = ModelRecord("m").version(1, _load_nothing)
     first, second = _loaded(ModelConfig()), _loaded(ModelConfig())
     assert entry.on(Event.LOAD) is None
     assert entry.state is State.LOADING

@@ -1,6 +1,7 @@
 """Ensembles over HTTP: real models, real devices.
 
-Covers: app/repository/ensemble_loader.py, app/serving/tensor_fit.py.
+Covers: app/repository/loading/ensemble_loader.py, app/serving/tensor_fit.py,
+app/repository/loading/missing_models.py, app/repository/records.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A swap, or an unload, waits for streams that run.
 
-Covers: app/serving/steps.py, app/repository/repository.py.
+Covers: app/serving/steps.py, app/repository/repository.py,
+app/repository/served_models.py, app/repository/loading/version_loader.py.
 """
 
 from __future__ import annotations

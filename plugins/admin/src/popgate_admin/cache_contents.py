@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from app.repository.control.uploads import Uploads
 from app.repository.model_sources import Cached, download_caches, left_over
-from app.repository.uploads import Uploads
 
 #: Files used within this many seconds are kept, because a server may be about to open
 #: them.

@@ -22,9 +22,10 @@ from app.repository.assembly import (
     runner_config,
 )
 from app.repository.compile_cache import CompileCache
-from app.repository.ensemble_loader import assemble_ensemble, why_no_member
 from app.repository.formats import format_named
-from app.repository.loader import LoadError, compiled_files, explained, input_defaults
+from app.repository.loaded_model import LoadError
+from app.repository.loader import compiled_files, explained, input_defaults
+from app.repository.loading.ensemble_loader import assemble_ensemble, why_no_member
 from app.repository.model_sources import RemoteCaches, RemoteError
 from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
@@ -41,7 +42,7 @@ from app.repository.scan import (
 )
 from app.repository.warmup import warm_up
 from app.serving.ensemble_graph import label_of
-from app.serving.table import Submitted
+from app.serving.runner import Submitted
 from app.sizes import counted, size_text
 from app.spec import ModelSpec
 from engine import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.repository.formats import FormatScheduler
-from app.serving.table import Runner
+from app.serving.runner import Runner
 from app.spec import ModelSpec
 from popgate_images.config import ImageConfig
 from popgate_images.scheduler import PictureScheduler

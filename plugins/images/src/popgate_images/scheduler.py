@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgpack
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.codec.outputs import strings_of
 from app.errors import HttpError, InvalidTensor
 from app.serving.pending import Pending
-from app.serving.table import Runner, Submitted
+from app.serving.runner import Runner, Submitted
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, Tensor
 from popef_io import DataType

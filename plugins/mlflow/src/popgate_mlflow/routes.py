@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from app.api.delegation import ERROR_RESPONSES, declare, to_front
 from app.api.plugin_routes import PluginRoutes
-from app.api.routes.infer import ERROR_RESPONSES, declare, to_front
 from app.http.front import NamingOperation, Operation
 from app.settings import Settings
 from popgate_mlflow.form import InvocationsForm

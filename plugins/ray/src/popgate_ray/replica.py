@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from app.assembly import gateway_of
 from app.errors import HttpError
 from app.gateway import Gateway
 from app.http.access import Access, key_group
@@ -179,7 +180,7 @@ class GatewayReplica:
         )
         prepare_process(settings)
         self._problem: Exception | None = None
-        self.gateway = Gateway(settings, on_failed=self._failed)
+        self.gateway = gateway_of(settings, on_failed=self._failed)
         self._utilization = Utilization(self.gateway)
         self._alive_at = time.monotonic()
         self._is_checked = False
@@ -236,9 +237,7 @@ def _most_ongoing() -> int:
 def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
     """Yield advice about options that limit the replica."""
     loaded = [
-        each
-        for record in gateway.repository.models()
-        for each in record.serving.values()
+        each for record in gateway.records.all() for each in record.serving.values()
     ]
     largest = max((each.spec.max_batch_size for each in loaded), default=0)
     if most_ongoing < 2 * largest:

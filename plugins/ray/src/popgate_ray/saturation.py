@@ -67,7 +67,7 @@ class Utilization:
         return max(process, saturation_of(self._models(), shares))
 
     def _models(self) -> Iterable[Collection[str]]:
-        for record in self._gateway.repository.models():
+        for record in self._gateway.records.all():
             for loaded in record.serving.values():
                 if isinstance(loaded.runner, ModelRunner):
                     yield {device.id for device in loaded.runner.devices}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.api.routes.infer import ERROR_RESPONSES
+from app.api.delegation import ERROR_RESPONSES
 
 OPENAI_TAG, TEI_TAG = "text: openai", "text: tei"
 STRINGS: Final = {"type": "array", "items": {"type": "string"}}

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import orjson
 
-from app.codec import InferRequest, ModelCodec
-from app.codec.messages import Body, Response, json_response
+from app.codec.messages import Body, InferRequest, Response, json_response
+from app.codec.model import ModelCodec
 from app.errors import ErrorResponse, InvalidRequest
 from app.serving.table import ModelTable, infer_path
 from engine import Tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.codec import InferRequest, ModelCodec
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
-from app.codec.messages import Body, Encoding
+from app.codec.messages import Body, Encoding, InferRequest
+from app.codec.model import ModelCodec
 from app.codec.oip_json import check_json_size
 from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.limits import DEFAULT_LIMITS, Limits

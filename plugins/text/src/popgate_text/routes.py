@@ -8,9 +8,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.api.dependencies import GatewayOf, ModelName, ViewerOf, find_model
+from app.api.delegation import ModelName, declare, to_front
+from app.api.dependencies import GatewayOf, ViewerOf, find_model
 from app.api.plugin_routes import PluginRoutes
-from app.api.routes.infer import declare, to_front
 from app.errors import UnknownModel
 from app.gateway import Gateway
 from app.http.front import NamingOperation, Operation

@@ -20,13 +20,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.codec.outputs import strings_of
 from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.observe.token_metrics import TokenCounts
 from app.repository.formats import FormatRunner, SharedFormat
 from app.serving.pending import Pending
-from app.serving.table import Submitted
+from app.serving.runner import Submitted
 from app.spec import ModelSpec, TensorSpec
 from engine import EngineError, QueueFull, Tensor
 from popef_io import DataType

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import orjson
 
-from app.codec import InferRequest, ModelCodec
-from app.codec.messages import Body, Response, lines_of
+from app.codec.messages import Body, InferRequest, Response, lines_of
+from app.codec.model import ModelCodec
 from app.errors import ErrorResponse, HttpError, InvalidRequest
 from app.serving.table import ModelTable, infer_path
 from engine import Tensor

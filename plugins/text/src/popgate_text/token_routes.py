@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.about import VERSION
-from app.api.dependencies import GatewayOf, ModelName, find_model, read_object
+from app.api.delegation import ModelName
+from app.api.dependencies import GatewayOf, find_model, read_object
 from app.errors import ErrorResponse, InvalidRequest, RequestError
 from app.gateway import Gateway
 from popgate_text import tei

@@ -7,14 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from app.api.dependencies import (
-    MANAGEMENT,
-    GatewayOf,
-    ModelName,
-    Version,
-    find_version,
-    read_object,
-)
+from app.api.delegation import ModelName, Version
+from app.api.dependencies import MANAGEMENT, GatewayOf, find_version, read_object
 from app.api.request_bodies import MOST, documented, whole_number
 from app.errors import HttpError, InvalidRequest, UnknownModel
 from app.gateway import Gateway
@@ -106,7 +100,7 @@ async def update_version_trace(
 
 
 def _known(gateway: Gateway, name: str, version: str | None = None) -> str:
-    record = gateway.repository.get(name)
+    record = gateway.records.get(name)
     if record is None:
         raise UnknownModelTraced(name)
     find_version(record, version)

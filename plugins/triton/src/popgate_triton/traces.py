@@ -201,8 +201,7 @@ class Tracing:
     """The trace settings of a server and its models, and the trace file.
 
     If `file` is None, nothing can be traced. `clock_offset` is the difference between
-    the time since 1970 and the monotonic clock. `on_change` is called after every
-    change of settings.
+    the time since 1970 and the monotonic clock.
     """
 
     def __init__(
@@ -211,11 +210,10 @@ class Tracing:
         settings: TraceSettings | None = None,
         *,
         clock_offset: int = 0,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.initial = settings or TraceSettings()
         self.clock_offset = clock_offset
-        self._on_change = on_change
+        self._on_change: list[Callable[[], None]] = []
         self._path = file
         self._file = TraceFile(file) if file is not None else None
         self._ids = itertools.count(1)
@@ -224,6 +222,10 @@ class Tracing:
         # server's settings.
         self._changes: dict[str | None, dict[str, Any]] = {None: {}}
         self._tracers: dict[str | None, Tracer] = {None: Tracer(self.initial, self)}
+
+    def subscribe(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` after every change of settings."""
+        self._on_change.append(on_change)
 
     @property
     def path(self) -> str:
@@ -262,7 +264,8 @@ class Tracing:
             if before is not None:
                 before.flush()
             self._tracers[scope] = Tracer(wanted, self)
-        self._on_change()
+        for tell in self._on_change:
+            tell()
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -287,7 +290,8 @@ class Tracing:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._on_change()
+        for tell in self._on_change:
+            tell()
 
     def __iter__(self) -> Iterator[str]:
         """Yield the models that have settings of their own."""
@@ -297,13 +301,9 @@ class Tracing:
         return f"<Tracing {asdict(self.settings())} models={list(self)}>"
 
 
-def tracing_of(
-    settings: Settings, clock_offset: int, on_change: Callable[[], None]
-) -> Tracing:
+def tracing_of(settings: Settings, clock_offset: int) -> Tracing:
     """Return the tracing of a server; an object of the group `popgate.tracers`."""
     levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
     level = levels.get(settings.trace_level, ("TIMESTAMPS", "TENSORS"))
     wanted = TraceSettings(level, settings.trace_rate, settings.trace_count)
-    return Tracing(
-        settings.trace_file, wanted, clock_offset=clock_offset, on_change=on_change
-    )
+    return Tracing(settings.trace_file, wanted, clock_offset=clock_offset)

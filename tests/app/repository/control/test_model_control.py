@@ -1,4 +1,7 @@
-"""The modes of model control, over HTTP: who is loaded when, and by whom."""
+"""The modes of model control, over HTTP: who is loaded when, and by whom.
+
+Covers: app/repository/control/control_mode.py, app/repository/control/folder_loads.py.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from app.background import DaemonPool
-from app.repository.model_control import ControlMode, ModelControl
-from app.repository.model_record import ModelRecord
+from app.repository.control.control_mode import ControlMode
+from app.repository.control.folder_loads import FolderLoads
+from app.repository.control.model_control import ModelControl
+from app.repository.control.remote_files import RemoteFiles
+from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.uploads import Uploads
 from app.repository.places import ModelPlaces
+from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.scan import ModelSource
-from app.repository.uploads import Uploads
 from tests.app.served import ServedGateway, add, run_popgate
 from tests.engine import models
 from tests.support import WAIT, until
@@ -83,88 +88,21 @@ def test_polling_follows_the_folder(polled: ServedGateway) -> None:
     assert post(polled, "second").status_code == 404
 
 
-class Recorder:
-    """In place of a repository: what it was told to bring up."""
-
-    def __init__(self, root: Path) -> None:
-        self.places = ModelPlaces(root)
-        self.taken: list[tuple[str, int]] = []
-        self._records: dict[str, ModelRecord] = {}
-
-    def models(self) -> list[ModelRecord]:
-        return list(self._records.values())
-
-    def get(self, name: str) -> ModelRecord | None:
-        return self._records.get(name)
-
-    def record(self, name: str) -> ModelRecord:
-        return self._records.setdefault(name, ModelRecord(name))
-
-    async def load(self, source: ModelSource, *, lazily: bool = False) -> None:
-        self.taken.append((source.name, len(source.versions)))
-        self.record(source.name).stamp = source.stamp
-
-    async def unload(self, name: str) -> None:
-        self.taken.append((name, 0))
-
-    def forget(self, name: str) -> None:
-        del self._records[name]
-
-
-def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
-    """A look is a look here, however long the machine takes between two of them."""
-    recorder = Recorder(tmp_path)
-    pool = DaemonPool(1, "test")
-    control = ModelControl(
-        cast("ModelRepository", recorder),
-        pool,
-        pool,
-        ControlMode.POLL,
-        uploads=Uploads(tmp_path / ".uploads"),
-    )
-
-    async def look() -> list[tuple[str, int]]:
-        recorder.taken.clear()
-        await control.poll_once()
-        return list(recorder.taken)
-
-    async def follow() -> None:
-        target = tmp_path / "m" / "1"
-        target.mkdir(parents=True)
-        with (target / "m.popef").open("wb", buffering=0) as file:
-            for _ in range(5):
-                file.write(b"x")
-                assert await look() == []
-        assert await look() == [("m", 1)]
-        assert await look() == []
-        shutil.copytree(target, tmp_path / "m" / "2")
-        assert await look() == []
-        (tmp_path / "m" / "2" / "m.popef").write_bytes(b"longer")
-        assert await look() == []
-        assert await look() == [("m", 2)]
-        shutil.rmtree(tmp_path / "m")
-        assert await look() == []
-        target.mkdir(parents=True)  # it was only being replaced
-        (target / "m.popef").write_bytes(b"new")
-        assert await look() == []
-        assert await look() == [("m", 1)]
-        shutil.rmtree(tmp_path / "m")
-        assert await look() == []
-        assert await look() == [("m", 0)]
-        assert await look() == []
-
-    asyncio.run(follow())
-    pool.close()
-
-
 def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    vars(recorder)["ensembles"] = SimpleNamespace()
+    records = ModelRecords(ModelPlaces(tmp_path), ControlMode.MANAGED.newcomer)
+    repository = cast("ModelRepository", None)  # nothing is loaded
     loading, scanning = DaemonPool(1, "load"), DaemonPool(1, "scan")
+    remote = RemoteFiles(records, loading, loading)
+    loads = FolderLoads(records, repository, remote, loading, lazily=False)
     control = ModelControl(
-        cast("ModelRepository", recorder),
+        records,
+        repository,
+        loads,
+        RemoteWatch(records, loads, polls=False, seconds=15.0),
+        None,
         loading,
         scanning,
+        ControlMode.MANAGED,
         uploads=Uploads(tmp_path / ".uploads"),
     )
     (tmp_path / "new.popef").touch()
@@ -172,7 +110,7 @@ def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -
     job = loading.submit(loaded.wait)
     try:
         asyncio.run(asyncio.wait_for(control.discover(), WAIT))
-        assert [record.name for record in recorder.models()] == ["new"]
+        assert [record.name for record in records.all()] == ["new"]
         assert not job.done()
     finally:
         loaded.set()

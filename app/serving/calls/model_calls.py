@@ -3,7 +3,7 @@
 A call is a request like a client's. The called model is loaded on demand, and the
 request is queued, batched and counted, and ends at its deadline. The calling model's
 process sends it over a socket (engine/transport/call_messages.py) or through a route
-(app/serving/call_routes.py). Everything here belongs to the event loop's thread, except
+(call_routes.py). Everything here belongs to the event loop's thread, except
 `ModelCalls.attach`.
 """
 
@@ -13,15 +13,17 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from app.observe.answers import Answers
+from app.observe.metrics import ModelMetrics
 from app.observe.own_metrics import OwnMetrics
-from app.serving.call_graph import CallGraph
-from app.serving.call_routes import CallRoutes, runs_any
-from app.serving.called_request import CalledRequest
-from app.serving.requester import Asker, Requester, Requesters
+from app.serving.calls.call_graph import CallGraph
+from app.serving.calls.call_routes import CallRoutes, runs_any
+from app.serving.calls.called_request import CalledRequest
+from app.serving.calls.requester import Asker, Requester, Requesters
 from app.serving.table import ModelTable, infer_path
 from engine import (
     AskersAsked,
@@ -90,15 +92,28 @@ class ModelCalls:
 
     # -- routes
 
-    def changed(self, name: str | None = None) -> None:
-        """Withdraw the routes to a changed model, or to all models."""
+    def model_changed(self, name: str) -> None:
+        """Withdraw the routes to a changed model."""
         for process in self._processes:
             process.routes.refresh(name)
 
-    def count(self) -> None:
-        """Count the calls made through routes since the last count."""
+    def device_is_back(self) -> None:
+        """Withdraw the routes to all models."""
+        for process in self._processes:
+            process.routes.refresh(None)
+
+    def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
+        """Count the calls made through routes since the last count.
+
+        They are in the counters of this process, so there are no others.
+        """
         for process in self._processes:
             process.routes.count()
+        return ()
+
+    def answered(self) -> Iterable[Answers]:
+        """Return nothing: calls are no answers to HTTP requests."""
+        return ()
 
     async def settled(self, leaving: Sequence[object]) -> None:
         """Wait until no process has a route to these runners, which are about to be

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import orjson
 
-from app.codec import InferRequest
+from app.codec.messages import InferRequest
 from app.observe.journal import Part
 from app.serving.table import ModelTable
 from engine import ModelRunner, process_of

@@ -13,23 +13,17 @@ from typing import Protocol
 
 import orjson
 
-from app.codec import InferRequest
-from app.codec.messages import Encoding
+from app.codec.messages import Encoding, InferRequest
 from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
+from app.serving.calls.requester import Asker, Requester, owner_in
 from app.serving.ensembles import named
 from app.serving.pending import NotOneResponse, Pending
-from app.serving.requester import Asker, Requester, owner_in
+from app.serving.runner import RequestScheduler, Submitted
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepRun, StepScheduler
-from app.serving.table import (
-    ModelEntry,
-    ModelTable,
-    RequestScheduler,
-    Submitted,
-    infer_path,
-)
+from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import called_inputs, checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from engine import (

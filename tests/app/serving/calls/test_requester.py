@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from app.observe.journal import Part
+from app.serving.calls.requester import Asker, requester_of
 from app.serving.pending import Pending
-from app.serving.requester import Asker, requester_of
 
 
 class Client:

@@ -1,6 +1,6 @@
 """Models in Python that call others through channels of their own.
 
-Covers: app/serving/call_routes.py, engine/calls/routes.py,
+Covers: app/serving/calls/call_routes.py, engine/calls/routes.py,
 engine/transport/call_log.py.
 """
 

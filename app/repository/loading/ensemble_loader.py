@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from app.config.ensemble_config import StepConfig
 from app.config.model_config import ModelConfig
-from app.repository.loader import LoadedModel, LoadError, explained
+from app.repository.loaded_model import LoadedModel, LoadError
+from app.repository.loader import explained
+from app.repository.loading.missing_models import MissingModels
 from app.repository.model_life import State
-from app.repository.model_record import ModelRecord, VersionRecord
+from app.repository.model_record import ModelRecord
+from app.repository.records import ModelRecords
 from app.repository.scan import VersionSource
-from app.serving.call_graph import leads_to
+from app.serving.calls.call_graph import leads_to
 from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_of
 from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.runner import RequestScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import ModelEntry, ModelTable, RequestScheduler, infer_path
+from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.spec import ModelSpec
 
 _NO_PLACE = "its requests use [sequence] or [responses], which an ensemble cannot run"
@@ -54,29 +57,18 @@ def assemble_ensemble(
     return replace(graph, spec=described(graph.spec, config))
 
 
-class Members(Protocol):
-    """The part of the repository that an ensemble is made from."""
-
-    def get(self, name: str) -> ModelRecord | None: ...
-    async def load_offered(self, record: ModelRecord, entry: VersionRecord) -> None: ...
-
-
 class EnsembleLoader:
     """Loads ensembles, after their member models.
 
-    `load_member` loads a model that is in the folder but not in memory, if that is
-    allowed.
+    `missing` loads a model that is in the folder but not in memory, if that is allowed.
     """
 
     def __init__(
-        self,
-        members: Members,
-        table: ModelTable,
-        load_member: Callable[[str], Awaitable[None]],
+        self, records: ModelRecords, table: ModelTable, missing: MissingModels
     ) -> None:
-        self._load_member = load_member
-        self._members = members
+        self._records = records
         self._table = table
+        self._missing = missing
 
     async def load(self, record: ModelRecord, source: VersionSource) -> LoadedModel:
         """Return the ensemble that the record's configuration describes. Raises
@@ -134,37 +126,28 @@ class EnsembleLoader:
         asked = False
         while True:
             self._check_circle(user, model)
-            member = self._members.get(model)
+            member = self._records.get(model)
             if member is None:
                 raise LoadError(f"there is no model {model!r} in the repository")
             offered = member.on_demand(str(version) if version else None)
             if member.is_pending or member.state is State.LOADING:
                 await asyncio.sleep(_TICK)
             elif offered is not None:
-                await self._members.load_offered(member, offered)
+                await member.load(offered)
                 break
             elif member.serving or member.problem or asked:
                 break
             else:
                 asked = True
-                await self._load_member(model)
+                await self._missing.load(model)
         entry = self._table.paths.get(infer_path(model, version))
         if entry is None:
             missing = self._table.missing(infer_path(model, version))
             raise LoadError(str(missing))
         return entry
 
-    def needs_of(self, name: str) -> list[str]:
-        """Return the models that a model needs, as its options say."""
-        found = self._members.get(name)
-        if found is None:
-            return []
-        config = found.config.ensemble
-        steps = [step.model for step in config.step] if config else []
-        return [*steps, *(found.config.models or ())]
-
     def _check_circle(self, user: str, member: str) -> None:
         """Raise `LoadError` if `member` needs `user`, directly or indirectly."""
-        if leads_to(member, user, self.needs_of):
+        if leads_to(member, user, self._records.needs_of):
             way = "itself" if member == user else f"{member!r}, which runs it"
             raise LoadError(f"{user!r} would run {way}")

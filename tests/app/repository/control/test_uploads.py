@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from app.repository.uploads import Uploads
+from app.repository.control.uploads import Uploads
 
 HOLD = """
 import sys
 from pathlib import Path
-from app.repository.uploads import Uploads
+from app.repository.control.uploads import Uploads
 uploads = Uploads(Path(sys.argv[1]))
 uploads.store("m", {"1/a": b"x"})
 print("stored", flush=True)

@@ -1,8 +1,8 @@
 """Models in Python that call other models of the server.
 
-Covers: app/serving/model_calls.py, app/serving/call_graph.py,
-app/serving/called_request.py, engine/calls/call_client.py, engine/calls/loop_watch.py,
-engine/calls/pending_call.py, engine/calls/served_models.py,
+Covers: app/serving/calls/model_calls.py, app/serving/calls/call_graph.py,
+app/serving/calls/called_request.py, engine/calls/call_client.py,
+engine/calls/loop_watch.py, engine/calls/pending_call.py, engine/calls/served_models.py,
 engine/transport/call_messages.py.
 """
 

@@ -1,0 +1,305 @@
+"""`gateway_of`: a gateway of settings, each part made after the parts it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from app.codec.shared_memory import RegionTable
+from app.config.config_keys import KeyProblem
+from app.gateway import Gateway
+from app.http.open_connections import OpenConnections
+from app.http.tls import Certificate
+from app.observe.access_log import AccessLog
+from app.observe.answers import OTHER
+from app.observe.history import History
+from app.observe.journal import Journal
+from app.observe.log import LogControl
+from app.observe.metrics import MetricsRegistry
+from app.observe.spans import spans_of_environment
+from app.observe.tracing import NoTracing, Tracing
+from app.other_processes import OtherProcesses
+from app.plugins import TRACERS, plugins
+from app.pools import Pools
+from app.reloading import Reloading
+from app.repository.absent_models import AbsentModels
+from app.repository.assembly import TimeLimits
+from app.repository.compile_cache import CompileCache
+from app.repository.control.control_mode import ControlMode
+from app.repository.control.folder_loads import FolderLoads
+from app.repository.control.folder_polls import FolderPolls
+from app.repository.control.model_control import ModelControl
+from app.repository.control.remote_files import RemoteFiles
+from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.uploads import Uploads
+from app.repository.devices import GatewayDevices
+from app.repository.loader import ModelLoader
+from app.repository.loading.ensemble_loader import EnsembleLoader
+from app.repository.loading.eviction import Eviction
+from app.repository.loading.missing_models import MissingModels
+from app.repository.loading.version_loader import VersionLoader
+from app.repository.memory_budget import MemoryBudget
+from app.repository.model_sources import FetchOptions, RemoteCaches
+from app.repository.on_demand import OnDemandLoader
+from app.repository.places import ModelPlaces
+from app.repository.records import ModelRecords
+from app.repository.repository import ModelRepository
+from app.repository.served_models import ServedModels
+from app.serving.calls.call_graph import CallGraph
+from app.serving.calls.model_calls import ModelCalls
+from app.serving.calls.requester import Requesters
+from app.serving.feeders import Feeders
+from app.serving.keys import Keys
+from app.serving.table import ModelTable
+from app.serving.transfer_memory import TransferMemory
+from app.settings import Settings
+from app.stage import Stage
+from engine import InvalidConfig
+
+MakeOthers = Callable[[ModelTable, MetricsRegistry], OtherProcesses]
+
+#: Seconds between two polls of the folder with `--reload`.
+FOLLOW_SECONDS = 0.25
+
+
+def gateway_of(
+    settings: Settings,
+    *,
+    on_started: Callable[[Gateway], None] = lambda gateway: None,
+    on_failed: Callable[[Exception], None] = lambda error: None,
+    make_others: MakeOthers = lambda table, metrics: OtherProcesses(),
+    connections: OpenConnections | None = None,
+    certificate: Certificate | None = None,
+) -> Gateway:
+    """Return a gateway. `make_others` makes the link to other processes.
+
+    Raises `engine.InvalidConfig` for a device specification or key file that cannot be
+    read, and for named models that do not exist.
+    """
+    stage, pools, keys = Stage(), Pools(settings.load_threads), _keys(settings)
+    mode = ControlMode(settings.model_control_mode)
+    records = ModelRecords(places_of(settings), mode.newcomer)
+    on_demand = OnDemandLoader(records)
+    feeders = Feeders()
+    metrics = MetricsRegistry(
+        feeders.counted,
+        keyless="" if settings.keys is None else OTHER,
+        answered=feeders.answered,
+    )
+    access = AccessLog.of(settings.access_log, settings.workers)
+    spans = spans_of_environment()
+    journal = Journal(access, spans)
+    tracing = _tracing(settings)
+    table = ModelTable(
+        settings.limits,
+        regions=_regions(settings),
+        tracer=tracing.tracer,
+        absent=AbsentModels(stage, records, on_demand),
+        on_change=feeders.model_changed,
+        keeps_parts=spans is not None,
+        has_keys=settings.keys is not None,
+    )
+    tracing.subscribe(table.renew_tracers)
+    others = make_others(table, metrics)
+    timeout = settings.request_timeout
+    calls = ModelCalls(
+        table,
+        CallGraph(records.needs_of),
+        Requesters(table, others),
+        timeout,
+        settings.shutdown_timeout + timeout,
+    )
+    feeders.add(calls, others)
+    devices = GatewayDevices(
+        settings.devices,
+        settings.device_wait_config,
+        pools.device,
+        ping_timeout=settings.device_timeout,
+        threads=settings.threads or 0,
+        event_loops=settings.workers,
+        on_back=feeders.device_is_back,
+        in_flight_elsewhere=others.in_flight_on,
+    )
+    log = LogControl(
+        settings.log_level, settings.log_format, on_change=others.log_changed
+    )
+    cache = CompileCache(
+        settings.cache_dir, settings.compile_timeout, settings.compile_memory
+    )
+    uploads = Uploads(settings.cache_dir / "uploads")
+    models = _models(
+        settings, mode, pools, records, table, metrics, feeders, calls, devices, cache,
+        uploads,
+    )  # fmt: skip
+    return Gateway(
+        settings=settings,
+        stage=stage,
+        keys=keys,
+        certificate=certificate,
+        records=records,
+        table=table,
+        repository=models.repository,
+        budget=models.budget,
+        loads=models.loads,
+        control=models.control,
+        on_demand=on_demand,
+        calls=calls,
+        devices=devices,
+        cache=cache,
+        uploads=uploads,
+        pools=pools,
+        regions=table.regions,
+        transfers=TransferMemory(settings.transfer_memory, others.bytes_held),
+        connections=connections or OpenConnections(),
+        others=others,
+        metrics=metrics,
+        history=History(metrics),
+        journal=journal,
+        spans=spans,
+        tracing=tracing,
+        logging=log,
+        reloading=Reloading(settings, keys, log, journal, others),
+        on_started=on_started,
+        on_failed=on_failed,
+    )
+
+
+class _Models(NamedTuple):
+    """The parts of a gateway that load its models."""
+
+    budget: MemoryBudget
+    repository: ModelRepository
+    loads: FolderLoads
+    control: ModelControl
+
+
+def _models(
+    settings: Settings,
+    mode: ControlMode,
+    pools: Pools,
+    records: ModelRecords,
+    table: ModelTable,
+    metrics: MetricsRegistry,
+    feeders: Feeders,
+    calls: ModelCalls,
+    devices: GatewayDevices,
+    cache: CompileCache,
+    uploads: Uploads,
+) -> _Models:
+    budget, missing = MemoryBudget(settings.model_memory), MissingModels()
+    loader = ModelLoader(
+        devices,
+        cache,
+        settings.max_body_size,
+        TimeLimits(settings.load_timeout, settings.run_timeout),
+        settings.allow_python,
+        calls.attach,
+        table.routes.claim,
+    )
+    served = ServedModels(
+        table,
+        metrics,
+        budget,
+        pools.unload,
+        settings.shutdown_timeout,
+        feeders.settled,
+    )
+    versions = VersionLoader(
+        records.places,
+        loader,
+        EnsembleLoader(records, table, missing),
+        budget,
+        Eviction(budget, records, metrics, served),
+        served,
+        pools.load,
+        pools.compile,
+    )
+    repository = ModelRepository(records, versions, served)
+    remote = RemoteFiles(records, pools.load, pools.fetch)
+    loads = FolderLoads(records, repository, remote, pools.load, lazily=settings.lazy)
+    seconds = settings.repository_poll_secs
+    does_poll = settings.reload or mode is ControlMode.POLL
+    watch = RemoteWatch(records, loads, polls=does_poll, seconds=seconds)
+    polls = FolderPolls(
+        records,
+        repository,
+        loads,
+        watch,
+        known_only=mode is ControlMode.EXPLICIT,
+        seconds=FOLLOW_SECONDS if settings.reload else seconds,
+    )
+    control = ModelControl(
+        records,
+        repository,
+        loads,
+        watch,
+        polls if does_poll else None,
+        pools.load,
+        pools.scan,
+        mode,
+        startup=settings.load_model,
+        uploads=uploads,
+    )
+    missing.register(control.load_member)
+    return _Models(budget, repository, loads, control)
+
+
+def places_of(settings: Settings) -> ModelPlaces:
+    """Return the places of the models: the folder, unless only single models
+    are named.
+    """
+    named_only = settings.model and "model_repository" not in settings.model_fields_set
+    folder = None if named_only else settings.model_repository
+    cache = settings.model_cache or settings.cache_dir / "models"
+    options = FetchOptions(settings.model_download_limit, settings.allow_python)
+    return ModelPlaces.of(folder, settings.model, RemoteCaches(cache, options))
+
+
+def _tracing(settings: Settings) -> Tracing:
+    """Return the tracing of the first plugin that has one. Raises `InvalidConfig`."""
+    offset = time.time_ns() - time.monotonic_ns()
+    for make in plugins(TRACERS).values():
+        tracing: Tracing = make(settings, offset)
+        return tracing
+    if settings.trace_file is not None:
+        msg = "--trace-file: no plugin that writes traces is installed"
+        raise InvalidConfig(msg)
+    return NoTracing()
+
+
+def _regions(settings: Settings) -> RegionTable | None:
+    """Return the table of shared memory, if that is allowed."""
+    if not settings.allow_shared_memory:
+        return None
+    return RegionTable(
+        max_bytes=settings.shared_memory_limit,
+        lease=settings.shared_memory_lease,
+        prefix=settings.shared_memory_prefix,
+        later=lambda seconds, call: asyncio.get_running_loop().call_later(
+            seconds, call
+        ),
+    )
+
+
+def _keys(settings: Settings) -> Keys:
+    """Return the keys of the server. Raises `InvalidConfig`."""
+    path, secret = settings.keys, settings.api_key
+    try:
+        key = None if secret is None else secret.get_secret_value()
+        keys = Keys(path, key, shared=settings.workers > 1)
+    except OSError as e:
+        msg = f"--keys: cannot read {path}: {e.strerror or e}"
+        raise InvalidConfig(msg) from None
+    except KeyProblem as e:
+        msg = f"--keys: {path}: {e}"
+        raise InvalidConfig(msg) from None
+    named = [k.config.name for k in keys.table.keys if k.config.certificate]
+    if named and settings.tls_client_ca is None:
+        msg = (
+            f"--keys: {path}: key {named[0]!r} requires a client certificate; set "
+            "--tls-client-ca so that the server requests one"
+        )
+        raise InvalidConfig(msg)
+    return keys

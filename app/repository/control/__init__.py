@@ -1,0 +1,1 @@
+"""Which models are loaded, and when: the modes, requests of clients, and polls."""

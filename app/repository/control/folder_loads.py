@@ -1,0 +1,130 @@
+"""`FolderLoads`: models as their folders and options say, put into the repository."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from app.background import DaemonPool
+from app.config.model_options import Origin
+from app.repository.control.remote_files import RemoteFiles
+from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.model_sources import RemoteUrl
+from app.repository.records import ModelRecords
+from app.repository.repository import ModelRepository
+from app.repository.scan import ModelSource, scan_model
+
+logger = logging.getLogger(__name__)
+
+
+class FolderLoads:
+    """Scans the folders of models, and loads what is there. For the event loop's
+    thread.
+
+    `lazily` offers new versions for loading on demand.
+    """
+
+    def __init__(
+        self,
+        records: ModelRecords,
+        repository: ModelRepository,
+        remote: RemoteFiles,
+        pool: DaemonPool,
+        *,
+        lazily: bool,
+    ) -> None:
+        self.remote = remote
+        self._records = records
+        self._repository = repository
+        self._pool = pool
+        self._lazily = lazily
+        self._is_ending = False
+
+    def begin_end(self) -> None:
+        """Note that the server is shutting down, so an interrupted load is not a
+        failure.
+
+        May be called from a signal handler.
+        """
+        self._is_ending = True
+
+    async def scan(
+        self, name: str, root: Path | None = None, config: str | None = None
+    ) -> ModelSource:
+        """Return the model in the folder.
+
+        Raises `RepositoryError` if it does not exist.
+        """
+        scan = partial(self._records.places.scan, name, config)
+        if root is not None:
+            origin = Origin("the load request", is_trusted=False)
+            scan = partial(scan_model, root, name, config, origin=origin)
+        source = await self._pool.run(scan)
+        if source is None:
+            msg = (
+                f"failed to load '{name}', failed to poll from model repository: "
+                f"there is no such model in it"
+            )
+            raise RepositoryError(msg, found=False)
+        return source
+
+    async def present(self, name: str) -> ModelSource | None:
+        """Return the model in the folder as it is now; None if it does not exist."""
+        return await self._pool.run(partial(self._records.places.scan, name))
+
+    async def scan_all(self) -> dict[str, ModelSource]:
+        """Return all models in the folder."""
+        return await self._pool.run(self._records.places.scan_all)
+
+    async def put(self, source: ModelSource) -> None:
+        """Load a model at the start, or for another model, without unloading others.
+
+        The record has the errors.
+        """
+        await self._repository.load(source, lazily=self._lazily, evict=False)
+        if source.url is not None:
+            await self._settle_remote(self._records.record(source.name), source.url)
+
+    async def follow(self, name: str, source: ModelSource) -> None:
+        """Load a model whose files have changed; log the outcome."""
+        await self._repository.load(source, lazily=self._lazily)
+        record = self._records.record(name)
+        if source.url is not None:
+            await self._settle_remote(record, source.url)
+        if record.problem:
+            self.tell_failure(name, record.problem)
+        else:
+            logger.info("loaded model '%s', %s", name, versions_text(record.available))
+
+    async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
+        """Keep in the cache the files that serve after a load. If none serve, load the
+        former files.
+        """
+        if not record.problem and record.serving:
+            await self.remote.confirm(record, url)
+        if not record.problem or record.available:
+            return
+        if not await self.remote.step_back(url):
+            return
+        reasons = [v.reason for v in record.versions.values() if v.reason]
+        problem = record.reason or reasons[0]
+        source = await self.scan(record.name)
+        await self._repository.load(source, lazily=self._lazily, evict=False)
+        if not record.problem:
+            logger.warning("model %s: serving its former files", record.name)
+            for version in record.versions.values():
+                version.fail(problem)
+
+    def tell_failure(self, name: str, problem: str) -> None:
+        """Log why a model could not be loaded."""
+        if self._is_ending:
+            logger.info("'%s' is not loaded: the server ends", name)
+        else:
+            logger.error("failed to load '%s': %s", name, problem)
+
+
+def versions_text(numbers: Iterable[int]) -> str:
+    shown = sorted(numbers)
+    return f"version{'s' * (len(shown) != 1)} {', '.join(map(str, shown)) or 'none'}"

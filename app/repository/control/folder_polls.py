@@ -1,0 +1,116 @@
+"""`FolderPolls`: the repeated scans of the folder of models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from app.config.file_stamps import Stamp
+from app.repository.control.folder_loads import FolderLoads
+from app.repository.control.remote_watch import RemoteWatch
+from app.repository.records import ModelRecords
+from app.repository.repository import ModelRepository
+from app.repository.scan import ModelSource
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after a change until polling checks whether the folder still changes.
+SETTLE = 1.0
+
+
+class FolderPolls:
+    """Uses the changes in the folder, every `seconds`. For the event loop's thread.
+
+    If `known_only` is true, models follow the folder only after their first load.
+    """
+
+    def __init__(
+        self,
+        records: ModelRecords,
+        repository: ModelRepository,
+        loads: FolderLoads,
+        watch: RemoteWatch,
+        *,
+        known_only: bool,
+        seconds: float,
+    ) -> None:
+        self._records = records
+        self._repository = repository
+        self._loads = loads
+        self._watch = watch
+        self._known_only = known_only
+        self._seconds = seconds
+        self._polling: asyncio.Task[None] | None = None
+        self._unsettled: dict[str, Stamp | None] = {}
+        #: The number of failed scans of the folder, and the time of the last successful
+        #: one in seconds since 1970.
+        self.failed = 0
+        self.polled_at = 0.0
+
+    def start(self) -> None:
+        """Poll from now on."""
+        self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    def stop(self) -> None:
+        """Poll no more."""
+        if self._polling is not None:
+            self._polling.cancel()
+
+    async def _poll(self) -> None:
+        while True:
+            pause = self._seconds
+            await asyncio.sleep(min(pause, SETTLE) if self._unsettled else pause)
+            try:
+                await self.poll_once()
+                self.polled_at = time.time()
+            except OSError as e:
+                self.failed += 1
+                logger.error("cannot read the model repository: %s", e)
+            except Exception:
+                self.failed += 1
+                logger.exception("polling the model repository")
+
+    async def poll_once(self) -> None:
+        """Use the changes that have settled since the last scan."""
+        sources = await self._loads.scan_all()
+        known = {record.name for record in self._records.all()}
+        for name in sorted(known | set(sources)):
+            source = sources.get(name)
+            record = self._records.get(name)
+            if self._known_only and not (record and record.stamp):
+                continue  # no request has loaded it yet
+            stamp = source.stamp if source is not None else None
+            before = record.stamp if record is not None else None
+            if stamp == before:
+                self._unsettled.pop(name, None)
+            elif name not in self._unsettled or self._unsettled[name] != stamp:
+                self._unsettled[name] = stamp
+            else:
+                del self._unsettled[name]
+                try:
+                    await self._follow_folder(name, source)
+                except Exception as e:
+                    logger.exception("model %s: unexpected", name)
+                    reason = f"{type(e).__name__}: {e}; this is a bug"
+                    self._records.record(name).fail(reason)
+
+    async def _follow_folder(self, name: str, source: ModelSource | None) -> None:
+        """Use changes in the folder.
+
+        Remote models follow when their files have arrived, so no other model waits for
+        them.
+        """
+        is_to_come = (
+            source is not None
+            and source.url is not None
+            and not await self._loads.remote.has(source.url)
+        )
+        self._watch.follow(name, source, at_once=is_to_come)
+        if source is None:
+            await self._repository.unload(name)
+            self._repository.forget(name)
+        elif is_to_come:
+            await self._repository.load(source)  # so that the poll waits for the load
+        else:
+            await self._loads.follow(name, source)

@@ -1,0 +1,221 @@
+"""`ModelControl`: which models are loaded, and when (control_mode.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+
+from app.background import DaemonPool
+from app.repository.control.control_mode import ControlMode, ControlRefused
+from app.repository.control.folder_loads import FolderLoads, versions_text
+from app.repository.control.folder_polls import FolderPolls
+from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.uploads import Uploads
+from app.repository.load_overrides import LoadOverrides
+from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.model_sources import FetchStopped
+from app.repository.records import ModelRecords
+from app.repository.repository import ModelRepository
+from app.repository.scan import is_model_name
+
+logger = logging.getLogger(__name__)
+
+ALL_MODELS = "*"
+FROM_THE_FOLDER = LoadOverrides()
+
+
+class ModelControl:
+    """Loads models at the start and on request, as the mode allows. For the event
+    loop's thread.
+
+    `startup` are the models of mode ``explicit``. `polls` starts with the server, if
+    there are any.
+    """
+
+    def __init__(
+        self,
+        records: ModelRecords,
+        repository: ModelRepository,
+        loads: FolderLoads,
+        watch: RemoteWatch,
+        polls: FolderPolls | None,
+        pool: DaemonPool,
+        scan_pool: DaemonPool,
+        mode: ControlMode,
+        *,
+        startup: tuple[str, ...] = (),
+        uploads: Uploads,
+    ) -> None:
+        self.mode = mode
+        self._records = records
+        self._repository = repository
+        self._loads = loads
+        self._remote = loads.remote
+        self.watch = watch
+        self.polls = polls
+        self._pool = pool
+        self._scan_pool = scan_pool
+        self._startup = startup
+        self._uploads = uploads
+        self._uploaded: dict[str, list[Path]] = {}
+
+    async def start(self) -> None:
+        """Load the models of the mode; record failures instead of raising them.
+
+        Raises OSError if the folder cannot be listed.
+        """
+        records = self._records
+        await self._pool.run(self._uploads.sweep)
+        names = await self._pool.run(records.places.names)
+        wanted = set(names)
+        for name in names:
+            records.record(name)
+        if self.mode is ControlMode.EXPLICIT and ALL_MODELS not in self._startup:
+            wanted = set(self._startup)
+        for name in wanted:
+            records.record(name).expect()
+        loads = (self._load_quietly(name, looks=True) for name in sorted(wanted))
+        await asyncio.gather(*loads)
+        if self.polls is not None:
+            self.polls.start()
+
+    async def load(
+        self, name: str, request: LoadOverrides = FROM_THE_FOLDER
+    ) -> ModelRecord:
+        """Load the present content of the folder for a model, on a client's request.
+
+        Files of the request replace the folder's. A remote model comes from the cache,
+        and is downloaded only if the cache lacks it. Raises `RepositoryError`, or
+        `ControlRefused` if the mode allows no requests.
+        """
+        self._check("load", name)
+        root = await self._store(name, request) if request.files else None
+        try:
+            source = await self._loads.scan(name, root, request.config)
+            if source.url is not None and not await self._remote.has(source.url):
+                await self._remote.fetch(name, source.url)
+                source = await self._loads.scan(name, root, request.config)
+            await self._repository.load(source)
+            self.watch.follow(name, source)
+        finally:
+            if root is not None:
+                self._uploaded.setdefault(name, []).append(root)
+            await self._clean_up(name)
+        record = self._records.record(name)
+        if record.problem:
+            self._loads.tell_failure(name, record.problem)
+            raise RepositoryError(_failure(record), passing=record.passing)
+        logger.info("loaded model '%s', %s", name, versions_text(record.serving))
+        return record
+
+    async def unload(self, name: str, *, dependents: bool = False) -> ModelRecord:
+        """Stop serving a model, after its last request, on a client's request.
+
+        With `dependents` the members of an ensemble are unloaded too, unless another
+        served ensemble needs them. Raises `RepositoryError`, or `ControlRefused` if the
+        mode allows no requests.
+        """
+        self._check("unload", name)
+        record = self._records.get(name)
+        if record is None:
+            msg = f"failed to unload '{name}': there is no such model"
+            raise RepositoryError(msg, found=False)
+        self.watch.follow(name, None)
+        await self._repository.unload(name)
+        await self._clean_up(name)
+        ensemble = record.config.ensemble
+        for step in ensemble.step if dependents and ensemble is not None else ():
+            users = self._records.users_of(step.model)
+            part = self._records.get(step.model)
+            if part is not None and not any(user.available for user in users):
+                await self.unload(step.model, dependents=True)
+        return record
+
+    async def discover(self) -> None:
+        """List models that were added to the folder and never loaded."""
+        if self.mode.takes_requests:
+            names = await self._scan_pool.run(self._records.places.names)
+            for name in names:
+                self._records.record(name)
+
+    def stop(self) -> None:
+        """Poll no more."""
+        if self.polls is not None:
+            self.polls.stop()
+        self.watch.stop()
+
+    async def _store(self, name: str, request: LoadOverrides) -> Path:
+        """Return a folder with the files of the request. Raises `RepositoryError`."""
+        if not is_model_name(name):
+            msg = f"failed to load '{name}': this is not a valid name of a model"
+            raise RepositoryError(msg, found=False)
+        try:
+            root = await self._pool.run(
+                lambda: self._uploads.store(name, request.files)
+            )
+        except OSError as e:
+            msg = f"failed to load '{name}': cannot write its files: {e}"
+            raise RepositoryError(msg) from e
+        return root
+
+    async def _clean_up(self, name: str) -> None:
+        """Remove uploaded files that no model uses any more."""
+        roots = self._uploaded.get(name)
+        if not roots:
+            return
+        record = self._records.get(name)
+        used = record.sources if record is not None else []
+        for root in list(roots):
+            if not any(f.is_relative_to(root) for s in used for f in s.files):
+                roots.remove(root)
+                await self._pool.run(partial(self._uploads.remove, root))
+
+    def _check(self, verb: str, name: str) -> None:
+        if not self.mode.takes_requests:
+            raise ControlRefused(verb, name, self.mode)
+
+    async def load_member(self, name: str) -> None:
+        """Load a model that an ensemble needs, if the mode allows requests."""
+        if self.mode.takes_requests:
+            await self._load_quietly(name)
+
+    async def _load_quietly(self, name: str, *, looks: bool = False) -> None:
+        """Load a model, and record errors.
+
+        A remote model is downloaded first, if `looks` is set or the cache lacks it.
+        """
+        record = self._records.record(name)
+        try:
+            source = await self._loads.scan(name)
+            if source.url is not None and (
+                looks or not await self._remote.has(source.url)
+            ):
+                await self._remote.fetch(name, source.url)
+                source = await self._loads.scan(name)
+            await self._loads.put(source)
+            self.watch.follow(name, source)
+            problem = record.problem
+        except FetchStopped:
+            return
+        except (RepositoryError, OSError) as e:
+            problem = str(e)
+            record.fail(problem)
+        except Exception as e:  # one model's fault must not stop the others
+            logger.exception("model %s: unexpected", name)
+            problem = f"{type(e).__name__}: {e}; this is a bug"
+            record.fail(problem)
+        record.settle()
+        if problem:
+            self._loads.tell_failure(name, problem)
+
+
+def _failure(record: ModelRecord) -> str:
+    """Return why loading failed, in the words that Triton's scripts search for."""
+    if record.reason:  # of the whole folder, before any version
+        return (
+            f"failed to load '{record.name}', failed to poll from model repository: "
+            f"{record.reason}"
+        )
+    return f"load failed for model '{record.name}': {record.problem}"

@@ -1,0 +1,1 @@
+"""The gateway's end of calls from models to other models."""

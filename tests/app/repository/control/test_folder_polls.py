@@ -1,0 +1,83 @@
+"""Polling the folder: changes that have settled, without a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import cast
+
+from app.background import DaemonPool
+from app.repository.control.folder_loads import FolderLoads
+from app.repository.control.folder_polls import FolderPolls
+from app.repository.control.remote_files import RemoteFiles
+from app.repository.control.remote_watch import RemoteWatch
+from app.repository.places import ModelPlaces
+from app.repository.records import ModelRecords
+from app.repository.repository import ModelRepository
+from app.repository.scan import ModelSource
+
+
+class Recorder:
+    """In place of a repository: what it was told to bring up."""
+
+    def __init__(self, records: ModelRecords) -> None:
+        self.taken: list[tuple[str, int]] = []
+        self._records = records
+
+    async def load(self, source: ModelSource, *, lazily: bool = False) -> None:
+        self.taken.append((source.name, len(source.versions)))
+        self._records.record(source.name).stamp = source.stamp
+
+    async def unload(self, name: str) -> None:
+        self.taken.append((name, 0))
+
+    def forget(self, name: str) -> None:
+        self._records.remove(name)
+
+
+def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
+    """A look is a look here, however long the machine takes between two of them."""
+    records = ModelRecords(ModelPlaces(tmp_path), "")
+    recorder = Recorder(records)
+    repository = cast("ModelRepository", recorder)
+    pool = DaemonPool(1, "test")
+    remote = RemoteFiles(records, pool, pool)
+    loads = FolderLoads(records, repository, remote, pool, lazily=False)
+    watch = RemoteWatch(records, loads, polls=True, seconds=15.0)
+    polls = FolderPolls(
+        records, repository, loads, watch, known_only=False, seconds=15.0
+    )
+
+    async def look() -> list[tuple[str, int]]:
+        recorder.taken.clear()
+        await polls.poll_once()
+        return list(recorder.taken)
+
+    async def follow() -> None:
+        target = tmp_path / "m" / "1"
+        target.mkdir(parents=True)
+        with (target / "m.popef").open("wb", buffering=0) as file:
+            for _ in range(5):
+                file.write(b"x")
+                assert await look() == []
+        assert await look() == [("m", 1)]
+        assert await look() == []
+        shutil.copytree(target, tmp_path / "m" / "2")
+        assert await look() == []
+        (tmp_path / "m" / "2" / "m.popef").write_bytes(b"longer")
+        assert await look() == []
+        assert await look() == [("m", 2)]
+        shutil.rmtree(tmp_path / "m")
+        assert await look() == []
+        target.mkdir(parents=True)  # it was only being replaced
+        (target / "m.popef").write_bytes(b"new")
+        assert await look() == []
+        assert await look() == [("m", 1)]
+        shutil.rmtree(tmp_path / "m")
+        assert await look() == []
+        assert await look() == [("m", 0)]
+        assert await look() == []
+
+    asyncio.run(follow())
+    pool.close()
