@@ -188,7 +188,6 @@ LARGE_CLASSES = frozenset(
         "app.serving.sequences.SequenceScheduler",
         "app.settings.Settings",
         "app.workers.worker.Worker",
-        "engine.devices.linked_device.LinkedDevice",
         "engine.runner.model_runner.ModelRunner",
         "engine.worker.batch.Batch",
         "engine.worker.replica.Replica",

@@ -259,7 +259,7 @@ class Worker:
     def _requester(self, number: int) -> Requester | None:
         """Return the request with this number, while it is in flight."""
         devices = (joined.device for joined in self._devices.values())
-        requests = (d.request_of(number) for d in devices if d is not None)
+        requests = (d.channels.request_of(number) for d in devices if d is not None)
         request = next(filter(None, requests), None)
         return None if request is None else requester_of(request.on_done)
 

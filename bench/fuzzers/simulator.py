@@ -340,9 +340,9 @@ class SimulatedDevice(JoinedDevice):
 
     def close(self) -> None:
         self.state = DeviceState.CLOSED
-        for channel in list(self._channels.values()):
+        for channel in self.channels.all:
             channel.close()
-        self._channels.clear()
+        self.channels.by_number.clear()
         self._drop_link()
         os.close(self._result_fd)
 

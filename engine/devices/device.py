@@ -257,7 +257,7 @@ class Device(LinkedDevice):
             # From here on `recover` and `_start` refuse, even a call that has already
             # begun.
             self.state = DeviceState.CLOSED
-        for channel in list(self._channels.values()):
+        for channel in self.channels.all:
             channel.fail_all(DeviceClosed(f"device {self.id} was closed"))
         self.process.stop(kill=not idle)
         # Wait for a `recover` that has begun. It sees CLOSED and ends its process.
@@ -293,13 +293,13 @@ class Device(LinkedDevice):
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
             for callback in reversed(self._on_lost):
                 ends.callback(callback, self)
-            ends.callback(self._blocking.tell)
+            ends.callback(self.blocking.tell)
             death = Death("its process died")
             try:
                 death = self.process.death()
             finally:
                 error = self.process.lost(fault or death)
-                ends.callback(self._bequeath)
+                ends.callback(self.channels.hand_over)
                 ends.callback(self.models.give_up, death)
                 ends.callback(logger.warning, "%s", error)
                 self._fail_all(error)

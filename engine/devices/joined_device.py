@@ -121,13 +121,13 @@ class JoinedDevice(LinkedDevice):
             self.state = DeviceState.LOST
             for callback in reversed(self._on_lost):
                 ends.callback(callback, self)
-            ends.callback(self._blocking.tell)
+            ends.callback(self.blocking.tell)
             fault = connection.fault_report()
             error: EngineError = self._loss()
             if fault is not None:
                 self._why = str(fault)
                 error = DeviceFailed(f"device {self.id} failed: {fault}", fault)
-            ends.callback(self._bequeath)
+            ends.callback(self.channels.hand_over)
             ends.callback(logger.warning, "%s", error)
             ends.callback(self._fail_all, error)
             self._fail_overlong()
@@ -138,7 +138,7 @@ class JoinedDevice(LinkedDevice):
         """
         self.poll()  # take the results that came before
         now = time.monotonic_ns()
-        for channel in self._channels.values():
+        for channel in self.channels.all:
             since, limit = self.report.since(channel.replica), channel.run_timeout
             if since and limit and now - since > limit * 1e9:
                 for request in channel.started:
@@ -153,9 +153,9 @@ class JoinedDevice(LinkedDevice):
                 return
             self.state = DeviceState.CLOSED
         if not self.origin.left:
-            for channel in list(self._channels.values()):
+            for channel in self.channels.all:
                 channel.close()
-        self._channels.clear()
+        self.channels.by_number.clear()
         self._drop_link()
         self._door.close()
         os.close(self._result_fd)

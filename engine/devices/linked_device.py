@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from engine.devices.connection import Connection
+from engine.devices.device_channels import DeviceChannels
 from engine.devices.device_launch import STOP_TIMEOUT
 from engine.devices.device_state import READY, DeviceState
-from engine.devices.request import Request, RequestChannel
+from engine.devices.request import RequestChannel
 from engine.devices.run_report import RunReport
 from engine.devices.waiting import BlockingDriver
-from engine.errors import DeadlineExceeded, DeviceClosed, DeviceLost, EngineError
+from engine.errors import DeviceClosed, DeviceLost, EngineError
 from engine.origin import here
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
@@ -48,13 +49,11 @@ class LinkedDevice(ABC):
         self.outstanding = 0  # requests in flight, counted by their channels
         self._connection: Connection | None = None
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._channels: dict[int, RequestChannel] = {}
+        self.channels = DeviceChannels(self.lock)
         self._taken: deque[Completion] = deque()
-        self._blocking = BlockingDriver(self)
+        self.blocking = BlockingDriver(self)
         self._busy = False
         self.report = RunReport(self.lock)
-        #: Work to do for the channels of a lost process.
-        self._left_behind: deque[Callable[[], None]] = deque()
         #: Due calls of users' callbacks. The driving side makes them without the lock.
         self.data_requests: deque[Callable[[], None]] = deque()
         #: Work that follows the copies of a thread. The driving side does it.
@@ -112,14 +111,6 @@ class LinkedDevice(ABC):
         """
         return self.outstanding
 
-    def request_of(self, number: int) -> Request | None:
-        """Return the request of this process with this number, while it is
-        in flight.
-        """
-        with self.lock:
-            found = (c.request_of(number) for c in self._channels.values())
-            return next((request for request in found if request is not None), None)
-
     def fileno(self) -> int:
         """Return a descriptor that is readable when results wait. Then call `poll`."""
         return self._result_fd
@@ -135,38 +126,26 @@ class LinkedDevice(ABC):
         """Let an event loop drive the device from now on. Blocking callers then only
         wait for the loop.
         """
-        self._blocking.adopt()
+        self.blocking.adopt()
         self.look(False)
 
-    @property
-    def is_adopted(self) -> bool:
-        """Return whether an event loop drives the device."""
-        return self._blocking.adopted
-
-    def look(self, alone: bool) -> bool:
+    def look(self, alone: bool | None = None) -> bool:
         """Return whether `collect` would find something. Reads memory only.
 
-        `alone`: the caller keeps polling for the only request in flight. For the thread
-        that drives. Returns True if the process has ended, because the caller need not
-        wait then.
+        `alone`: the caller keeps polling for the only request in flight. None if the
+        caller does not drive. Returns True if the process has ended, because the caller
+        need not wait then.
         """
         connection = self._connection
         if connection is None:
             return True
         link = connection.link
         try:
-            if link.words[ALONE] != alone:
+            if alone is not None and link.words[ALONE] != alone:
                 link.words[ALONE] = alone
             return link.completions.has_news
         except ValueError:  # another thread has closed the link
             return True
-
-    def catch_up(self) -> None:
-        """Resolve finished requests, if no event loop does."""
-        if not self._blocking.adopted:
-            connection = self._connection
-            if connection is not None and self.look(connection.link.words[ALONE] != 0):
-                self.collect()
 
     def poll(self) -> int:
         """Resolve finished requests and return their number. Never blocks."""
@@ -186,7 +165,7 @@ class LinkedDevice(ABC):
         """Resolve finished requests as `poll` does, but do not drain the eventfd. For
         callers that the eventfd did not wake.
         """
-        taken = self._taken
+        taken, channels, blocking = self._taken, self.channels.by_number, self.blocking
         with self.lock:
             connection = self._connection
             if connection is None:
@@ -204,7 +183,7 @@ class LinkedDevice(ABC):
                     number, outcome, request, queue, compute, rows, longest, text = (
                         completion
                     )
-                    channel = self._channels.get(number)
+                    channel = channels.get(number)
                     if channel is not None:
                         channel.finish(
                             outcome, request, queue, compute, rows, longest, text or ""
@@ -218,11 +197,11 @@ class LinkedDevice(ABC):
             # for room.
             if link.words[BACKPRESSURE]:
                 connection.wake()
-        if count and self._blocking.followers:
-            self._blocking.tell()
+        if count and blocking.followers:
+            blocking.tell()
         while self.data_requests:  # without the lock, because these call users' code
             self.data_requests.popleft()()
-            self._blocking.tell()
+            blocking.tell()
         return count
 
     def check(self) -> bool:
@@ -246,27 +225,14 @@ class LinkedDevice(ABC):
         if not self._busy:
             return 0
         now = time.monotonic_ns()
-        count = 0
         with self.lock:
             # This keeps the call cheap while nothing is in flight, for any number of
             # models.
             self._busy = self.in_flight > 0
-            for channel in self._channels.values():
-                for request in channel.waiting if channel.in_flight else ():
-                    if 0 < request.deadline_ns < now and not request.done:
-                        request.abandon(DeadlineExceeded())
-                        count += 1
+            count = self.channels.expire(now)
         if count:
-            self._blocking.tell()
+            self.blocking.tell()
         return count
-
-    def wait(self, request: Request, timeout: float | None = None) -> bool:
-        """Block until a request is done, at most `timeout` seconds. Return whether it
-        is done.
-        """
-        if self.origin.left and not request.done:
-            raise self.origin.error("request")
-        return self._blocking.wait(request, timeout)
 
     def notify(self, channel: int) -> None:
         """Tell the device that a request was published. Lock held by the caller."""
@@ -310,13 +276,11 @@ class LinkedDevice(ABC):
         }
         number = int(self.call(message, [channel.memory.fd])["channel"])
         channel.memory.detach_fd()
-        with self.lock:
-            self._channels[number] = mine
+        self.channels.add(number, mine)
         return number
 
     def close_channel(self, mine: RequestChannel) -> None:
-        with self.lock:
-            self._channels.pop(mine.number, None)
+        self.channels.remove(mine)
         with contextlib.suppress(EngineError, OSError):
             link = self._link_number()
             message = {"op": "close_channel", "link": link, "channel": mine.number}
@@ -336,24 +300,8 @@ class LinkedDevice(ABC):
         """
         with contextlib.ExitStack() as ends:
             ends.callback(self._drop_link)
-            for channel in self._channels.values():
-                ends.callback(channel.close)
-                ends.callback(self._lose_channel, channel, error)
-            ends.callback(self._channels.clear)
+            ends.callback(self.channels.lose, error)
             self.poll()  # take the results that came before the process died
-
-    def _lose_channel(self, channel: RequestChannel, error: EngineError) -> None:
-        after = channel.lose(error)
-        if after is not None:
-            self._left_behind.append(after)
-
-    def _bequeath(self) -> None:
-        """Move requests that have not begun to another device, and take its lock.
-
-        The caller does not hold the lock.
-        """
-        while self._left_behind:
-            self._left_behind.popleft()()
 
     def _drop_link(self) -> None:
         with self.lock:

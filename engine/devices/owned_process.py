@@ -174,7 +174,7 @@ class OwnedProcess:
         """
         self._killed_for = why
         self._launcher.end(kill=True)
-        if not self._device.is_adopted:
+        if not self._device.blocking.adopted:
             self._device.lose()
 
     def stop(self, *, kill: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from engine.devices.request import Request
 from engine.errors import DeviceBusy
+from engine.origin import Origin
 
 #: Seconds after which a waiting thread checks again whether it should drive.
 _LOOK_AGAIN = 0.5
@@ -30,12 +31,13 @@ REST = 64
 class Driven(Protocol):
     """Interface of a device for its driver (device.py describes it)."""
 
+    origin: Origin
     spin_us: int
     outstanding: int
 
     def fileno(self) -> int: ...
     def lost_fileno(self) -> int: ...
-    def look(self, alone: bool) -> bool: ...
+    def look(self, alone: bool | None = None) -> bool: ...
     def collect(self) -> int: ...
     def poll(self) -> int: ...
     def check(self) -> bool: ...
@@ -74,6 +76,11 @@ class BlockingDriver:
         """Let an event loop drive from now on."""
         self.adopted = True
 
+    def catch_up(self) -> None:
+        """Resolve finished requests, if no event loop does."""
+        if not self.adopted and self._device.look():
+            self._device.collect()
+
     def tell(self) -> None:
         """Notify waiting threads that a request was resolved."""
         # A follower counts itself before it checks its request. So a follower that is
@@ -86,6 +93,8 @@ class BlockingDriver:
         """Block until `request` is done, at most `timeout` seconds. Return whether it
         is done.
         """
+        if self._device.origin.left and not request.done:
+            raise self._device.origin.error("request")
         end = None if timeout is None else time.monotonic() + timeout
         while not request.done:
             left = None if end is None else end - time.monotonic()

@@ -135,7 +135,7 @@ class RequestWriter:
                 if len(tensor.shape) > MAX_RANK:
                     raise _too_many_dimensions(name, tensor)
                 size += tensor.nbytes
-                if size > COPIED_AT_ONCE and self._device.is_adopted:
+                if size > COPIED_AT_ONCE and self._device.blocking.adopted:
                     self._copy_in(tensors)
                     return False
                 offset = anchor.place(tensor.nbytes)
@@ -352,7 +352,7 @@ class ResultReader:
                     if into is not None:
                         into.take(name, data_type, shape, payload, start, nbytes)
                     elif name not in outputs:
-                        if size > COPIED_AT_ONCE and self._device.is_adopted:
+                        if size > COPIED_AT_ONCE and self._device.blocking.adopted:
                             self._copy_out(request, outputs, name)
                             slot = -1  # not released yet
                             return LEAVING

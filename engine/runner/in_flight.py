@@ -82,7 +82,7 @@ class InFlight:
         slots are free for the next requests and still in the cache.
         """
         if self._reader.has_large_outputs:
-            self._device.catch_up()
+            self._device.blocking.catch_up()
         while len(self.requests) >= most:
             with self._device.lock:
                 oldest = next((r for r in self.requests.values() if not r.done), None)
@@ -164,7 +164,7 @@ class InFlight:
         function that moves the other requests to another replica.
         """
         failover = self._failover
-        if failover is None or not self._device.is_adopted or not self.is_open:
+        if failover is None or not self._device.blocking.adopted or not self.is_open:
             self.fail_all(error)
             return None
         untaken = self._writer.untaken(self.placed())

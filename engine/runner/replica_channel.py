@@ -307,7 +307,7 @@ class ReplicaChannel(RequestChannel):
             self.finish(*reader.waiting.popleft())
 
     def wait(self, request: Request, timeout: float | None) -> bool:
-        return self.device.wait(request, timeout)
+        return self.device.blocking.wait(request, timeout)
 
     def abandon(self, request: Request, error: EngineError) -> None:
         self.device.origin.check("request")

@@ -1,6 +1,6 @@
 """A process feeds a device that another one owns.
 
-Covers: engine/devices/linked_device.py.
+Covers: engine/devices/device_channels.py, engine/devices/linked_device.py.
 """
 
 from __future__ import annotations

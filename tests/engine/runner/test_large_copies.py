@@ -150,7 +150,7 @@ def test_one_that_is_given_up_while_it_is_copied_in_leaves_no_trace(
 
 
 def channel_of(device: Device) -> ReplicaChannel:
-    (channel,) = device._channels.values()
+    (channel,) = device.channels.all
     assert isinstance(channel, ReplicaChannel)
     return channel
 

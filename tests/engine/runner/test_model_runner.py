@@ -345,7 +345,7 @@ def test_a_request_that_comes_while_it_is_closed_is_told_so(
 ) -> None:
     """After what was in flight has failed, and beside the channel that closes."""
     runner = ModelRunner(models.affine(tmp_path / "m.popef"), on(shared_device))
-    channel = list(shared_device._channels.values())[-1]
+    channel = shared_device.channels.all[-1]
     assert isinstance(channel, ReplicaChannel)
     row = {"input": Tensor.from_numpy(np.ones((1, 4), np.float32))}
     with shared_device.lock:  # results are not taken meanwhile
