@@ -15,10 +15,9 @@ from app.http.tls import Certificate
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER
 from app.observe.history import History
-from app.observe.journal import Journal
+from app.observe.journal import Journal, span_recorder
 from app.observe.log import LogControl
 from app.observe.metrics import MetricsRegistry
-from app.observe.spans import spans_of_environment
 from app.observe.tracing import NoTracing, Tracing
 from app.other_processes import OtherProcesses
 from app.plugins import TRACERS, plugins
@@ -89,7 +88,7 @@ def gateway_of(
         answered=feeders.answered,
     )
     access = AccessLog.of(settings.access_log, settings.workers)
-    spans = spans_of_environment()
+    spans = span_recorder()
     journal = Journal(access, spans)
     tracing = _tracing(settings)
     table = ModelTable(

@@ -18,12 +18,11 @@ from app.codec.shared_memory import RegionTable
 from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
 from app.observe.history import History
-from app.observe.journal import Journal
+from app.observe.journal import Journal, Recorder
 from app.observe.log import LogControl, lines_dropped
 from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry
 from app.observe.shared_counters import OwnNumbers
-from app.observe.spans import Spans
 from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
 from app.pools import Pools
@@ -87,7 +86,7 @@ class Gateway:
     metrics: MetricsRegistry
     history: History
     journal: Journal
-    spans: Spans | None
+    spans: Recorder | None
     tracing: Tracing
     logging: LogControl
     reloading: Reloading

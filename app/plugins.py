@@ -36,6 +36,8 @@ INPUT_DECODERS: Final = "popgate.input_decoders"
 #: Settings, models and statuses for clients of another server
 #: (`app.config.profiles.Profile`).
 PROFILES: Final = "popgate.profiles"
+#: Functions that return an `app.observe.journal.Recorder`, or None if none is wanted.
+SPANS: Final = "popgate.spans"
 #: Functions that return an `app.observe.tracing.Tracing`. Their arguments are the
 #: settings, the nanoseconds from the monotonic clock to the time since 1970, and a
 #: callback after changes.
@@ -44,13 +46,17 @@ TRACERS: Final = "popgate.tracers"
 ROUTES: Final = "popgate.routes"
 
 
+#: All entry points, read once: reading those of a group takes as long.
+_all_points = cache(entry_points)
+
+
 @cache
 def _points(group: str) -> Mapping[str, EntryPoint]:
     """Return the entry points of a group by name, in the order of the names.
 
     The result is kept, so plugins installed later are not found.
     """
-    points = sorted(entry_points(group=group), key=lambda point: point.name)
+    points = sorted(_all_points().select(group=group), key=lambda point: point.name)
     return MappingProxyType({point.name: point for point in points})
 
 

@@ -16,7 +16,7 @@ import pytest
 #: Files whose tests take the most time together, the longest first.
 LONGEST = (
     "tests/app/test_pairs.py",
-    "tests/app/observe/test_spans.py",
+    "plugins/telemetry/tests/test_spans.py",
     "tests/app/api/test_pages.py",
     "tests/docs/test_blocks.py",
     "tests/engine/runner/test_python_code.py",

@@ -60,6 +60,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_tools": frozenset({"popef_io", "engine", "app", "popgate_client"}),
     "popgate_session_worker": frozenset({"popef_io", "engine"}),
     "popgate_sessions": frozenset({"popef_io", "engine"}),
+    "popgate_telemetry": frozenset({"engine", "app"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
     "popgate_triton": frozenset({"engine", "app"}),
     "triton_python_backend_utils": frozenset({"popef_io", "engine"}),

@@ -19,6 +19,7 @@ from app.observe.access_log import AccessLog, parse_ratio
 from app.observe.log_text import MOST_SHOWN, quoted, shortened
 from app.observe.metrics import ModelMetrics
 from app.observe.request_ids import SpanIds, trace_context
+from app.plugins import SPANS, plugins
 
 #: The last parts of paths of requests to a model, known or unknown.
 _INFERENCE = ("/infer", "/generate", "/generate_stream", ":predict")
@@ -205,7 +206,7 @@ class Sample(Protocol):
 
 
 class Recorder(Protocol):
-    """Maker of spans of requests (app/observe/spans.py).
+    """Maker of spans of requests, from a plugin of the group `popgate.spans`.
 
     `dropped` counts requests that lost their spans for want of time.
     """
@@ -225,6 +226,18 @@ class Recorder(Protocol):
         """Record that a request to a model has been sent. Return `asked` with the ids
         of its span.
         """
+
+    def close(self) -> None:
+        """Export the waiting spans. Blocks for a few seconds at most."""
+
+
+def span_recorder() -> Recorder | None:
+    """Return the recorder of the first plugin that wants spans; None if none does."""
+    for make in plugins(SPANS).values():
+        recorder: Recorder | None = make()
+        if recorder is not None:
+            return recorder
+    return None
 
 
 class Journal:

@@ -25,11 +25,10 @@ from app.http.relay import Relay
 from app.http.server import GatewayServer
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER, Answers
-from app.observe.journal import Journal
+from app.observe.journal import Journal, span_recorder
 from app.observe.log import LogControl, is_written
 from app.observe.shared_counters import CounterSegment
 from app.observe.shared_totals import SharedTotals
-from app.observe.spans import spans_of_environment
 from app.server_process import (
     certificate_of,
     prepare_process,
@@ -86,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     start, (counters_fd, totals_fd, listener_fd) = START.receive(sock)
     settings = Settings(**start.settings)
     prepare_process(settings)
-    spans = spans_of_environment()
+    spans = span_recorder()
     journal = Journal(AccessLog.of(settings.access_log, settings.workers), spans)
     keyless = "" if settings.keys is None else OTHER
     counters = CounterSegment.attach(counters_fd, keyless)

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, save_model
 
 from app.config.model_config import ModelConfigError
 from app.config.model_options import read_options
-from app.plugins import MODEL_FORMATS, _points, plugins
+from app.plugins import MODEL_FORMATS, _all_points, _points, plugins
 from tests.app.served import ROOT, ServedGateway
 from tests.docs.reader import read_blocks
 
@@ -153,6 +153,11 @@ def test_a_section_without_its_plugin_is_unknown(tmp_path: Path) -> None:
         read_options("m", folder, None, folder / "config.toml")
 
 
+def _clear() -> None:
+    _all_points.cache_clear()
+    _points.cache_clear()
+
+
 def test_a_plugin_that_cannot_be_imported_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,8 +168,8 @@ def test_a_plugin_that_cannot_be_imported_is_left_out(
     (info / "entry_points.txt").write_text(f"[{group}]\nbroken = not_there:FORMAT\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        _points.cache_clear()  # another test may have filled it
+        _clear()  # another test may have filled it
         found = plugins.__wrapped__(group)
-        _points.cache_clear()
+        _clear()
     assert "broken" not in found
     assert "plugin broken (not_there:FORMAT) cannot be imported" in caplog.text

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.observe.spans import spans_wanted
-from tests.app.observe.test_spans import Collector, told
+from plugins.telemetry.tests.test_spans import Collector, told
+from popgate_telemetry.spans import spans_wanted
 from tests.app.served import ServedGateway
 from tests.support import until
 

@@ -26,14 +26,14 @@ import pytest
 from app.about import VERSION
 from app.observe.journal import Answered, Asked, Failed
 from app.observe.metrics import ModelMetrics
-from app.observe.spans import (
+from engine import InvalidConfig
+from popgate_telemetry.spans import (
     Sampler,
     Spans,
     route_of,
     spans_of_environment,
     spans_wanted,
 )
-from engine import InvalidConfig
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import until
