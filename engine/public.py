@@ -95,6 +95,8 @@ from engine.transport.call_messages import (
     ReadyAsked,
     ResponseTaken,
     RouteLeft,
+    RouteOffered,
+    RouteWithdrawn,
 )
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
@@ -188,6 +190,8 @@ __all__ = [
     "Request",
     "ResponseTaken",
     "RouteLeft",
+    "RouteOffered",
+    "RouteWithdrawn",
     "RunnerClosed",
     "RunnerDescription",
     "RunnerStats",

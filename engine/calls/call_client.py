@@ -23,9 +23,26 @@ from engine.errors import DeviceLost, EngineError, InvalidInput
 from engine.programs.python_model import PresentRun
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
-from engine.transport import control
-from engine.transport.call_messages import Askers, answer_of, with_tensors
-from engine.transport.control import Message
+from engine.transport.call_messages import (
+    TO_MODEL,
+    Answer,
+    Askers,
+    AskersAsked,
+    AskersTold,
+    CallFailed,
+    CallGivenUp,
+    ModelCall,
+    Outputs,
+    Question,
+    ReadyAsked,
+    ReadyTold,
+    ResponseTaken,
+    RouteOffered,
+    RouteWithdrawn,
+    Tensors,
+    ToOwner,
+)
+from engine.transport.messages import close_all, send
 from popef_io import PopefError
 
 if TYPE_CHECKING:
@@ -113,25 +130,24 @@ class CallClient:
         context: CallContext,
         streams: bool = False,
     ) -> None:
-        message, fds = with_tensors(
-            {
-                "call": call.number,
-                "model": target[0],
-                "version": target[1],
-                "deadline_ns": context.deadline_ns,
-                "priority": context.priority,
-                "outputs": options.get("outputs"),
-                "parameters": dict(options.get("parameters") or {}),
-                "requests": context.requests,
-                "streams": streams,
-            },
-            tensors,
+        outputs = options.get("outputs")
+        carried, fds = Tensors.of(tensors)
+        message = ModelCall(
+            call.number,
+            *target,
+            context.deadline_ns,
+            carried,
+            None if outputs is None else tuple(map(str, outputs)),
+            options.get("parameters") or {},
+            tuple(context.requests),
+            context.priority,
+            streams,
         )
         self._send(call, message, fds)
 
     def go_on(self, call: PendingStream) -> None:
         """Record that the caller took a response, so the next one may follow."""
-        self.tell({"next": call.number})
+        self.tell(ResponseTaken(call.number))
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
         """Return the object that drives routed calls for the coroutines of a loop."""
@@ -148,8 +164,7 @@ class CallClient:
 
     def is_ready(self, target: tuple[str, str]) -> bool:
         """Return whether a model accepts requests now. Raises DeviceLost."""
-        model, version = target
-        return bool(self._ask("ready", {"model": model, "version": version}))
+        return bool(self._ask(lambda number: ReadyAsked(number, *target)))
 
     def askers(self) -> Askers:
         """Return the ids of the requests that the present run answers. Ask for them
@@ -161,28 +176,28 @@ class CallClient:
         if running is None:
             return ()
         if self._known is None or self._known[0] is not running:
-            requests = CallContext.of(running).requests
-            askers = self._ask("ask", {"requests": requests})
+            requests = tuple(CallContext.of(running).requests)
+            askers = self._ask(lambda number: AskersAsked(number, requests))
             assert isinstance(askers, tuple)
             self._known = running, askers
         return self._known[1]
 
-    def _ask(self, question: str, message: Message) -> Result | None:
+    def _ask(self, question: Callable[[int], Question]) -> Result | None:
         """Send a question, and wait for its answer."""
         call = PendingCall(next(self._numbers), self._give_up)
-        self._send(call, {question: call.number, **message})
+        self._send(call, question(call.number))
         call.wait()
         return call.result
 
     # -- the socket
 
     def _send(
-        self, call: PendingCall, message: Message, fds: Sequence[int] = ()
+        self, call: PendingCall, message: Question, fds: Sequence[int] = ()
     ) -> None:
         """Send a message that will be answered, and close its descriptors."""
         with self._lock:
             if self._closed:
-                control.close_all(fds)
+                close_all(fds)
                 raise DeviceLost("cannot call other models: no server runs this one")
             self._calls[call.number] = call
             if self._reader is None:
@@ -191,7 +206,7 @@ class CallClient:
                 )
                 self._reader.start()
         try:
-            control.send(self._sock, message, fds)
+            send(self._sock, message, fds)
         except OSError as error:
             self._calls.pop(call.number, None)
             raise DeviceLost(
@@ -201,29 +216,29 @@ class CallClient:
             self._calls.pop(call.number, None)
             raise InvalidInput(f"the call is too large: {error}") from None
         finally:
-            control.close_all(fds)
+            close_all(fds)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: ToOwner) -> None:
         """Send a message that has no answer."""
         with contextlib.suppress(OSError):
-            control.send(self._sock, message)
+            send(self._sock, message)
 
     def _give_up(self, number: int) -> None:
         """Cancel a call. Do nothing if it is done."""
         if self._calls.pop(number, None) is not None:
-            self.tell({"cancel": number})
+            self.tell(CallGivenUp(number))
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError):
             while True:
-                message, fds = control.receive(self._sock)
-                if "route" in message:
+                message, fds = TO_MODEL.receive(self._sock)
+                if isinstance(message, RouteOffered):
                     self._take_route(message, fds)  # closes the descriptors
                     continue
                 try:
                     self._take(message, fds)
                 finally:
-                    control.close_all(fds)
+                    close_all(fds)
         with self._lock:
             self._closed = True
         while self._calls:
@@ -232,17 +247,17 @@ class CallClient:
                 lost = DeviceLost("the connection to the server is lost")
                 call.take(lost, more=False)
 
-    def _take(self, message: Message, fds: Sequence[int]) -> None:
-        if "leave" in message:
+    def _take(self, message: Answer | RouteWithdrawn, fds: Sequence[int]) -> None:
+        if isinstance(message, RouteWithdrawn):
             assert self._routes is not None
-            self._routes.leave(int(message["leave"]))
+            self._routes.leave(message.number)
             return
-        number, more = int(message["call"]), "more" in message
+        number, more = message.number, isinstance(message, Outputs) and message.more
         call = self._calls.get(number) if more else self._calls.pop(number, None)
         if call is not None:
             call.take(_result_of(message, fds), more)
 
-    def _take_route(self, message: Message, fds: list[int]) -> None:
+    def _take_route(self, message: RouteOffered, fds: list[int]) -> None:
         if self._routes is None:
             from engine.calls.routes import Routes
 
@@ -265,13 +280,18 @@ class CallClient:
         return f"<CallClient {len(self._calls)} under way>"
 
 
-def _result_of(message: Message, fds: Sequence[int]) -> Result:
+def _result_of(answer: Answer, fds: Sequence[int]) -> Result:
+    match answer:
+        case CallFailed():
+            return answer.failure.to_error()
+        case AskersTold():
+            return answer.askers
+        case ReadyTold():
+            return answer.ready
     try:
-        answer = answer_of(message, fds)
-        if not isinstance(answer, Mapping):
-            return answer
         # Copy the arrays, because the caller may keep them and write to them.
-        return {name: tensor.numpy().copy() for name, tensor in answer.items()}
+        tensors = answer.tensors.read(fds)
+        return {name: tensor.numpy().copy() for name, tensor in tensors.items()}
     except EngineError as error:
         return error
 

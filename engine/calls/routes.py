@@ -7,11 +7,6 @@ withdraws the route when the model changes. The owner decides which models may b
 called, loads on demand, and answers requests that do not fit. So a call that cannot use
 a route goes through the owner, which is always correct. Calls over a route are recorded
 in a log (engine/transport/call_log.py).
-
-    route    {route, model, version, devices, runner, timeout}   from the owner
-             beside it a door to each of `devices`, and the log with the first route
-    leave    {leave}    take no more calls to that route, and close it
-    left     {left}     closed: nothing of it is in flight any more
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ from engine.runner.joined_runner import JoinedRunner
 from engine.runner.runner_description import RunnerDescription
 from engine.tensor import Array, Tensor
 from engine.transport.call_log import CallLog, CallRecord
-from engine.transport.control import Message
+from engine.transport.call_messages import RouteLeft, RouteOffered
 from engine.transport.output_arrays import OutputArrays
 
 _log = logging.getLogger(__name__)
@@ -45,11 +40,11 @@ _THREAD = "routes"
 class Route:
     """The route to one version of a model, as the owner describes it."""
 
-    def __init__(self, message: Message) -> None:
-        self.number = int(message["route"])
-        self.target = str(message["model"]), str(message["version"])
-        self.timeout_ns = int(message["timeout"] * 1e9)
-        self.description = RunnerDescription.from_message(message["runner"])
+    def __init__(self, offer: RouteOffered) -> None:
+        self.number = offer.number
+        self.target = offer.model, offer.version
+        self.timeout_ns = int(offer.timeout * 1e9)
+        self.description = RunnerDescription.from_message(offer.runner)
         self.outputs = frozenset(desc.name for desc in self.description.outputs)
         self.runner: JoinedRunner | None = None
         self.devices: tuple[JoinedDevice, ...] = ()
@@ -150,7 +145,7 @@ class Routes:
     channels, because these steps wait for the devices. The first route starts it.
     """
 
-    def __init__(self, tell: Callable[[Message], object]) -> None:
+    def __init__(self, tell: Callable[[RouteLeft], object]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
         self._by_target: dict[tuple[str, str], Route] = {}
@@ -162,12 +157,12 @@ class Routes:
 
     # -- messages of the owner
 
-    def take(self, message: Message, fds: list[int]) -> None:
+    def take(self, offer: RouteOffered, fds: list[int]) -> None:
         """Take an offered route. This object owns the descriptors from now on."""
-        doors = [socket.socket(fileno=fd) for fd in fds[: len(message["devices"])]]
-        if self._log is None:
-            self._log = CallLog.attach(fds[len(doors)])
-        route = Route(message)
+        doors = [socket.socket(fileno=fd) for fd in fds[: len(offer.devices)]]
+        if offer.has_log:
+            self._log = CallLog.attach(fds[-1])
+        route = Route(offer)
         with self._lock:
             self._by_number[route.number] = route
             if self._thread is None:
@@ -175,9 +170,8 @@ class Routes:
                     target=self._run, name=_THREAD, daemon=True
                 )
                 self._thread.start()
-        devices = [(str(key), str(name)) for key, name in message["devices"]]
         self._work.put(
-            partial(self._open, route, list(zip(devices, doors, strict=True)))
+            partial(self._open, route, list(zip(offer.devices, doors, strict=True)))
         )
 
     def leave(self, number: int) -> None:
@@ -251,7 +245,7 @@ class Routes:
         is_time = self._log.write(record)
         self._release(route)
         if is_time:
-            self._tell({"counted": 0})
+            self._tell(RouteLeft(0))
 
     def _release(self, route: Route) -> None:
         with self._lock:
@@ -307,7 +301,7 @@ class Routes:
             if device.state is not DeviceState.READY and device not in used:
                 del self._devices[key]
                 device.close()
-        self._tell({"left": route.number})
+        self._tell(RouteLeft(route.number))
 
     def close(self) -> None:
         """Leave all devices. Calls in flight fail."""

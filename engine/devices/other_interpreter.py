@@ -1,8 +1,8 @@
 """Lend the engine to another Python interpreter, which starts with this file.
 
 That interpreter need not have PopGate installed. It finds the packages of `LENT` where
-this file is installed, and no other packages there. Their dependencies, numpy and
-msgpack, and those of the model come from the interpreter. Standard library only.
+this file is installed, and no other packages there. Their dependencies (`NEEDED`)
+and those of the model come from the interpreter. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 LENT = ("engine", "popef_io", "popgate")
-NEEDED = ("numpy", "msgpack")
+NEEDED = ("numpy", "msgpack", "msgspec")
 OLDEST = (3, 11)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from math import isfinite
-from typing import Any
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 #: Seconds between two messages.
@@ -32,6 +31,8 @@ _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 Labels = tuple[tuple[str, str], ...]
+#: Name, kind, text, labels, bounds and values of a series.
+Row = tuple[str, str, str, Labels, tuple[float, ...], tuple[float, ...]]
 
 
 class MetricSeries:
@@ -76,10 +77,11 @@ class MetricSeries:
             name, kind = self._family.name, self._family.kind
             raise ValueError(f"{name} is a {kind}, which has no {what}")
 
-    def to_message(self) -> list[Any]:
+    def row(self) -> Row:
+        """Return the name, kind, text, labels, bounds and present values."""
         family = self._family
-        labels, bounds = list(self.labels), list(self.bounds)
-        return [family.name, family.kind, family.text, labels, bounds, [*self._values]]
+        known = family.name, family.kind, family.text, self.labels, self.bounds
+        return *known, tuple(self._values)
 
     def __repr__(self) -> str:
         return f"<MetricSeries {self._family.name} {dict(self.labels)}>"
@@ -146,10 +148,10 @@ class MetricFamily:
 class OwnMetrics:
     """The metrics of a model in one process. For any thread.
 
-    `tell` sends a message to the server.
+    `tell` sends rows of metrics to the server.
     """
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, tell: Callable[[Sequence[Row]], None] | None = None) -> None:
         self._tell = tell
         self._families: dict[str, MetricFamily] = {}
         self._count = 0
@@ -225,11 +227,11 @@ class OwnMetrics:
 
     def _flush(self) -> None:
         with self._lock:
-            changed = [series.to_message() for series in self._changed]
+            changed = [series.row() for series in self._changed]
             self._changed.clear()
         for at in range(0, len(changed), _AT_ONCE):
             if self._tell is not None:
-                self._tell({"metrics": changed[at : at + _AT_ONCE]})
+                self._tell(changed[at : at + _AT_ONCE])
 
     def close(self) -> None:
         """Report the last changes."""

@@ -4,20 +4,6 @@ They travel on their own socket between the device process and its owner, which 
 called models. Small tensors are in the message. Larger ones are in an anonymous segment
 beside the message (engine/transport/tensor_pack.py).
 
-    call     {call, model, version, deadline_ns, priority, outputs, parameters,
-              requests, tensors | place}
-    cancel   {cancel}                          no caller waits for that call any more
-    next     {next}                            the response of that call was taken
-    answer   {call, tensors | place}           or {call, error, message}
-    ask      {ask, requests}                   who is answered by the present run?
-    told     {call, askers}                    `Askers`
-    counted  {counted}                         the log of routed calls is to be read
-    ready    {ready, model, version}           does that model take requests?
-    is       {call, ready}                     whether it does
-    metrics  {metrics}                         values of `MetricTold`
-
-engine/calls/routes.py describes the messages about routes.
-
 `requests` are the numbers of the requests that the calling run answers.
 """
 
@@ -25,14 +11,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from engine.errors import EngineBug, EngineError
 from engine.tensor import Tensor
-from engine.transport import control
-from engine.transport.control import Message
+from engine.transport.control import Failed
+from engine.transport.messages import Message, Receiver, close_all, send
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType
 
@@ -42,35 +29,47 @@ INLINE = 16 * 1024
 MOST_INLINE = 64
 
 
-def with_tensors(
-    message: Message, tensors: Mapping[str, Tensor]
-) -> tuple[Message, list[int]]:
-    """Return the message with the tensors in it or beside it, and descriptors that the
-    caller closes.
-    """
-    size = sum(tensor.nbytes + len(name) for name, tensor in tensors.items())
-    if size <= INLINE and len(tensors) <= MOST_INLINE:
-        table = [
-            [name, t.data_type.name, list(t.shape), bytes(t.buffer)]
-            for name, t in tensors.items()
-        ]
-        return {**message, "tensors": table}, []
-    place, memory = pack_tensors("call", tensors)
-    fd = os.dup(memory.fd)
-    memory.close()
-    return {**message, "place": place}, [fd]
+class InlineTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A tensor in a message."""
+
+    name: str
+    data_type: DataType
+    shape: tuple[int, ...]
+    data: bytes
 
 
-def tensors_of(message: Message, fds: Sequence[int]) -> dict[str, Tensor]:
-    """Return the tensors of a message. `fds` stay open. Raises EngineBug."""
-    if "place" in message:
-        if not fds:
-            raise EngineBug("the segment of a call is missing")
-        return unpack_tensors(message["place"], fds[0])
-    return {
-        str(name): Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
-        for name, data_type, shape, raw in message["tensors"]
-    }
+class Tensors(msgspec.Struct, frozen=True, array_like=True):
+    """The tensors of a message, in it or in the segment beside it."""
+
+    inline: tuple[InlineTensor, ...] = ()
+    place: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> tuple[Tensors, list[int]]:
+        """Return the tensors for a message, and descriptors that the caller closes."""
+        size = sum(tensor.nbytes + len(name) for name, tensor in tensors.items())
+        if size <= INLINE and len(tensors) <= MOST_INLINE:
+            inline = (
+                InlineTensor(str(name), t.data_type, t.shape, t.tobytes())
+                for name, t in tensors.items()
+            )
+            return cls(tuple(inline)), []
+        (offset, length), memory = pack_tensors("call", tensors)
+        with memory:
+            return cls(place=(offset, length)), [os.dup(memory.fd)]
+
+    @property
+    def segments(self) -> int:
+        return 0 if self.place is None else 1
+
+    def read(self, fds: Sequence[int]) -> dict[str, Tensor]:
+        """Return the tensors. `fds` stay open. Raises EngineBug."""
+        if self.place is not None:
+            return unpack_tensors(self.place, fds[0])
+        return {
+            t.name: Tensor(t.data_type, t.shape, (t.data,), len(t.data))
+            for t in self.inline
+        }
 
 
 #: For each request: its ``x-request-id``, its ``traceparent``, and a JSON document. The
@@ -82,42 +81,47 @@ Askers = tuple[tuple[str, str, str], ...]
 CallAnswer = Mapping[str, Tensor] | Askers | bool | EngineError
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """A call, from the view of the device's owner.
+# -- to the owner
+
+
+class ModelCall(Message, frozen=True):
+    """A call.
 
     `deadline_ns` is a time of `time.monotonic_ns`, or 0 for none. `priority` is as in
     `ModelRunner.submit`. `outputs` are the wanted names, or None for all. `requests`
-    are the numbers of the requests for which the model makes the call.
+    are the numbers of the requests for which the model makes the call. A call that
+    `streams` takes several responses.
     """
 
     number: int
     model: str
     version: str
     deadline_ns: int
-    inputs: Mapping[str, Tensor]
+    tensors: Tensors
     outputs: tuple[str, ...] | None
-    parameters: Mapping[str, Any]
+    parameters: Mapping[Any, Any]
     requests: tuple[int, ...] = ()
     priority: int = 0
     streams: bool = False
-    """Whether the call takes several responses. Each response is an answer with
-    ``more``. The next one follows after the caller has taken it.
 
-    The last or only answer has no ``more``.
-    """
+    def descriptors(self) -> int:
+        return self.tensors.segments
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseTaken:
-    """Reports that one response of a call with several responses was taken."""
+class ResponseTaken(Message, frozen=True):
+    """One response of a call with several responses was taken."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class RouteLeft:
-    """Reports that a route is closed, so that no request is in flight on it any more.
+class CallGivenUp(Message, frozen=True):
+    """No client waits for a call any more."""
+
+    number: int
+
+
+class RouteLeft(Message, frozen=True):
+    """A route is closed, so that no request is in flight on it any more.
 
     The number 0 stands for no route and means that there are calls to count.
     """
@@ -125,16 +129,14 @@ class RouteLeft:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class AskersAsked:
+class AskersAsked(Message, frozen=True):
     """A model asks for the ids of the requests that it answers."""
 
     number: int
     requests: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyAsked:
+class ReadyAsked(Message, frozen=True):
     """A model asks whether another one accepts requests."""
 
     number: int
@@ -142,8 +144,7 @@ class ReadyAsked:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class MetricTold:
+class MetricTold(msgspec.Struct, frozen=True, array_like=True):
     """The value of a model's own metric in its process since loading
     (engine/programs/own_metrics.py).
 
@@ -159,28 +160,82 @@ class MetricTold:
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsTold:
+class MetricsTold(Message, frozen=True):
     """Changes of a model's own metrics."""
 
     series: tuple[MetricTold, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CallGivenUp:
-    """Reports that no client waits for a call any more."""
+Question = ModelCall | AskersAsked | ReadyAsked
+ToOwner = Question | CallGivenUp | RouteLeft | ResponseTaken | MetricsTold
+
+
+# -- to the model
+
+
+class Outputs(Message, frozen=True):
+    """The result of a call. With `more`, the next response follows after the caller has
+    taken this one.
+    """
+
+    number: int
+    tensors: Tensors
+    more: bool = False
+
+    def descriptors(self) -> int:
+        return self.tensors.segments
+
+
+class CallFailed(Message, frozen=True):
+    number: int
+    failure: Failed
+
+
+class AskersTold(Message, frozen=True):
+    number: int
+    askers: Askers
+
+
+class ReadyTold(Message, frozen=True):
+    number: int
+    ready: bool
+
+
+class RouteOffered(Message, frozen=True):
+    """A route to a model (engine/calls/routes.py).
+
+    `devices` are the key and the id of each device that the process has not joined. A
+    door to each is beside the message, and with `has_log`, for the first route, the log
+    of calls. `runner` is of `RunnerDescription.to_message`. `timeout` is in seconds.
+    """
+
+    number: int
+    model: str
+    version: str
+    devices: tuple[tuple[str, str], ...]
+    runner: Mapping[str, Any]
+    timeout: float
+    has_log: bool
+
+    def descriptors(self) -> int:
+        return len(self.devices) + self.has_log
+
+
+class RouteWithdrawn(Message, frozen=True):
+    """The process must take no more calls to a route, and close it."""
 
     number: int
 
 
-Received = (
-    ModelCall
-    | AskersAsked
-    | CallGivenUp
-    | RouteLeft
-    | ResponseTaken
-    | ReadyAsked
-    | MetricsTold
+Answer = Outputs | CallFailed | AskersTold | ReadyTold
+ToModel = Answer | RouteOffered | RouteWithdrawn
+
+TO_OWNER = Receiver[ToOwner](
+    *(ModelCall, AskersAsked, ReadyAsked, CallGivenUp, RouteLeft, ResponseTaken),
+    MetricsTold,
+)
+TO_MODEL = Receiver[ToModel](
+    Outputs, CallFailed, AskersTold, ReadyTold, RouteOffered, RouteWithdrawn
 )
 
 
@@ -197,23 +252,22 @@ class CallSocket:
         """Return a descriptor that is readable when a call has come; -1 once closed."""
         return self._sock.fileno()
 
-    def receive(self) -> Received:
+    def receive(self) -> tuple[ToOwner, dict[str, Tensor]]:
         """Return the next message: a call, a question, or a report about a call, a
-        route or metrics.
+        route or metrics. Also return the inputs of a call.
 
-        Raises BlockingIOError if there is none, EOFError at the end, EngineBug or
-        ValueError for a malformed call.
+        Raises BlockingIOError if there is none, EOFError at the end, MalformedMessage,
+        and EngineBug for inputs that are not in the segment.
         """
-        message, fds = control.receive(self._sock)
+        message, fds = TO_OWNER.receive(self._sock)
         try:
-            for key, read in _READERS.items():
-                if key in message:
-                    return read(message)
-            return _call(message, fds)
-        except (KeyError, TypeError) as error:
-            raise EngineBug(f"a call that is none: {error!r}") from None
+            if isinstance(message, ModelCall):
+                return message, message.tensors.read(fds)
+            return message, {}
+        except (LookupError, TypeError, ValueError) as error:
+            raise EngineBug(f"a call without its inputs: {error!r}") from None
         finally:
-            control.close_all(fds)
+            close_all(fds)
 
     def answer(self, number: int, answer: CallAnswer, more: bool = False) -> None:
         """Send the result of a call, one of several responses, or the answer to a
@@ -222,88 +276,25 @@ class CallSocket:
         Raises BlockingIOError if the socket has no room, and OSError if no process
         listens any more.
         """
-        fds: list[int] = []
-        message: Message = {"call": number}
         if isinstance(answer, tuple):
-            message["askers"] = list(answer)
+            self.tell(AskersTold(number, answer))
         elif isinstance(answer, bool):
-            message["ready"] = answer
+            self.tell(ReadyTold(number, answer))
         elif isinstance(answer, EngineError):
-            message.update(control.from_error(answer))
+            self.tell(CallFailed(number, Failed.of(answer)))
         else:
-            if more:
-                message["more"] = True
-            message, fds = with_tensors(message, answer)
-        try:
-            control.send(self._sock, message, fds)
-        finally:
-            control.close_all(fds)
+            tensors, fds = Tensors.of(answer)
+            try:
+                self.tell(Outputs(number, tensors, more), fds)
+            finally:
+                close_all(fds)
 
-    def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send the description of a route. Raises the errors of `answer`, and
-        ValueError if the description is too long.
-        """
-        control.send(self._sock, message, fds)
+    def tell(self, message: ToModel, fds: Sequence[int] = ()) -> None:
+        """Send a message. Raises the errors of `answer`, and MessageTooLong."""
+        send(self._sock, message, fds)
 
     def close(self) -> None:
         self._sock.close()
 
     def __repr__(self) -> str:
         return f"<CallSocket {self._sock.fileno()}>"
-
-
-def answer_of(message: Message, fds: Sequence[int]) -> CallAnswer:
-    """Return the answer that `CallSocket.answer` has sent. `fds` stay open. Raises
-    EngineBug.
-    """
-    if "error" in message:
-        return control.to_error(message)
-    if "askers" in message:
-        return tuple((str(i), str(t), str(s)) for i, t, s in message["askers"])
-    if "ready" in message:
-        return bool(message["ready"])
-    return tensors_of(message, fds)
-
-
-def _call(message: Message, fds: Sequence[int]) -> ModelCall:
-    outputs = message.get("outputs")
-    return ModelCall(
-        int(message["call"]),
-        str(message["model"]),
-        str(message["version"]),
-        int(message["deadline_ns"]),
-        tensors_of(message, fds),
-        None if outputs is None else tuple(map(str, outputs)),
-        dict(message.get("parameters") or {}),
-        tuple(map(int, message["requests"])),
-        int(message.get("priority", 0)),
-        bool(message.get("streams")),
-    )
-
-
-def _askers_asked(message: Message) -> AskersAsked:
-    return AskersAsked(int(message["ask"]), tuple(map(int, message["requests"])))
-
-
-def _ready_asked(message: Message) -> ReadyAsked:
-    target = str(message["model"]), str(message["version"])
-    return ReadyAsked(int(message["ready"]), *target)
-
-
-def _metric(told: Sequence[Any]) -> MetricTold:
-    name, kind, text, labels, bounds, values = told
-    pairs = tuple((str(label), str(value)) for label, value in labels)
-    numbers = tuple(map(float, bounds)), tuple(map(float, values))
-    return MetricTold(str(name), str(kind), str(text), pairs, *numbers)
-
-
-#: Readers for messages that are no calls, by the key that identifies the message.
-_READERS: dict[str, Callable[[Message], Received]] = {
-    "cancel": lambda message: CallGivenUp(int(message["cancel"])),
-    "next": lambda message: ResponseTaken(int(message["next"])),
-    "left": lambda message: RouteLeft(int(message["left"])),
-    "counted": lambda message: RouteLeft(0),
-    "metrics": lambda message: MetricsTold(tuple(map(_metric, message["metrics"]))),
-    "ready": _ready_asked,
-    "ask": _askers_asked,
-}

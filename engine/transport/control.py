@@ -30,6 +30,7 @@ from engine.errors import (
     InvalidModel,
     OutOfMemory,
 )
+from engine.transport import messages
 from engine.transport.held_socket import HeldSocket
 from popef_io import PopefError
 
@@ -190,32 +191,45 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
         watch.look()
 
 
+class Failed(messages.Message, frozen=True):
+    """An error of the engine: the name of its class, and its text."""
+
+    error: str
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """Return an error as a message. An error of a PopEF file becomes InvalidModel,
+        because a file's damage shows only when its content is used.
+        """
+        if isinstance(error, PopefError):
+            error = InvalidModel(str(error))
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if is_full or isinstance(error, MemoryError):  # such as no memory to map a file
+            why = f"the device does not have enough memory: {error}"
+            error = OutOfMemory(why.removesuffix(": "))
+        if not isinstance(error, EngineError):
+            return cls("EngineBug", f"{type(error).__name__}: {error}")
+        return cls(type(error).__name__, str(error)[: MAX_MESSAGE // 2])
+
+    def to_error(self) -> EngineError:
+        """Return the error that the message stands for."""
+        kind = getattr(errors, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, EngineError)):
+            text = f"unknown error {self.error!r} from a device: {self.message}"
+            return EngineBug(text)
+        if kind is EngineBug:
+            return EngineBug(self.message.removesuffix("; this is a bug"))
+        return kind(self.message)
+
+
 def from_error(error: BaseException) -> Message:
-    """Return an error as a message. An error of a PopEF file becomes InvalidModel,
-    because a file's damage shows only when its content is used.
-    """
-    if isinstance(error, PopefError):
-        error = InvalidModel(str(error))
-    is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if is_full or isinstance(error, MemoryError):  # such as no memory to map a file
-        why = f"the device does not have enough memory: {error}"
-        error = OutOfMemory(why.removesuffix(": "))
-    if not isinstance(error, EngineError):
-        return {"error": "EngineBug", "message": f"{type(error).__name__}: {error}"}
-    return {"error": type(error).__name__, "message": str(error)[: MAX_MESSAGE // 2]}
+    found = Failed.of(error)
+    return {"error": found.error, "message": found.message}
 
 
 def to_error(message: Message) -> EngineError:
-    """Return the error that a message stands for."""
-    text = str(message.get("message", ""))
-    kind = getattr(errors, str(message["error"]), None)
-    if isinstance(kind, type) and issubclass(kind, EngineError):
-        return (
-            EngineBug(text.removesuffix("; this is a bug"))
-            if (kind is EngineBug)
-            else kind(text)
-        )
-    return EngineBug(f"unknown error {message['error']!r} from a device: {text}")
+    return Failed(str(message["error"]), str(message.get("message", ""))).to_error()
 
 
 def peer_uid(sock: socket.socket) -> int:

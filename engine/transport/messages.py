@@ -71,11 +71,18 @@ class Form(Generic[T]):
         return f"Form({self.value!r})"
 
 
-def _encode_form(form: Any) -> object:
-    if not isinstance(form, Form):
-        raise TypeError(f"a message cannot have a {type(form).__name__}")
-    found: object = form.value.to_message()
-    return found
+def _plain(value: Any) -> object:
+    """Return a value that msgspec does not know as one that it knows."""
+    if isinstance(value, Form):
+        found: object = value.value.to_message()
+        return found
+    if isinstance(value, str):  # a subclass, such as numpy.str_
+        return str(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"a message cannot have a {type(value).__name__}")
 
 
 def _decode_form(kind: Any, value: Any) -> object:
@@ -83,7 +90,7 @@ def _decode_form(kind: Any, value: Any) -> object:
     return Form(inner.from_message(value))
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_form)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
 def encode(message: Message, most: int = MAX_MESSAGE) -> bytes:

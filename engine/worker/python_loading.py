@@ -32,6 +32,7 @@ from engine.programs.python_model import GRAPH, Context, PresentRun
 from engine.programs.python_requirements import check_installed
 from engine.programs.python_session import PythonSession, import_model, load_error
 from engine.programs.session import PlainOptions
+from engine.transport.call_messages import MetricsTold, MetricTold
 from popef_io import Model
 
 #: The described module, by file and digest, so that it is not imported twice.
@@ -75,7 +76,11 @@ def python_executor(
             sock = socket.socket(fileno=os.dup(fds[-1]))
             client = CallClient(sock, run, running)
             ends.callback(client.close)
-            metrics = OwnMetrics(client.tell)
+            metrics = OwnMetrics(
+                lambda rows: client.tell(
+                    MetricsTold(tuple(MetricTold(*row) for row in rows))
+                )
+            )
             ends.callback(metrics.close)
             about["models"] = ServedModels(client, given.get("models"))
             about["askers_now"] = client.askers

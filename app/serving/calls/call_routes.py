@@ -28,6 +28,8 @@ from engine import (
     Device,
     EngineError,
     ModelRunner,
+    RouteOffered,
+    RouteWithdrawn,
     RunnerDescription,
     errors,
 )
@@ -136,17 +138,18 @@ class CallRoutes:
         if self._present(route.model, route.version) != route or self._closed:
             return
         number = next(self._numbers)
-        message = {
-            "route": number,
-            "model": route.model,
-            "version": route.version,
-            "devices": [[key, devices[key].id] for key in new],
-            "runner": route.description.to_message(),
-            "timeout": self._timeout,
-        }
+        offer = RouteOffered(
+            number,
+            route.model,
+            route.version,
+            tuple((key, devices[key].id) for key in new),
+            route.description.to_message(),
+            self._timeout,
+            has_log=self._log is None,
+        )
         log = self._log or CallLog.create()
         try:
-            self._sock.tell(message, fds if self._log else [*fds, log.memory.fd])
+            self._sock.tell(offer, fds if self._log else [*fds, log.memory.fd])
         except BaseException:
             if self._log is None:
                 log.close()
@@ -163,7 +166,7 @@ class CallRoutes:
                 continue
             if self._present(route.model, route.version) != route:
                 self._leaving.add(number)
-                self._send(partial(self._sock.tell, {"leave": number}))
+                self._send(partial(self._sock.tell, RouteWithdrawn(number)))
 
     def left(self, number: int) -> None:
         """Record that the process has left a route; 0 means that there are calls to

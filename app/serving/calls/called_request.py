@@ -63,9 +63,15 @@ class CalledRequest:
     """One call, from its message to its answer; `timeout` is in seconds."""
 
     def __init__(
-        self, message: ModelCall, caller: Caller, table: ModelTable, timeout: float
+        self,
+        message: ModelCall,
+        inputs: Mapping[str, Tensor],
+        caller: Caller,
+        table: ModelTable,
+        timeout: float,
     ) -> None:
         self._message, self._caller, self._table = message, caller, table
+        self._inputs = inputs
         self._entry: ModelEntry | None = None
         self._submitted: Submitted | None = None
         self._fetching: asyncio.Task[None] | None = None
@@ -186,7 +192,7 @@ class CalledRequest:
         self._called = entry.stats
         if not entry.ready:
             raise ModelNotReady(entry.spec.name)
-        inputs = called_inputs(entry.spec, message.inputs)
+        inputs = called_inputs(entry.spec, self._inputs)
         unknown = set(message.outputs or ()).difference(entry.spec.outputs_by_name)
         if unknown:
             raise InvalidInput(f"the model has no output {min(unknown)!r}")

@@ -163,7 +163,6 @@ class CallingProcess:
         self._telling: set[asyncio.Task[None]] = set()
         self.routes = CallRoutes(calls.table, calls.timeout, sock, self._queue)
         self._take: dict[type, Callable[[Any], None]] = {
-            ModelCall: self._begin,
             CallGivenUp: self._give_up,
             ResponseTaken: self._proceed,
             RouteLeft: self._route_left,
@@ -179,7 +178,7 @@ class CallingProcess:
     def _read(self) -> None:
         """Handle one message, then let other processes have their turn."""
         try:
-            found = self._sock.receive()
+            found, inputs = self._sock.receive()
         except BlockingIOError:
             return
         except (OSError, EOFError, ValueError):
@@ -189,11 +188,14 @@ class CallingProcess:
             logger.error("a call to model %s failed: %s", self.name, error)
             self.close()
             return
-        self._take[type(found)](found)
+        if isinstance(found, ModelCall):
+            self._begin(found, inputs)
+        else:
+            self._take[type(found)](found)
 
-    def _begin(self, message: ModelCall) -> None:
+    def _begin(self, message: ModelCall, inputs: Mapping[str, Tensor]) -> None:
         calls = self._calls
-        called = CalledRequest(message, self, calls.table, calls.timeout)
+        called = CalledRequest(message, inputs, self, calls.table, calls.timeout)
         self._under_way[message.number] = called
         called.begin()
 

@@ -1,7 +1,7 @@
 """Models in Python run by interpreters of other versions, beside those of the server's.
 
-`POPGATE_TEST_PYTHON` names interpreters that have numpy and msgpack, with colons
-between them; without it there are none to try.
+`POPGATE_TEST_PYTHON` names interpreters that have numpy, msgpack and msgspec, with
+colons between them; without it there are none to try.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class Run:
 
     def call(self, **options: float) -> ModelCall:
         self.calls.begin(("other", ""), {"x": [1.0]}, options)
-        found = self.owner.receive()
+        found, inputs = self.owner.receive()
+        assert list(inputs) == ["x"]
         assert isinstance(found, ModelCall)
         return found
 

@@ -1,4 +1,4 @@
-"""Another interpreter, which has NumPy and msgpack and nothing of ours."""
+"""Another interpreter, which has what we need and nothing of ours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 
@@ -52,7 +53,7 @@ def interpreter(folder: Path, packages: Iterable[Path]) -> Path:
 
 
 def places() -> list[Path]:
-    return [Path(str(m.__file__)).parent for m in (np, msgpack)]
+    return [Path(str(m.__file__)).parent for m in (np, msgpack, msgspec)]
 
 
 def test_another_interpreter_runs_a_model(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_another_interpreter_runs_a_model(tmp_path: Path) -> None:
 def test_what_an_interpreter_lacks_is_said(tmp_path: Path) -> None:
     python = interpreter(tmp_path / "env", [])
     options = PythonOptions(interpreter=str(python))
-    expected = f"{re.escape(str(python))} .* does not have numpy, msgpack"
+    expected = f"{re.escape(str(python))} .* does not have numpy, msgpack, msgspec"
     with pytest.raises(DeviceLost, match=expected):
         DeviceManager("cpu:1").create_python_device(options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from engine.programs.own_metrics import (
     MAX_SERIES,
     MetricSeries,
     OwnMetrics,
+    Row,
 )
 from tests.support import until
 
@@ -24,9 +25,9 @@ def metric(kind: str, **more: Any) -> MetricSeries:
 def test_what_has_changed_is_told_soon_and_at_the_end() -> None:
     told: dict[str, float] = {}
 
-    def tell(message: dict[str, Any]) -> None:
-        for name, kind, text, labels, bounds, values in message["metrics"]:
-            assert (name, kind, text, bounds) == ("n_total", "counter", "Some", [])
+    def tell(rows: Sequence[Row]) -> None:
+        for name, kind, text, labels, bounds, values in rows:
+            assert (name, kind, text, bounds) == ("n_total", "counter", "Some", ())
             told[labels[0][1]] = values[0]
 
     metrics = OwnMetrics(tell)

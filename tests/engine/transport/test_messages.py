@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from engine.transport.channel import ChannelLayout
@@ -42,6 +44,12 @@ class Segments(Message, frozen=True):
         return self.count
 
 
+class Document(Message, frozen=True):
+    """A message with a field of any type."""
+
+    content: Mapping[str, Any]
+
+
 RECEIVER = Receiver[Note | Segments](Note, Segments)
 
 
@@ -72,6 +80,21 @@ def test_fields_keep_their_types() -> None:
     message = Note("ä", (1, 2), layout)
     assert RECEIVER.decode(encode(message)) == message
     assert isinstance(RECEIVER.decode(encode(message)), Note)
+
+
+def test_values_of_subclasses_and_of_numpy_become_plain() -> None:
+    class Text(str):
+        pass
+
+    class Number(int):
+        pass
+
+    sent = Note(Text("a"), (Number(1), 2))
+    assert RECEIVER.decode(encode(sent)) == Note("a", (1, 2))
+    found = Receiver(Document).decode(encode(Document({"x": np.float64(0.5)})))
+    assert found == Document({"x": 0.5})
+    with pytest.raises(TypeError, match="a message cannot have a complex"):
+        encode(Document({"x": 1j}))
 
 
 def test_the_end_is_told_from_a_message(pair: Pair) -> None:
