@@ -139,7 +139,7 @@ class Certificate:
             if str(e) != self._problem:
                 self._problem = str(e)
                 logger.error(
-                    "the certificate was not reloaded, the former one stays in use: %s",
+                    "the certificate was not reloaded, the server keeps the old one: %s",
                     e,
                 )
             return False
@@ -156,10 +156,8 @@ class Certificate:
         begins, ends = times
         if not self._begins <= now < self.expires or begins <= now < ends:
             return
-        why = "it has expired" if ends <= now else "it does not count yet"
-        raise TlsError(
-            f"{self._certificate}: {why}; the former certificate stays in use"
-        )
+        why = "it has expired" if ends <= now else "it is not valid yet"
+        raise TlsError(f"{self._certificate}: {why}")
 
     def _tell_end(self) -> None:
         """Warn once a day that the certificate has expired or will expire soon."""

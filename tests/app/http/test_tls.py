@@ -388,7 +388,7 @@ def test_what_does_not_count_replaces_nothing_that_does(
         assert not certificate.renew()
     assert certificate.expires == before
     (said,) = caplog.messages
-    why = "it has expired" if begins < 0 else "it does not count yet"
+    why = "it has expired" if begins < 0 else "it is not valid yet"
     assert f"{path}: {why}" in said
     issue_from(-1, 20)
     assert certificate.renew()
