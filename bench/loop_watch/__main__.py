@@ -148,8 +148,8 @@ def attack(
 ) -> None:
     """Send each case several times. Runs in a process of its own.
 
-    In use the clients are other machines. Therefore the requests are made before
-    anybody measures, and what sends them takes the processor only if nobody else does.
+    In use the clients are other machines. Therefore the requests are made before the
+    measurement, and the process that sends them has the lowest priority.
     """
     asks = [(name, CASES[name][0]()) for name in names]
     os.nice(19)

@@ -1,4 +1,8 @@
-"""The client for event loops, with the names of the blocking client, awaited."""
+"""The client for event loops.
+
+The blocking client (`client.py`) is made from this file: after a change here run
+``python plugins/client/make_blocking.py``.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +39,46 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """`Client` for event loops: the same names and arguments, awaited.
+    """Calls models of a server of the Open Inference Protocol: PopGate, Triton, others.
 
         async with AsyncClient("http://127.0.0.1:8000") as client:
             outputs = await client.infer("digits", image=pixels)
-            await client["digits"](pixels)
-            async for outputs in client.stream("steps", n=[5]):
-                ...
-            async with client.sequence("accumulator") as run:
-                await run(x=[1.0])
+            outputs["digit"]                          # a NumPy array
+            digits = client["digits"]                 # the same, as a function
+            await digits(pixels, outputs=["digit"], timeout=0.5)
 
-    `http_client` is an `httpx.AsyncClient`. Several calls may run in one event loop. A
-    cancelled call closes its connection, and the server then cancels the request. In
-    another event loop, or a forked process, the client starts again with its own
-    connections. Not thread-safe.
+    Values are arrays, numbers, strings, or lists of them. They are converted to the
+    model's type if only precision is lost. They are sent as binary tensors if the
+    server's metadata says that it reads them, else as JSON.
+
+    - `url`: ``http://…``, ``https://…`` or ``unix:PATH``. A path in front of ``/v2`` is
+      part of the URL, as in ``unix:PATH:/base``. The default is the environment's
+      `POPGATE_URL`, else this machine's port 8000.
+    - `timeout`: seconds for a whole call, with retries and pauses. The server receives
+      it too. None: no limit.
+    - `connect_timeout`: seconds for a new connection.
+    - `retries`: how often to retry a call that no server has received (connection
+      refused), or that a server has refused (429, 503). The pause is `Retry-After`, or
+      0.05 s and more. A request of a sequence is not retried after 503.
+    - `idempotent`: a call may run twice. Calls without an answer are then retried too,
+      and calls that a proxy answered for a lost server (500 and 502 without a code).
+      Requests of a sequence are not.
+    - `max_connections`: most open connections; further calls wait.
+    - `max_answer`: most bytes of one answer.
+    - `api_key`: sent as ``Authorization: Bearer``.
+    - `headers`: sent with every request.
+    - `encoding`: ``json``, ``binary``, ``msgpack`` or ``npy``, instead of the client's
+      own choice.
+    - `verify`, `cert`, `proxy`: as in httpx. `SSL_CERT_FILE` names other authorities.
+    - `http_client`: an `httpx.AsyncClient` that sends everything. `close` leaves it
+      open. Without one, plain HTTP uses this package's own connections, which cost a
+      tenth. TLS, proxies and streams use httpx.
+
+    Threads may share the blocking client. The client for event loops belongs to one
+    loop, in which several calls may run. A cancelled call closes its connection, and
+    the server then cancels the request. In a forked process, and in another event loop,
+    a client opens connections of its own. Raises `ClientError`: InvalidRequest,
+    NotFound, AuthenticationError, Unavailable, DeadlineExceeded, ServerError.
     """
 
     def __init__(
@@ -97,7 +127,19 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> Outputs:
-        """Run a model once, as `Client.infer` does. Return the outputs, by name."""
+        """Run a model once. Return the outputs, by name.
+
+            await client.infer("digits", image=pixels)
+            await client.infer("digits", pixels)  # a model with one input
+            await client.infer("m", {"a-b": x, "timeout": y})  # no keywords
+            await client.infer("m", x=x, outputs={"scores": {"classification": 3}})
+
+        - `outputs`: names, or options for each. Default: all outputs.
+        - `parameters`: parameters of the request, for the model.
+        - `priority`: a level, 1 is the highest; 0: the model's default.
+        - `request_id`: an id, which `Outputs.id` and errors contain too.
+        - `timeout`: seconds, instead of the client's.
+        """
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
         )
@@ -116,8 +158,14 @@ class AsyncClient:
         normalize: bool | None = None,
         timeout: float | None = None,
     ) -> Array:
-        """Return the vectors of strings, as `Client.embed` does: one row for each, or
-        one vector for a single string.
+        """Return the vectors of strings, one row for each; one vector for a single
+        string.
+
+            await client.embed("minilm", ["what is a batch?"], prompt="query")
+
+        `prompt`: name of the prompt to put before each string. `dimensions`: length of
+        the returned vectors, normalised again. `normalize`: whether vectors have length
+        1; default: as in the model's folder.
         """
         parameters = {
             "prompt_name": prompt,
@@ -179,8 +227,13 @@ class AsyncClient:
         headers: Mapping[str, str] | None = None,
         **inputs: Any,
     ) -> AsyncIterator[Outputs]:
-        """Yield the responses of a model that returns several, as `Client.stream`
-        does.
+        """Yield the responses of a model that returns several, as they come (PopGate
+        only).
+
+            async for outputs in client.stream("steps", n=[5]):
+                print(outputs["y"])
+
+        Closing the iterator ends the request. The request is never retried.
         """
         options = call_options(
             outputs, parameters, priority, request_id, timeout, headers
@@ -224,7 +277,10 @@ class AsyncClient:
         timeout: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """Call the generate extension, as `Client.generate` does."""
+        """Call the generate extension: a flat object in, a flat object out.
+
+        await client.generate("llm", PROMPT="hello", temperature=0.7)["TEXT"]
+        """
         return await self.run(self._core.generate(model, version, fields, timeout))
 
     async def generate_stream(
@@ -249,7 +305,17 @@ class AsyncClient:
         sequence_id: int | str | None = None,
         close: bool = True,
     ) -> AsyncSequence:
-        """Return requests to a model with a state, as `Client.sequence` does."""
+        """Return requests to a model with a state, one after the other.
+
+            async with client.sequence("accumulator") as run:
+                await run(x=[1.0])
+                await run(x=[2.0], end=True)
+
+        The first request starts the sequence. If the block is left without `end`, the
+        client ends the sequence by one more request, of zeros, and drops its answer. If
+        `close` is False, or after an error, the server ends the sequence when it has
+        been idle for long enough.
+        """
         return AsyncSequence(AsyncModel(self, model, version), sequence_id, close=close)
 
     # The server
@@ -344,7 +410,10 @@ class AsyncClient:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Return the JSON answer of a path of the server; None for an empty body."""
+        """Return the JSON answer of a path of the server; None for an empty body.
+
+        (await client.ask("GET", "/v1/devices"))["devices"]
+        """
         return await self.run(self._core.ask(method, path, document, timeout))
 
     async def _events(self, ask: Exchange) -> AsyncIterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""The blocking client. `make_blocking.py` makes it from `async_client.py`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from popgate_client.connections import Pool
 from popgate_client.core import Core, model_path, ready_path, repository_path
 from popgate_client.encodings import Encoding, Outputs, Wanted
 from popgate_client.errors import ClientError
+from popgate_client.events import EventReader
 from popgate_client.shared import (
     call_options,
     client_options,
+    documents_in,
     ending,
-    event_documents,
     inputs_of,
     load_parameters,
     new_sequence_id,
-    responses_of,
+    response_of,
 )
 from popgate_client.steps import CallOptions, Exchange, Steps
 from popgate_client.tensors import Array
@@ -65,13 +66,15 @@ class Client:
     - `encoding`: ``json``, ``binary``, ``msgpack`` or ``npy``, instead of the client's
       own choice.
     - `verify`, `cert`, `proxy`: as in httpx. `SSL_CERT_FILE` names other authorities.
-    - `http_client`: an `httpx.Client` that sends everything; `close` leaves it open.
-      Without one, plain HTTP uses connections of this package, which cost a tenth.
-      TLS, proxies and streams use httpx.
+    - `http_client`: an `httpx.Client` that sends everything. `close` leaves it
+      open. Without one, plain HTTP uses this package's own connections, which cost a
+      tenth. TLS, proxies and streams use httpx.
 
-    Thread-safe. In a forked process it opens connections of its own. Raises
-    `ClientError`: InvalidRequest, NotFound, AuthenticationError, Unavailable,
-    DeadlineExceeded, ServerError.
+    Threads may share the blocking client. The client for event loops belongs to one
+    loop, in which several calls may run. A cancelled call closes its connection, and
+    the server then cancels the request. In a forked process, and in another event loop,
+    a client opens connections of its own. Raises `ClientError`: InvalidRequest,
+    NotFound, AuthenticationError, Unavailable, DeadlineExceeded, ServerError.
     """
 
     def __init__(
@@ -123,8 +126,8 @@ class Client:
         """Run a model once. Return the outputs, by name.
 
             client.infer("digits", image=pixels)
-            client.infer("digits", pixels)              # a model with one input
-            client.infer("m", {"a-b": x, "timeout": y}) # names that are no keywords
+            client.infer("digits", pixels)  # a model with one input
+            client.infer("m", {"a-b": x, "timeout": y})  # no keywords
             client.infer("m", x=x, outputs={"scores": {"classification": 3}})
 
         - `outputs`: names, or options for each. Default: all outputs.
@@ -200,8 +203,8 @@ class Client:
         return Model(self, model)
 
     def model(self, model: str, version: str = "") -> Model:
-        """Return a model as a function; ``client["m"]`` is the same without
-        a version.
+        """Return a model as a function; ``client["m"]`` is the same without a
+        version.
         """
         return Model(self, model, version)
 
@@ -233,7 +236,8 @@ class Client:
         )
         given = inputs_of(value, inputs)
         ask = self.run(self._core.events(model, version, given, options))
-        yield from responses_of(self._events(ask))
+        for document in self._events(ask):
+            yield response_of(document)
 
     def prepare(
         self,
@@ -408,10 +412,13 @@ class Client:
         return self.run(self._core.ask(method, path, document, timeout))
 
     def _events(self, ask: Exchange) -> Iterator[dict[str, Any]]:
+        reader = EventReader()
         from popgate_client import web
 
         with web.pieces(self._web(), self._options, ask) as pieces:
-            yield from event_documents(pieces)
+            for piece in pieces:
+                yield from documents_in(reader, piece)
+        reader.end()
 
     def _web(self) -> httpx.Client:
         if self._closed:

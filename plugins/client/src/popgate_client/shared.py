@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,14 +115,6 @@ def load_parameters(
     return {"parameters": more} if more else {}
 
 
-def event_documents(pieces: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the documents of a stream. Raises the error in it."""
-    reader = EventReader()
-    for piece in pieces:
-        yield from documents_in(reader, piece)
-    reader.end()
-
-
 def documents_in(reader: EventReader, piece: bytes) -> Iterator[dict[str, Any]]:
     """Yield the documents that a piece of a stream completes."""
     for data in reader.feed(piece):
@@ -137,11 +129,6 @@ def documents_in(reader: EventReader, piece: bytes) -> Iterator[dict[str, Any]]:
         if "error" in document:
             raise stream_error(document)
         yield document
-
-
-def responses_of(documents: Iterable[Mapping[str, Any]]) -> Iterator[Outputs]:
-    """Yield the documents as outputs."""
-    return map(response_of, documents)
 
 
 def response_of(document: Mapping[str, Any]) -> Outputs:
