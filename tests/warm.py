@@ -66,6 +66,7 @@ _ROLES = {
         "uvicorn.loops.uvloop",
         "tests.warm_plugins",
     ),
+    "from tests.warm import script; script()": ("tests.warm_scripts",),
 }
 #: Modules that are run by their names, which the last of the roles has imported.
 _MODULES = {"app.workers.process": "worker"}
@@ -112,7 +113,13 @@ class _Popen(subprocess.Popen[Any]):
             "files": resource.getrlimit(resource.RLIMIT_NOFILE),
             "cores": sorted(os.sched_getaffinity(0)),
         }
-        self.pid = int(_ask(role, json.dumps(job).encode(), [*streams, *passed]))
+        try:
+            self.pid = int(_ask(role, json.dumps(job).encode(), [*streams, *passed]))
+        except (
+            ConnectionRefusedError
+        ):  # nothing forks for it, and this may not start it
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
         self._is_warm = self._child_created = True
         self._close_pipe_fds(  # type: ignore[attr-defined]
             *(given[n] for n in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
@@ -167,7 +174,7 @@ def _role(given: Mapping[str, Any]) -> str | None:
         return None
     option, code = command[2:4] if command[1] == "-P" else command[1:3]
     if option == "-m" and code in _MODULES:
-        return [*_ROLES][-1]
+        return "from app.cli import main; main()"
     if option != "-c":
         return None
     return next((role for role in _ROLES if code.endswith(role)), None)
@@ -215,7 +222,7 @@ def _address(role: str) -> str:
 
 def _start(role: str) -> None:
     """Has what forks for it, and for what that starts in turn, at work."""
-    roles = _ROLES if "app." in role else [role]
+    roles = _ROLES if "app." in role else {role, next(iter(_ROLES))}
     with _starting:
         for each in roles:
             if each in _servers:
@@ -231,6 +238,28 @@ def _start(role: str) -> None:
                     # A pool of threads would not be there after a fork.
                     env={**os.environ, "PYTHONPATH": ROOT, "OPENBLAS_NUM_THREADS": "1"},
                 )
+
+
+def script() -> None:
+    """Run the script that the first argument names, as `python SCRIPT` does.
+
+    A command of `tests.warm.forked` runs this in a process that has been forked.
+    """
+    del sys.argv[0]
+    path = Path(sys.argv[0])
+    sys.path[0] = str(path.parent)
+    main = sys.modules["__main__"]
+    main.__file__ = str(path)
+    exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+
+
+def forked(*arguments: str | Path, before: str = "") -> list[str]:
+    """Return the command of a script that is forked with our packages imported.
+
+    `before` are statements that run before the script does.
+    """
+    code = f"{before}from tests.warm import script; script()"
+    return [_PYTHON, "-c", code, *map(str, arguments)]
 
 
 def children(pid: int, name: str) -> list[int]:

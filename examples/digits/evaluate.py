@@ -140,10 +140,11 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the gateway")
     parser.add_argument("--model", default="digits", help="its name for digits.onnx")
     parser.add_argument("--concurrency", type=int, default=16, help="open requests")
+    parser.add_argument("--images", type=int, help="of the 360; the first [all]")
     options = parser.parse_args()
 
-    images: Images = np.load(HERE / "test_images.npy")
-    labels: Digits = np.load(HERE / "test_labels.npy")
+    images: Images = np.load(HERE / "test_images.npy")[: options.images]
+    labels: Digits = np.load(HERE / "test_labels.npy")[: options.images]
     expected = recognise_in_process(images)
     work = recognise_everywhere(options.url, options.model, options.concurrency, images)
     try:

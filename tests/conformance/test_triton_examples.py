@@ -5,13 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.app.served import ServedGateway
 from tests.support import WAIT
+from tests.warm import forked
 
 EXAMPLES = Path(__file__).parent / "triton_examples"
 # It needs a server of another mode.
@@ -24,7 +24,7 @@ OPTIONS = {"http_requests": ("--chunks", "20000")}
 def run(served: ServedGateway, name: str, *options: str) -> str:
     url = served.url.removeprefix("http://")
     done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "-u", url, *options],
+        forked(EXAMPLES / f"{name}.py", "-u", url, *options),
         capture_output=True,
         text=True,
         timeout=WAIT,
@@ -62,10 +62,12 @@ def test_shared_memory_is_closed_unless_asked_for(tmp_path: Path) -> None:
         assert "shared memory is disabled" in answer.json()["error"]
 
 
-def test_a_raised_limit_holds_for_json_too(tmp_path: Path) -> None:
+def test_a_raised_limit_holds_for_json_too(compile_cache: Path) -> None:
     """Below it, plain and compressed; beyond it the words that scripts look for."""
     limit = 80 << 20
-    options = ["--profile", "triton", "--cache-dir", str(tmp_path), "--port", "0"]
+    # The folder of the fixture `triton`, whose models are compiled.
+    cache = str(compile_cache / "triton")
+    options = ["--profile", "triton", "--cache-dir", cache, "--port", "0"]
     options += ["--metrics-port", "0", "--http-max-input-size", str(limit)]
     with ServedGateway(None, *options) as gateway:
         gateway.wait_ready()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from evaluate import ways
 from formats import ANSWERS, REQUESTS
 from serving import hold_free_port
 
+from tests.warm import forked
+
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 
 def evaluate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, DIGITS / "evaluate.py", *arguments],
+        forked(DIGITS / "evaluate.py", *arguments),
         capture_output=True,
         text=True,
         timeout=100,
@@ -38,7 +39,7 @@ def test_every_encoding_gives_the_digits_of_the_process(gateway: str) -> None:
 
 
 def test_script_fails_where_the_model_served_is_another(gateway: str) -> None:
-    finished = evaluate("--url", gateway, "--model", "erring")
+    finished = evaluate("--url", gateway, "--model", "erring", "--images", "40")
     assert finished.returncode == 1
     assert "different" in finished.stdout
     assert "as in process" not in finished.stdout

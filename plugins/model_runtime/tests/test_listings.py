@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.app.served import ROOT
+from tests.warm import forked
+
 FOLDER = Path(__file__).parent / "listings"
+#: Turns warnings into errors, those of the imports too where a process is not forked.
+STRICT = "import warnings; warnings.simplefilter('error'); "
+#: These start as a user's programs do: between them they import all that there is.
+NOT_FORKED = {"model_runner_execution_modes", "popef_describe", "session_queues"}
 #: The files that each program is given.
 FILES = {
     "model_runner_execution_modes": ["simple.popef"],
@@ -55,12 +62,14 @@ def test_program_succeeds(
     kept = {k: v for k, v in os.environ.items() if not k.startswith("POPGATE_")}
     paths: list[Path] = [Path(simple).with_name(name) for name in files]
     options = ["-p", *map(str, paths)] if paths else []
+    script = FOLDER / f"{program}.py"
+    command = forked(script, before=STRICT)
+    if program in NOT_FORKED:
+        command = [sys.executable, "-W", "error", str(script)]
+    pool = f"listing-{os.getpid()}-{program}"
     ended = subprocess.run(
-        [
-            *(sys.executable, "-W", "error", FOLDER / f"{program}.py"),
-            *options,
-        ],
-        env={**kept, "POPGATE_POOL": f"listing-{os.getpid()}-{program}"},
+        [*command, *options],
+        env={**kept, "PYTHONPATH": str(ROOT), "POPGATE_POOL": pool},
         cwd=tmp_path,
         capture_output=True,
         text=True,

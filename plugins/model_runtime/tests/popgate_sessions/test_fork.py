@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -20,9 +19,15 @@ import pytest
 from engine.devices.device_lock import try_claim
 from tests.engine import models
 from tests.support import is_gone
+from tests.warm import forked
 
 ROOT = Path(__file__).parents[4]
 
+WARNINGS = """
+import warnings
+warnings.simplefilter("error", ResourceWarning)
+warnings.simplefilter("ignore", DeprecationWarning)
+"""
 PRELUDE = """
 import gc, os, signal, sys, threading
 import numpy as np
@@ -47,11 +52,11 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def command(script: str, model: Path) -> list[str]:
-    code = PRELUDE + textwrap.dedent(script)
+    file = model.with_name("script.py")
+    file.write_text(PRELUDE + textwrap.dedent(script))
     # What is left open is told of; that threads and forks do not go well together
     # is what is tested here.
-    options = ["-W", "error::ResourceWarning", "-W", "ignore::DeprecationWarning"]
-    return [sys.executable, *options, "-c", code, str(model)]
+    return forked(file, model, before=WARNINGS)
 
 
 def run(script: str, model: Path) -> str:
