@@ -24,10 +24,8 @@ from app.api.openapi import (
 from app.api.plugin_routes import PluginRoutes, access_groups, plugin_routes
 from app.api.routes import (
     drain,
-    generate,
     health,
     infer,
-    kserve_v1,
     metrics,
     models,
     oip,
@@ -50,7 +48,7 @@ ROUTERS = [
     part.router
     for part in (
         infer, models, health, drain, metrics, oip, docs_page, pages, requests,
-        generate, kserve_v1, shared_memory,
+        shared_memory,
     )
 ]  # fmt: skip
 
@@ -83,11 +81,7 @@ def create_app(
     front = InferFront(
         api,
         service,
-        operations=(
-            *generate.OPERATIONS,
-            *kserve_v1.OPERATIONS,
-            *(operation for one in added for operation in one.operations),
-        ),
+        operations=(*(operation for one in added for operation in one.operations),),
         naming=[operation for one in added for operation in one.naming],
         base_path=settings.base_path,
         access=Access(

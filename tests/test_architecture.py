@@ -49,7 +49,8 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_admin": frozenset({"popef_io", "engine", "app"}),
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
-    "popgate_mlflow": frozenset({"engine", "app"}),
+    "popgate_kserve": frozenset({"engine", "app"}),
+    "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
     "popgate_row_proof": frozenset({"engine"}),
@@ -89,7 +90,7 @@ FACES = frozenset(
     | {"triton_python_backend_utils"}
 )
 #: Packages that hand no names on at their root: plugins import their modules.
-WITHOUT_NAMES = frozenset({"app", "popgate_tools"})
+WITHOUT_NAMES = frozenset({"app", "popgate_kserve", "popgate_tools"})
 #: Plugins that are part of the engine: they import its modules.
 OF_THE_ENGINE = frozenset(
     {"popgate_row_proof", "popgate_session_worker", "popgate_sessions"}

@@ -33,9 +33,7 @@ from app.api.request_bodies import body_schemas
 from app.api.schemas import (
     REFERENCE,
     ErrorBody,
-    GenerateRequest,
     InferenceRequest,
-    PredictRequest,
     error_response,
 )
 from app.config.restrictions import group_of
@@ -60,7 +58,6 @@ _TAGS = (
     ("requests", "How the server answered recent requests."),
     ("health", "Checks for load balancers and supervisors."),
     ("metrics", "Metrics in Prometheus' formats."),
-    ("kserve v1", "The older protocol of KServe and TensorFlow Serving."),
     (
         "open inference protocol",
         "The same operations under the standard's paths, `/v2`.",
@@ -109,9 +106,7 @@ def base_document(
     )
     schemas = document["components"]["schemas"]
     # Bodies that routes read or write themselves, and so declare by reference only.
-    for body in (
-        InferenceRequest, GenerateRequest, PredictRequest, ErrorBody
-    ):  # fmt: skip
+    for body in (InferenceRequest, ErrorBody):
         schema = body.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema

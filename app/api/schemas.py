@@ -101,43 +101,6 @@ class InferenceResponse(Body):
     parameters: dict[str, Any] | None = None
 
 
-class GenerateRequest(Body):
-    """A flat object: inputs of the model by name, and parameters of the request."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-    id: str | None = None
-    parameters: dict[str, Any] | None = Field(
-        default=None,
-        description="Parameters whose names are also names of inputs.",
-    )
-
-
-class GenerateResponse(Body):
-    """A flat object: the outputs of the model by name."""
-
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-
-    id: str | None = None
-    model_name: str
-    model_version: str
-
-
-class PredictRequest(Body):
-    """Request with either `instances` (rows) or `inputs` (columns)."""
-
-    instances: list[Any] | None = None
-    inputs: Any = None
-    signature_name: str | None = None
-
-
-class PredictResponse(Body):
-    """`predictions` for `instances`, `outputs` for `inputs`."""
-
-    predictions: list[Any] | None = None
-    outputs: Any = None
-
-
 class MetadataTensor(Body):
     """A tensor that a model takes or gives; -1 is a dimension of any size."""
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.api.plugin_routes import access_groups, plugin_routes
-from app.api.routes import generate, kserve_v1
 from app.codec.compression import CompressResponses
 from app.http.access import Access
 from app.http.open_connections import OpenConnections
@@ -165,11 +164,7 @@ def _server(
             answers=answers,
         ),
         Access(settings.restrictions, worker.keys, groups=access_groups(added)),
-        operations=(
-            *generate.OPERATIONS,
-            *kserve_v1.OPERATIONS,
-            *(operation for one in added for operation in one.operations),
-        ),
+        operations=(*(operation for one in added for operation in one.operations),),
         naming=[op for one in added for op in one.naming if op.by_workers],
         compress_responses=CompressResponses(settings.compress_responses),
         base_path=settings.base_path,

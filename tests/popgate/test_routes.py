@@ -5,6 +5,7 @@ Covers: popgate/routes.py, engine/programs/python_routes.py, app/serving/route_f
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -193,9 +194,11 @@ def test_what_is_wrong_is_said(served: ServedGateway, name: str) -> None:
 def test_a_generator_has_routes_too(served: ServedGateway) -> None:
     client = served.client
     body = {"inputs": {"text": ["a", "bcd"]}}
-    path = "/v2/models/stream/generate_stream"
-    events = client.post(path, json={"text": ["a", "bcd"]}).text
-    assert [line[-2] for line in events.splitlines() if line] == ["1", "3"], events
+    headers = {"accept": "text/event-stream"}
+    path = "/v1/models/stream/infer"
+    events = client.post(path, json=body, headers=headers).text
+    found = [json.loads(line[6:]) for line in events.splitlines() if line]
+    assert [e["outputs"][0]["data"] for e in found] == [[1], [3]], events
     answer = client.post("/v1/stream/summaries", json={"text": "a b"})
     assert answer.json()["summary"] == "a"
     assert client.post("/v1/models/stream/infer", json=body).status_code == 400

@@ -13,7 +13,6 @@ import msgpack
 import numpy as np
 import pytest
 
-from app.api.kserve_v1 import encode_predict
 from app.codec import InferRequest, ModelCodec
 from app.codec.classification import classify
 from app.codec.messages import Encoding, NanPolicy
@@ -117,9 +116,6 @@ def test_many_strings_are_written_in_every_encoding() -> None:
     assert len(found["outputs"][0]["data"]) == COUNT
     body = many.encode(asked(Encoding.NPY), {"y": tensor}).body
     assert body.endswith(b"a%d" % (COUNT - 1))
-    rows = json.loads(encode_predict(many, 2, {"y": tensor}, NanPolicy.NULL))
-    assert [len(row) for row in rows["predictions"]] == [COUNT // 2, COUNT // 2]
-    assert rows["predictions"][0][9] == {"b64": "/w=="}
 
 
 @pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.MSGPACK, Encoding.NPY])
@@ -140,29 +136,6 @@ def test_a_list_of_many_numbers_in_msgpack() -> None:
     outputs = {"y": Tensor.from_numpy(array)}
     body = codec("INT32").encode(asked(Encoding.MSGPACK), outputs).body
     assert msgpack.unpackb(body)["outputs"][0]["data"] == array.reshape(-1).tolist()
-
-
-@pytest.mark.parametrize(
-    "shape", [(2, 3, 12_000), (12_000, 3, 2), (72_000,), (1, 72_000), (72_000, 1)]
-)
-def test_predictions_of_large_outputs_keep_their_nesting(shape: Any) -> None:
-    array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
-    assert array.nbytes > AT_ONCE
-    outputs = {"y": Tensor.from_numpy(array)}
-    written = codec("INT32")
-    text = encode_predict(written, None, outputs, NanPolicy.NULL)
-    assert json.loads(text) == {"outputs": array.tolist()}
-    text = encode_predict(written, shape[0], outputs, NanPolicy.NULL)
-    assert json.loads(text) == {"predictions": array.tolist()}
-
-
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 3, 0), (2, 0, 3)])
-def test_predictions_without_elements_keep_their_nesting(shape: Any) -> None:
-    array = np.zeros(shape, np.int32)
-    text = encode_predict(
-        codec("INT32"), None, {"y": Tensor.from_numpy(array)}, NanPolicy.NULL
-    )
-    assert json.loads(text) == {"outputs": array.tolist()}
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT8", "UINT8", "INT64"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.plugins import ROUTES, plugin_names
 from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
@@ -54,10 +55,11 @@ def test_every_way_in_decodes_large_documents_in_one_thread(
     chunks = (json.dumps(body).encode(), b" ")
     answer = client.post("/v1/models/affine/infer", content=iter(chunks))
     assert answer.json()["outputs"][0]["data"][-1] == 8.5
-    answer = client.post("/v1/models/text:predict", json={"inputs": TEXTS})
-    assert len(answer.json()["outputs"]) == len(TEXTS)
-    answer = client.post("/v2/models/text/generate", json={"input": TEXTS})
-    assert len(answer.json()["output"]) == len(TEXTS)
+    if plugin_names(ROUTES):  # forms of plugins
+        answer = client.post("/v1/models/text:predict", json={"inputs": TEXTS})
+        assert len(answer.json()["outputs"]) == len(TEXTS)
+        answer = client.post("/v2/models/text/generate", json={"input": TEXTS})
+        assert len(answer.json()["output"]) == len(TEXTS)
     assert threads(gateway) == before + 1
 
 

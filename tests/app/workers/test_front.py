@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from app.api.routes import kserve_v1
+from app.codec import InferRequest, ModelCodec
 from app.codec.compression import CompressResponses
+from app.codec.messages import Body, Response, json_response
 from app.config.keys import digest_of
 from app.http.access import Access
 from app.http.asgi import Message, Receive, Scope, Send
-from app.http.front import NAMES
+from app.http.front import NAMES, Operation
 from app.limits import DEFAULT_LIMITS
 from app.observe.journal import Journal
 from app.observe.log import LogControl
@@ -39,6 +41,7 @@ from engine import (
     Form,
     ModelRunner,
     ModelRunnerConfig,
+    Tensor,
     send_message,
 )
 from tests.engine import models
@@ -54,6 +57,21 @@ sha256 = "{counted}"
 certificate = "CN=counted"
 concurrent = 1
 """
+
+
+class OnesForm:
+    """A form of inference of a plugin: the model's input is made of ones."""
+
+    not_one = "expected one response"
+
+    def decode(self, codec: ModelCodec, body: Body) -> InferRequest:
+        ones = {"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [1] * 4}
+        return codec.read({"inputs": [ones]})
+
+    def encode(
+        self, codec: ModelCodec, request: InferRequest, outputs: Mapping[str, Tensor]
+    ) -> Response:
+        return json_response(b"{}")
 
 
 class Supervised:
@@ -79,7 +97,7 @@ class Supervised:
             self,  # type: ignore[arg-type]
             Service(self.worker.table),
             Access(keys=self.worker.keys),
-            operations=kserve_v1.OPERATIONS,
+            operations=[Operation("/v1/models/", ":predict", OnesForm)],
             compress_responses=CompressResponses.ASKED,
             base_path="",
             origins=(),
@@ -114,8 +132,6 @@ class Supervised:
         self, path: str, key: str = "", method: str = "POST", certificate: str = ""
     ) -> int:
         body = b'{"inputs": {"input": [[1, 2, 3, 4]]}}'
-        if path.endswith(":predict"):
-            body = b'{"instances": [[1, 2, 3, 4]]}'
         headers = [(b"content-length", b"%d" % len(body))]
         headers += [(b"x-api-key", key.encode())] if key else []
         scope = {"type": "http", "method": method, "path": path, "headers": headers}

@@ -14,7 +14,6 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from app.api.kserve_v1 import by_input, encode_predict, only_input, request_of
 from app.codec.chunks import join
 from app.codec.json_text import parse_json
 from app.codec.media import UNCERTAIN_TYPES
@@ -26,6 +25,7 @@ from app.errors import InvalidRequest, InvalidTensor, UnsupportedMediaType
 from app.serving.table import ModelTable, infer_path
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
+from popgate_kserve.form import by_input, encode_predict, only_input, request_of
 
 FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
 _KEYS: Final = (*FORMS, "params", "parameters", "signature_name")

@@ -6,12 +6,14 @@ from fastapi import APIRouter
 
 from app.api.plugin_routes import PluginRoutes
 from app.settings import Settings
-from popgate_triton import log_routes, trace_routes
-from popgate_triton.schemas import LogRequest, TraceRequest
+from popgate_triton import generate_routes, log_routes, trace_routes
+from popgate_triton.schemas import GenerateRequest, LogRequest, TraceRequest
 
 
 def routes(settings: Settings) -> PluginRoutes:
     """Return the routes; an object of the group `popgate.routes`."""
     router = APIRouter()
-    router.routes += log_routes.router.routes + trace_routes.router.routes
-    return PluginRoutes(router, bodies=(LogRequest, TraceRequest))
+    for part in (generate_routes, log_routes, trace_routes):
+        router.routes += part.router.routes
+    bodies = GenerateRequest, LogRequest, TraceRequest
+    return PluginRoutes(router, generate_routes.OPERATIONS, bodies=bodies)

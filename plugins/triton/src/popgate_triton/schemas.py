@@ -1,8 +1,8 @@
-"""Bodies of the trace and log extensions, for documentation."""
+"""Bodies of the trace, log and generate extensions, for documentation."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
@@ -65,3 +65,25 @@ class TraceDocument(Body):
     log_frequency: str = Field(description="Traces per file; 0 puts all into one file.")
     trace_file: str
     trace_mode: Literal["triton"]
+
+
+class GenerateRequest(Body):
+    """A flat object: inputs of the model by name, and parameters of the request."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        default=None,
+        description="Parameters whose names are also names of inputs.",
+    )
+
+
+class GenerateResponse(Body):
+    """A flat object: the outputs of the model by name."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str | None = None
+    model_name: str
+    model_version: str

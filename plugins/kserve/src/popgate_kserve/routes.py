@@ -7,9 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from app.api.delegation import ERROR_RESPONSES, declare
-from app.api.kserve_v1 import PredictForm
-from app.api.schemas import PredictResponse
+from app.api.plugin_routes import PluginRoutes
 from app.http.front import Operation
+from app.settings import Settings
+from popgate_kserve.form import PredictForm
+from popgate_kserve.schemas import PredictRequest, PredictResponse
 
 router = APIRouter(tags=["kserve v1"])
 
@@ -42,4 +44,14 @@ for _path, _what in (
         description=_TEXT,
         responses={200: {"model": PredictResponse}, **ERROR_RESPONSES},
         openapi_extra=_EXTRA,
+    )
+
+
+def routes(settings: Settings) -> PluginRoutes:
+    """Return the routes; an object of the group `popgate.routes`."""
+    return PluginRoutes(
+        router,
+        OPERATIONS,
+        bodies=(PredictRequest,),
+        tags=(("kserve v1", "The older protocol of KServe and TensorFlow Serving."),),
     )

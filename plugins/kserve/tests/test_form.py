@@ -1,6 +1,7 @@
 """KServe's first protocol over HTTP: rows, columns, names, bytes, errors.
 
-Covers: app/api/routes/kserve_v1.py.
+Covers: plugins/kserve/src/popgate_kserve/routes.py,
+    plugins/kserve/src/popgate_kserve/schemas.py.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.api.kserve_v1 import decode_predict, encode_predict
 from app.codec import ModelCodec
 from app.errors import NotRepresentable
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
+from popgate_kserve.form import decode_predict, encode_predict
 from tests.app.served import ServedGateway
 
 

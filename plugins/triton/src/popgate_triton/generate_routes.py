@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from app.api.delegation import ERROR_RESPONSES, declare
-from app.api.generate import GenerateForm
-from app.api.schemas import GenerateResponse
 from app.http.front import Operation
+from popgate_triton.generate import GenerateForm
+from popgate_triton.schemas import GenerateResponse
 
 router = APIRouter(tags=["open inference protocol"])
 

@@ -1,6 +1,6 @@
 """generate and generate_stream over HTTP, with a model that gives several responses.
 
-Covers: app/api/routes/generate.py.
+Covers: plugins/triton/src/popgate_triton/generate_routes.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.generate import decode_generate
 from app.codec import ModelCodec
 from app.codec.messages import Body
 from app.errors import InvalidTensor
 from app.spec import ModelSpec, TensorSpec
+from popgate_triton.generate import decode_generate
 from tests.app.served import ServedGateway
 from tests.support import WAIT
 
