@@ -51,7 +51,7 @@ help:
 	@echo "make coverage       the same tests, and which branches they take; a floor is held"
 	@echo "make bench          gateway against reference server (BENCH='--seconds 1')"
 	@echo "make conformance    every ONNX backend test over HTTP"
-	@echo "make fuzz           requests made from the OpenAPI document"
+	@echo "make fuzz           requests made from the OpenAPI document, damaged messages"
 	@echo "make soak           64 clients, mixed models and encodings"
 	@echo "make chaos          kill and stop processes under load"
 	@echo "make many-models    1, 100 and 500 models in one gateway"
@@ -191,6 +191,7 @@ conformance: $(VENV)/.installed-dev
 	$(bin)/python -m bench.conformance $(BENCH)
 
 fuzz: $(VENV)/.installed-dev
+	$(bin)/python -m bench.fuzzers.messages
 	$(bin)/python -m bench.fuzz $(BENCH)
 
 soak: $(VENV)/.installed-dev

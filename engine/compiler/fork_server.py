@@ -49,8 +49,8 @@ class Answer(Message, frozen=True):
     number: int
 
 
-_questions = Receiver[Fork | Wait](Fork, Wait, most=_MOST)
-_answers = Receiver[Answer](Answer, most=_MOST)
+QUESTIONS = Receiver[Fork | Wait](Fork, Wait, most=_MOST)
+ANSWERS = Receiver[Answer](Answer, most=_MOST)
 
 
 class ForkServer:
@@ -102,7 +102,7 @@ class ForkServer:
         with self._lock:
             send(self._socket, question, fds)
             try:
-                answer, _ = _answers.receive(self._socket)
+                answer, _ = ANSWERS.receive(self._socket)
             except EOFError:
                 raise ConnectionResetError("the fork server has ended") from None
         return answer.number
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
 def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> bool:
     """Handle one message. Return False if none follows."""
     try:
-        message, descriptors = _questions.receive(connection)
+        message, descriptors = QUESTIONS.receive(connection)
     except EOFError:
         return False
     if isinstance(message, Wait):

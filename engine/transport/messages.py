@@ -125,12 +125,12 @@ class Receiver(Generic[M]):
     """
 
     def __init__(self, *kinds: type[M], most: int = MAX_MESSAGE) -> None:
-        self._kinds = kinds
+        self.kinds = kinds
         self._most = most
 
     @cached_property
     def _decode(self) -> Callable[[bytes], M]:
-        kinds: Any = Union[self._kinds]  # noqa: UP007 - of a tuple
+        kinds: Any = Union[self.kinds]  # noqa: UP007 - of a tuple
         return msgspec.msgpack.Decoder(kinds, dec_hook=_decode_form).decode
 
     def receive(self, sock: socket.socket, flags: int = 0) -> tuple[M, list[int]]:
@@ -164,12 +164,12 @@ class Receiver(Generic[M]):
             *(msgspec.MsgspecError, EngineError, PopefError, ValueError, TypeError),
             *(ArithmeticError, AttributeError, LookupError, RecursionError),
         ) as error:
-            known = ", ".join(kind.__name__ for kind in self._kinds)
+            known = ", ".join(kind.__name__ for kind in self.kinds)
             text = f"a message is malformed: {error}; expected is one of {known}"
             raise MalformedMessage(text) from error
 
     def __repr__(self) -> str:
-        return f"<Receiver of {', '.join(kind.__name__ for kind in self._kinds)}>"
+        return f"<Receiver of {', '.join(kind.__name__ for kind in self.kinds)}>"
 
 
 def _unexpected(message: Message, fds: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ from app.workers.messages import (
     SharedEntry,
     SharedModel,
 )
+from bench.fuzzers.messages import harness
 from engine import Form, RunnerDescription, Tensor
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.tensor import DataDesc
@@ -81,3 +82,11 @@ def test_an_ensemble_arrives_as_it_was_and_knows_its_members() -> None:
     assert shared.compose([member]) is found
     with pytest.raises(ValueError, match="other tensors"):
         shared.compose([replace(member, inputs=(y,))])
+
+
+def test_damaged_messages_are_refused_and_leak_nothing() -> None:
+    """`python -m bench.fuzzers.messages` does this at length."""
+    with harness() as fuzzer:
+        found = {seed: fuzzer.check(seed) for seed in range(1500)}
+    assert {seed: why for seed, (_, why) in found.items() if why} == {}
+    assert {"message", "MalformedMessage"} <= {outcome for outcome, _ in found.values()}

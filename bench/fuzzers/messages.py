@@ -1,0 +1,300 @@
+"""Send damaged messages between processes through the receivers of the product.
+
+    python -m bench.fuzzers.messages --cases 1000000
+    python -m bench.fuzzers.messages --cases 1 --seed 4711     # one of them again
+
+Each case is a message with random content, of a kind that a receiver knows. It is sent
+as it is, cut, damaged in its bytes or in its document, or as random bytes, with the
+right or another number of descriptors. The receiver must return a message that arrives
+as itself again, or raise one of the named errors, and leave no descriptor open. Exit
+code 1 if a case found anything else: its seed is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import string
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+import msgspec
+
+from app.repository.formats import SharedFormat
+from app.serving.ensemble_graph import EnsembleGraph, Face, Step
+from app.spec import ModelSpec, TensorSpec
+from app.workers.messages import START, TO_SUPERVISOR, TO_WORKER
+from engine.compiler.fork_server import ANSWERS, QUESTIONS
+from engine.model.batch_plan import AnchorRows, BatchPlan
+from engine.runner.runner_description import RunnerDescription
+from engine.tensor import DataDesc, Tensor
+from engine.transport.call_messages import TO_MODEL, TO_OWNER
+from engine.transport.channel import ChannelLayout
+from engine.transport.messages import (
+    Form,
+    MalformedMessage,
+    Message,
+    Receiver,
+    close_all,
+    encode,
+)
+from popef_io import DataType
+
+#: Each receiver of the product.
+RECEIVERS: Final[Sequence[Receiver[Any]]] = (
+    *(START, TO_WORKER, TO_SUPERVISOR),
+    *(TO_OWNER, TO_MODEL),
+    *(QUESTIONS, ANSWERS),
+)
+#: The errors that `Receiver.receive` names.
+NAMED: Final = (MalformedMessage, EOFError)
+#: Numbers at the borders of types.
+NUMBERS: Final = (0, 1, -1, 2**31, 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
+
+
+def _text(random: random.Random) -> str:
+    return "".join(random.choices(string.printable + "äß日", k=random.randrange(9)))
+
+
+def _plain(random: random.Random, depth: int = 0) -> Any:
+    """Return a value that msgpack knows."""
+    kinds = 5 if depth > 2 else 8
+    match random.randrange(kinds):
+        case 0:
+            return None
+        case 1:
+            return random.choice(NUMBERS)
+        case 2:
+            return random.random()
+        case 3:
+            return _text(random)
+        case 4:
+            return random.randbytes(random.randrange(9))
+        case 5:
+            return random.random() < 0.5
+        case 6:
+            return [_plain(random, depth + 1) for _ in range(random.randrange(4))]
+        case _:
+            count = random.randrange(4)
+            return {_text(random): _plain(random, depth + 1) for _ in range(count)}
+
+
+def _spec(random: random.Random) -> ModelSpec:
+    names = [f"t{n}" for n in range(random.randrange(1, 4))]
+    inputs = tuple(TensorSpec.make(n, "FP32", (-1, random.randrange(9))) for n in names)
+    default = Tensor(DataType.F32, (1,), (b"abcd",), 4)
+    defaults = {"t0": default} if random.random() < 0.5 else {}
+    return ModelSpec(_text(random), "1", inputs, inputs[:1], 8, 0, False, defaults)
+
+
+def _graph(random: random.Random) -> EnsembleGraph:
+    step = Step("step 1", _text(random), 0, (("x", "a"),), (("y", "b"),), 0, (1,))
+    return EnsembleGraph(_spec(random), (step,), (Face("x", (-1, 2), None),))
+
+
+def _layout(random: random.Random) -> ChannelLayout:
+    return ChannelLayout(random.randrange(1, 9), (4096,) * random.randrange(3), (8192,))
+
+
+def _description(random: random.Random) -> RunnerDescription:
+    x, y = DataDesc("x", (-1, 2), DataType.F32), DataDesc("y", None, DataType.S8)
+    plan = BatchPlan(0, 0, 1, random.randrange(9), (AnchorRows("x"),), ())
+    sizes = {0: random.randrange(99)}
+    layout = _layout(random)
+    return RunnerDescription("m", (x,), (y,), plan, layout, 64, 2, 1, sizes)
+
+
+def _format(random: random.Random) -> SharedFormat:
+    return SharedFormat(_text(random), _spec(random), {"x": _plain(random)})
+
+
+#: Objects for the fields that are a `Form`.
+FORMS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
+    ModelSpec: _spec,
+    EnsembleGraph: _graph,
+    SharedFormat: _format,
+    RunnerDescription: _description,
+    ChannelLayout: _layout,
+}
+
+
+def sample(random: random.Random, kind: Any) -> Any:
+    """Return a value of a type that a field of a message may have."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Form:
+        return Form(FORMS[arguments[0]](random))
+    if origin in (Union, UnionType):
+        return sample(random, random.choice(arguments))
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            arguments = arguments[:1] * random.randrange(4)
+        return tuple(sample(random, each) for each in arguments)
+    if origin is not None and issubclass(origin, Mapping):
+        pairs = range(random.randrange(4))
+        key, item = str if arguments[0] is Any else arguments[0], arguments[1]
+        return {sample(random, key): sample(random, item) for _ in pairs}
+    if kind in _SCALARS:
+        return _SCALARS[kind](random)
+    if issubclass(kind, Enum):
+        return random.choice(list(kind))
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        names = [field.name for field in dataclass_fields(kind)]
+        made: Any = kind
+        return made(*(sample(random, hints[name]) for name in names))
+    return kind(*(sample(random, f.type) for f in msgspec.structs.fields(kind)))
+
+
+_SCALARS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
+    NoneType: lambda random: None,
+    bool: lambda random: random.random() < 0.5,
+    int: lambda random: random.choice((*NUMBERS[:4], random.randrange(99))),
+    float: lambda random: random.choice((0.0, -1.5, float("inf"), random.random())),
+    str: _text,
+    bytes: lambda random: random.randbytes(random.randrange(9)),
+    Any: _plain,
+}
+
+
+def _damaged_bytes(random: random.Random, raw: bytes) -> bytes:
+    found = bytearray(raw)
+    for _ in range(random.randrange(1, 4)):
+        at = random.randrange(len(found) + 1)
+        found[at : at + random.randrange(3)] = random.randbytes(random.randrange(3))
+    return bytes(found)
+
+
+def _damaged_document(random: random.Random, raw: bytes) -> bytes:
+    """Replace, drop or add one value somewhere in the document."""
+    document = msgpack.unpackb(raw, strict_map_key=False)
+    at = document
+    while isinstance(at, list) and at:
+        place = random.randrange(len(at))
+        if isinstance(at[place], list) and at[place] and random.random() < 0.8:
+            at = at[place]
+            continue
+        match random.randrange(3):
+            case 0:
+                del at[place]
+            case 1:
+                at.insert(place, _plain(random))
+            case _:
+                at[place] = _plain(random)
+        break
+    found: bytes = msgpack.packb(document)
+    return found
+
+
+def make(seed: int) -> tuple[Receiver[Any], bytes, int]:
+    """Return a receiver, what is sent to it, and with how many descriptors."""
+    chance = random.Random(seed)
+    receiver = chance.choice(RECEIVERS)
+    message: Message = sample(chance, chance.choice(receiver.kinds))
+    raw, count = encode(message), message.descriptors()
+    match chance.randrange(6):
+        case 0:
+            raw = chance.randbytes(chance.randrange(1, 64))
+        case 1:
+            raw = raw[: chance.randrange(1, len(raw) + 1)]
+        case 2:
+            raw = _damaged_bytes(chance, raw) or b"\0"
+        case 3 | 4:
+            raw = _damaged_document(chance, raw)
+        case _:
+            pass
+    if chance.random() < 0.2:
+        count = chance.randrange(5)
+    return receiver, raw, count
+
+
+class Harness:
+    """A pair of sockets, and the number of descriptors that are open between cases."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
+        self._open = self._count()
+
+    def _count(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def check(self, seed: int) -> tuple[str, str]:
+        """Return what the receiver did, and why that is wrong; empty if it is right."""
+        receiver, raw, count = make(seed)
+        socket.send_fds(self._ours, [raw], [0] * count)
+        try:
+            outcome, why = self._receive(receiver), ""
+        except NAMED as error:
+            outcome, why = type(error).__name__, ""
+        except Exception as error:
+            outcome, why = "error", f"{type(error).__name__}: {error}"
+        if not why and self._count() != self._open:
+            why = f"{self._count() - self._open} descriptors are left open"
+        return outcome, why
+
+    def _receive(self, receiver: Receiver[Any]) -> str:
+        message, fds = receiver.receive(self._theirs)
+        close_all(fds)
+        raw = encode(message)
+        if encode(receiver.decode(raw)) != raw:
+            raise AssertionError(f"{message!r} does not arrive as itself again")
+        return "message"
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+@contextmanager
+def harness() -> Iterator[Harness]:
+    """Give a harness, and close it."""
+    made = Harness()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.fuzzers.messages",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cases", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--show", type=int, default=10, help="of what was found")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    seen: Counter[str] = Counter()
+    wrong: list[tuple[int, str]] = []
+    with harness() as made:
+        for seed in range(options.seed, options.seed + options.cases):
+            outcome, why = made.check(seed)
+            if why:
+                wrong.append((seed, why))
+            else:
+                seen[outcome] += 1
+    for seed, why in wrong[: options.show]:
+        print(f"seed {seed}: {why}\n  {make(seed)}"[:2000])
+    print(f"{options.cases} cases in {time.monotonic() - began:.0f} s")
+    for name, count in seen.most_common():
+        print(f"  {count:8} {name}")
+    print(f"  {len(wrong):8} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
