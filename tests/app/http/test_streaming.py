@@ -109,7 +109,7 @@ def test_state_goes_from_step_to_step(served: ServedGateway) -> None:
     """Many at once, which share batches and keep their own state."""
 
     async def numbers(client: httpx.AsyncClient, start: int) -> list[int]:
-        body = {"inputs": {"start": [[start]], "count": [[8]]}}
+        body = {"inputs": {"start": [[start]]}, "parameters": {"count": 8}}
         url = "/v2/models/fibonacci/infer"
         answer = await client.post(url, json=body, headers=EVENTS)
         events = documents(answer.text)
