@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from app.observe.answers import GONE
 from bench.cases.models import write_models
 from bench.cases.scenarios import SCENARIOS, Mode
 from bench.servers.server import HOST, Server, compile_models, gateway
@@ -58,12 +59,15 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 class Kind:
     """A request, its route, the key that its answer counts for, and how often it is
     sent.
+
+    If `leaves` is true, the client disconnects in the middle of its body.
     """
 
     raw: bytes
     route: str
     key: str
     weight: float = 0.5
+    leaves: bool = False
 
 
 def kinds(model: str, body: bytes) -> list[Kind]:
@@ -109,6 +113,14 @@ def kinds(model: str, body: bytes) -> list[Kind]:
             b"GET / HTTP/1.1\r\n" + b"X-Y: z\r\n" * 300 + b"\r\n",
             "pages", "other", 0.1,
         ),
+        Kind(
+            by_shop + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1],
+            "infer", "shop", leaves=True,
+        ),
+        Kind(
+            by_shop + b"Transfer-Encoding: chunked\r\n\r\n" + chunked[:-9],
+            "infer", "shop", leaves=True,
+        ),
         Kind(b"HELLO\r\n\r\n", "none", "other"),
         Kind(b"GET / HTTP/1.1\r\nHost", "pages", "other", 0.001),
     ]  # fmt: skip
@@ -140,6 +152,10 @@ class Client:
         if self._sock is None:
             self._sock = socket.create_connection((HOST, self._port), PATIENCE)
         self._sock.sendall(kind.raw)
+        if kind.leaves:
+            self.close()
+            self.seen[kind.route, str(GONE), "cancelled", kind.key] += 1
+            return
         head, body, is_last = self._read(self._sock)
         if is_last:
             self.close()
@@ -275,10 +291,13 @@ def _run(server: Server, load: Sequence[Kind], requests: int, clients: int) -> i
     before, began = counted(server.url), time.monotonic()
     seen, unanswered = drive(server.port, load, requests, clients)
     seconds = time.monotonic() - began
-    now = counted(server.url)
     for answer, count in sorted(seen.items()):
         print(*(word or "-" for word in answer), count)
-    wrong = list(differences(seen, now, before))
+    latest = time.monotonic() + PATIENCE
+    while wrong := list(differences(seen, counted(server.url), before)):
+        if time.monotonic() > latest:
+            break
+        time.sleep(0.1)  # the server notices a disconnected client a moment later
     print(f"{seen.total()} answers in {seconds:.1f} s, {len(seen)} kinds")
     print(*wrong or ["all were counted once"], sep="\n")
     for what, count in unanswered.items():
