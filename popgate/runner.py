@@ -76,7 +76,7 @@ class ModelRunner:
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Return the names of classes, by output, if the file has them."""
-        return self.engine.labels
+        return self.engine.interface.labels
 
     def execute(
         self, inputs: Mapping[str, Any] | Any, *, timeout: float | None = None

@@ -190,7 +190,6 @@ LARGE_CLASSES = frozenset(
         "app.serving.sequences.SequenceScheduler",
         "app.settings.Settings",
         "app.workers.worker.Worker",
-        "engine.runner.model_runner.ModelRunner",
         "engine.worker.batch.Batch",
         "engine.worker.replica.Replica",
         "engine.worker.scheduler.Scheduler",
@@ -420,7 +419,6 @@ SET_FROM_OUTSIDE = {
     "engine/runner/admission.py": "seen since",
     "engine/runner/channel_rings.py": "slot submitted_ns",
     "engine/runner/in_flight.py": "compute_ns queue_ns rows",
-    "engine/runner/model_runner.py": "request",
     "engine/runner/replica_channel.py": (
         "batch_length batch_rows began_ns compute_ns predicted_ns queue_ns seen since"
     ),

@@ -131,7 +131,7 @@ def _batching_reason(loaded: LoadedModel) -> str:
     if isinstance(loaded.runner, ModelRunner):
         metadata = loaded.runner.model.metadata
         reason = metadata.option("popgate.batching_reason", "") or ""
-        lengths = loaded.runner.ragged_reason
+        lengths = loaded.runner.interface.ragged_reason
         if lengths:
             how = "together" if loaded.runner.ragged else "alone"
             reason = f"{reason}; rows of different lengths run {how}: {lengths}"

@@ -163,7 +163,10 @@ class ModelLoader:
         label = f"{name}/{source.version}"
         runner = self._open(label, files, config, placement, optional_outputs(source))
         if not runner.ragged and ragged_inputs(source, config):
-            why = runner.ragged_reason or "the file was compiled without [ragged]"
+            why = (
+                runner.interface.ragged_reason
+                or "the file was compiled without [ragged]"
+            )
             msg = "model %s: rows of different lengths run separately: %s"
             logger.warning(msg, label, why)
         return self._ready(name, source, config, replaces, until, files, runner)
@@ -211,17 +214,19 @@ class ModelLoader:
     ) -> LoadedModel:
         """Describe and warm up a loaded model; close it if that fails."""
         try:
-            with runner.warming_up():
+            with runner.health.warming_up():
                 defaults = input_defaults(source, config, self._cache)
                 memory = self._memory(files, config)
-                made = assemble(name, source, config, runner, runner, defaults)
+                made = assemble(
+                    name, source, config, runner.interface, runner, defaults
+                )
                 example = config.example or _example_of(runner)
                 tried = _tried(example, made, runner, source, config, until)
                 fill = _warm_up(
                     made.spec, runner, source, config, replaces, until,
                     quiet=tried is True,
                 )  # fmt: skip
-                routes = ModelRoutes.parse(runner.routes)
+                routes = ModelRoutes.parse(runner.interface.routes)
                 self._claim(name, routes.routes)
         except BaseException:
             runner.close()

@@ -181,7 +181,7 @@ def batches_run(path: Path, tokens: Sequence[int], in_flight: int) -> list[list[
     with DeviceManager("cpu:1").get_device() as device:
         config = ModelRunnerConfig(replica_to_device={0: device}, batching_dim=None)
         with ModelRunner(path, config) as runner:
-            assert runner.ragged, runner.ragged_reason
+            assert runner.ragged, runner.interface.ragged_reason
             waiting: deque[tuple[Request, int]] = deque()
             for length in [*tokens, *[0] * in_flight]:
                 if len(waiting) >= in_flight or (waiting and not length):

@@ -119,7 +119,7 @@ class DeviceModels:
             if user.name == death.culprit:
                 times, where = counted(death.times, "time"), self._device.id
                 why = f"it has failed {times} in a row on device {where}: {death.text}"
-                logger.error("%r is not loaded again: %s", user, why)
+                logger.error("model %r is not loaded again: %s", user.name, why)
                 user.fail(ExecutionFailed(why))
 
     # -- loading again
@@ -172,8 +172,8 @@ class DeviceModels:
         except EngineError as error:
             # The traceback helps only if the fault is ours.
             ours = isinstance(error, EngineBug)
-            text = "failed to load %r again on device %s: %s"
-            logger.error(text, user, self._device.id, error, exc_info=ours)
+            text = "failed to load model %r again on device %s: %s"
+            logger.error(text, user.name, self._device.id, error, exc_info=ours)
             if isinstance(error, InvalidModel):  # loading it again cannot succeed
                 user.fail(ExecutionFailed(str(error)))
 

@@ -115,7 +115,7 @@ class RunLimits:
             with self._device.lock:
                 succeeded = self._device.report.has_succeeded(replica)
                 times = failures.count(failure, name, succeeded=succeeded)
-            logger.warning("%r: %s; its requests fail", user, why)
+            logger.warning("model %r: %s; its requests fail", name, why)
             death = Death(why, name, times)
             too_often = death.is_once_too_often
             if not self._is_python and (user.is_warming_up or too_often):

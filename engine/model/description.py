@@ -8,14 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.config import ModelRunnerConfig
-from engine.model.anchors import (
-    OPTION_FUSED,
-    check_data,
-    describe,
-    labels_of,
-    main_anchors,
-)
-from engine.model.batch_plan import plan_batches
+from engine.model.anchors import check_data
+from engine.model.interface import ModelInterface
 from engine.model.model_file import ModelFiles, open_model
 from engine.tensor import DataDesc
 
@@ -47,14 +41,13 @@ def describe_model(
     config = config or ModelRunnerConfig()
     opened = open_model(model)
     check_data(opened, config.frozen_inputs.keys())
-    anchors = main_anchors(opened, config.frozen_inputs.keys())
-    plan = plan_batches(opened, anchors, config)
+    found = ModelInterface(opened.metadata.executable, opened, config)
     return ModelDescription(
-        plan.request_descs(map(describe, anchors.inputs), plan.inputs),
-        plan.request_descs(map(describe, anchors.outputs), plan.outputs),
-        plan.max_units if plan.mixes_rows else 0,
-        plan.dim,
-        opened.metadata.option(OPTION_FUSED) is not None,
-        labels_of(opened),
+        found.request_inputs,
+        found.request_outputs,
+        found.max_batch_size,
+        found.batching_dim,
+        found.is_fused,
+        found.labels,
         max(1, opened.metadata.num_ipus),
     )

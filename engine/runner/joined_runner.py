@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from engine.devices.joined_device import JoinedDevice
@@ -12,7 +11,7 @@ from engine.errors import DeviceLost, EngineError, RunnerClosed
 from engine.model.iterations import split_iterations
 from engine.model.validation import check_inputs
 from engine.runner.replica_channel import ReplicaChannel
-from engine.runner.replica_lines import ReplicaLines, least_busy
+from engine.runner.replica_lines import ReplicaLines, drain, least_busy
 from engine.runner.runner_description import RunnerDescription
 from engine.tensor import Tensor
 from engine.transport.output_arrays import OutputArrays
@@ -156,12 +155,7 @@ class JoinedRunner:
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
-        end = time.monotonic() + timeout
-        for channel in self.channels:
-            for request in channel.waiting:
-                if not request.wait(max(0.0, end - time.monotonic())):
-                    return False
-        return True
+        return drain(self.channels, timeout)
 
     def close(self) -> None:
         """Release the channels. Requests in flight fail with RunnerClosed.

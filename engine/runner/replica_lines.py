@@ -7,6 +7,7 @@ and lane in use. They share the estimate of the replica's service time.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from threading import Thread
 
@@ -129,6 +130,18 @@ def least_busy(replicas: Iterable[ReplicaLines | None]) -> ReplicaLines | None:
     """
     ready = [lines for lines in replicas if lines is not None and lines.default.usable]
     return min(ready, key=_busy) if ready else None
+
+
+def drain(channels: Iterable[ReplicaChannel], timeout: float) -> bool:
+    """Wait until nothing is in flight on the channels, at most `timeout` seconds.
+    Return whether nothing is.
+    """
+    end = time.monotonic() + timeout
+    for channel in channels:
+        for request in channel.waiting:
+            if not request.wait(max(0.0, end - time.monotonic())):
+                return False
+    return True
 
 
 def _busy(lines: ReplicaLines) -> tuple[int, bool]:

@@ -19,6 +19,7 @@ from engine.errors import (
 )
 from engine.model.batch_plan import BatchPlan
 from engine.model.frozen import frozen_tensors
+from engine.model.interface import ModelInterface
 from engine.model.model_file import handed_over
 from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode
@@ -57,6 +58,34 @@ class ReplicaPlan:
     layout: ChannelLayout
     flusher: Flusher | None = None
     python: PythonCode | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        interface: ModelInterface,
+        config: ModelRunnerConfig,
+        python: PythonCode | None,
+    ) -> ReplicaPlan:
+        """Return the plan of a model under a configuration."""
+        flusher = None
+        if config.flush_callback is not None:
+            flusher = Flusher(
+                config.flush_callback,
+                interface.valid_tensors,
+                interface.batches.units,
+                interface.outputs,
+            )
+        return cls(
+            name,
+            interface.model,
+            interface.inputs,
+            interface.outputs,
+            interface.batches,
+            interface.layout(config),
+            flusher,
+            python,
+        )
 
 
 class ReplicaLoader:

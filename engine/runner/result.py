@@ -17,10 +17,10 @@ class ExecuteResult(Mapping[str, Array]):
     after the runner is closed.
     """
 
-    def __init__(self, outputs: OutputArrays) -> None:
+    def __init__(self, outputs: OutputArrays, request: Request) -> None:
         self._outputs = outputs
         self._there = False
-        self.request: Request | None = None
+        self.request = request
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the result is there, at most `timeout` seconds.
@@ -33,7 +33,7 @@ class ExecuteResult(Mapping[str, Array]):
         if self._there:
             return True
         request = self.request
-        if request is None or not request.wait(timeout):
+        if not request.wait(timeout):
             return False
         error = request.error or self._outputs.failure
         if error is not None:

@@ -163,7 +163,7 @@ def _subscribe(
         else:
             loop.call_soon_threadsafe(on_fault, error)
 
-    loaded.runner.on_failure(on_failure)
+    loaded.runner.health.on_failure(on_failure)
     return loaded.runner.failure
 
 

@@ -1,6 +1,7 @@
 """The runner end to end: real files, real device process, real rings.
 
-Covers: engine/model/anchors.py, engine/model/frozen.py, engine/model/validation.py,
+Covers: engine/model/anchors.py, engine/model/frozen.py, engine/model/interface.py,
+engine/model/validation.py, engine/runner/model_health.py,
 engine/runner/replica_channel.py, engine/runner/result.py, engine/worker/loading.py,
 engine/worker/scheduler.py.
 """
@@ -113,8 +114,8 @@ def test_frozen_inputs_win_over_the_file(tmp_path: Path, shared_device: Device) 
     stored = np.arange(6, dtype=np.float32).reshape(2, 3)
     with ModelRunner(path, on(shared_device)) as runner:
         assert [d.name for d in runner.execute_inputs] == ["A", "B"]
-        assert [d.name for d in runner.model_inputs] == ["A", "B", "weights"]
-        assert runner.model_inputs[2].popef_contains_tensor_data
+        assert [d.name for d in runner.interface.model_inputs] == ["A", "B", "weights"]
+        assert runner.interface.model_inputs[2].popef_contains_tensor_data
         assert np.array_equal(runner.execute({"A": a, "B": b})["output"], stored + 10)
     frozen = {"weights": np.full((2, 3), 5, np.float32), "B": b}
     with ModelRunner(path, on(shared_device, frozen_inputs=frozen)) as runner:

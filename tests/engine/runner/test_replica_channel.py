@@ -18,8 +18,8 @@ from onnx import helper
 from engine import Device, DeviceLost, EngineError, ModelRunner, ModelRunnerConfig
 from engine.devices.request import Request
 from engine.errors import InvalidInput
+from engine.model.interface import MIN_SLOTS
 from engine.runner import replica_channel
-from engine.runner.model_runner import MIN_SLOTS
 from engine.tensor import Tensor
 from popef_io import DataType
 from tests.engine import models

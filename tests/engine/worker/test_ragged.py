@@ -140,7 +140,7 @@ def test_rows_of_many_lengths_give_the_same_as_alone(
     given = [row(length) for length in lengths]
     with ModelRunner(files["masked"], on(shared_device)) as runner:
         assert runner.ragged
-        assert "padded" in runner.ragged_reason
+        assert "padded" in runner.interface.ragged_reason
         requests = run_at_once(runner, slow, given)
     for request, each in zip(requests, given, strict=True):
         check(request, each)
@@ -341,13 +341,13 @@ def test_a_model_that_padding_changes_runs_rows_of_one_length(
 ) -> None:
     with ModelRunner(files["unmasked"], on(shared_device)) as runner:
         assert not runner.ragged
-        assert "changes when it is padded" in runner.ragged_reason
+        assert "changes when it is padded" in runner.interface.ragged_reason
         given = [row(10), row(10, 1), row(11)]
         requests = run_at_once(runner, slow, given)
         assert [request.batch_rows for request in requests] == [2, 2, 1]
     with ModelRunner(files["plain"], on(shared_device)) as runner:
         assert not runner.ragged
-        assert runner.ragged_reason == ""
+        assert runner.interface.ragged_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_the_compiler_says_why(
     path = compile_model(network(), tmp_path / "m.popef", options).target
     with ModelRunner(path, on(shared_device)) as runner:
         assert not runner.ragged
-        assert why in runner.ragged_reason
+        assert why in runner.interface.ragged_reason
 
 
 def test_a_file_whose_lengths_make_no_sense_is_refused() -> None:

@@ -354,7 +354,7 @@ def _python(name: str, source: VersionSource, config: ModelConfig) -> Assembled:
             return assemble(name, source, config, described, _NoRunner(), {})
         settings = runner_config(alone, model.interface, {0: device})
         with ModelRunner(model, settings, name=label) as runner:
-            made = assemble(name, source, config, runner, runner, {})
+            made = assemble(name, source, config, runner.interface, runner, {})
             sizes = config.preferred_batch_sizes
             warm_up(made.spec, runner, config.warmup, source.folder, sizes)
             return made
@@ -384,7 +384,7 @@ def _warmed_up(
         alone = replace(config, instances=1, devices=())
         options = runner_config(alone, model, {0: device})
         with ModelRunner(model, options, name=f"{name}/{source.version}") as runner:
-            made = assemble(name, source, config, runner, runner, defaults)
+            made = assemble(name, source, config, runner.interface, runner, defaults)
             sizes = config.preferred_batch_sizes
             warm_up(made.spec, runner, config.warmup, source.folder, sizes)
             return made

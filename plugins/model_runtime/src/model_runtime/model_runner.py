@@ -139,11 +139,11 @@ class ModelRunner(NotPickled):
 
     def getModelInputs(self) -> list[DataDesc]:
         """Return the inputs of a request and all that is needed to load the model."""
-        return _listed(self._runner.model_inputs)
+        return _listed(self._runner.interface.model_inputs)
 
     def getModelOutputs(self) -> list[DataDesc]:
         """Return the outputs of a request and of other programs."""
-        return _listed(self._runner.model_outputs)
+        return _listed(self._runner.interface.model_outputs)
 
     def config(self) -> ModelRunnerConfig:
         """Return a copy of the options with which the runner was created."""
