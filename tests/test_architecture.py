@@ -186,8 +186,6 @@ MOST_METHODS = 25
 LARGE_CLASSES = frozenset(
     {
         "app.http.connection.protocol.GatewayProtocol",
-        "app.serving.call.Call",
-        "app.serving.sequences.SequenceScheduler",
         "app.settings.Settings",
         "app.workers.worker.Worker",
         "engine.worker.batch.Batch",

@@ -225,7 +225,7 @@ class EventCall(AsgiCall):
         if self.disconnected:
             raise ClientGone
         if self._ready:
-            entry, request = self.entry, self._request
+            entry, request = self.entry, self.request
             assert entry is not None
             assert request is not None
             outputs = self._ready.popleft()
@@ -248,20 +248,20 @@ class EventCall(AsgiCall):
         """Record that all events are sent, unless the client left at the last one."""
         if self.response_complete:
             return
-        entry, request, run = self.entry, self._request, self._run
+        entry, request, run = self.entry, self.request, self._run
         assert entry is not None
         assert request is not None
         assert run is not None
-        self._succeed(entry, request, run, monotonic_ns())
+        self.count_answered(entry, request, run, monotonic_ns())
         self._end()
 
     def end_with(self, error: Exception) -> None:
         """Record that the last event has reported the failure to the client."""
         if self.response_complete:
             return
-        row, rows = row_of(error), self._rows()
+        row, rows = row_of(error), self.rows()
         self._end(row)
-        self.log_failed(error, row.status, self._run, rows)
+        self.record_failed(error, row.status, self._run, rows)
 
     def disconnect(self, why: str = "the client has disconnected") -> None:
         super().disconnect(why)
@@ -275,7 +275,7 @@ class EventCall(AsgiCall):
                 "in shared memory"
             )
             raise InvalidRequest(msg)
-        request.owner = self._owner()
+        request.owner = self.owner()
         scheduler = entry.scheduler
         if isinstance(scheduler, ResponseScheduler):
             return scheduler.stream(request, self.deadline, self._put, self._ended)

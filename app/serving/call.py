@@ -3,8 +3,9 @@
 A request is received, decoded, admitted, queued and run, and then answered. Otherwise
 it is refused, fails, is cancelled by its client, or is late.
 
-`Call` owns the whole life of a request: look-up, loading on demand, decoding, the
-deadline, disconnects, failures, the answer, accounting and tracing. Subclasses bring
+`CallState` has the facts of a request, and counts and logs its outcome. `Call` owns its
+whole life: look-up, loading on demand, decoding, the deadline, disconnects, failures
+and the answer. Both are in one file, because each request uses both. Subclasses bring
 requests in. They can write a response (`respond`) and report that a client has
 disconnected (`disconnect`): exchange.py in app/http/connection, and
 app/http/asgi_call.py for ASGI.
@@ -15,20 +16,17 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 from time import monotonic_ns
 
-from app.codec.messages import Body, InferRequest, Refusal, Response, lines_of
-from app.codec.model import DECODED_AT_ONCE, ModelCodec
+from app.codec.messages import Body, InferRequest, Refusal, Response
 from app.errors import (
-    ErrorResponse,
     InvalidRequest,
     ModelNotReady,
     Row,
     row_of,
 )
 from app.give_way import AT_ONCE
-from app.observe.journal import Answered, Asked, Failed, Part, Stamps, Wire
+from app.observe.journal import Answered, Asked, Part, Wire
 from app.observe.request_ids import (
     HEADER,
     SpanIds,
@@ -36,9 +34,16 @@ from app.observe.request_ids import (
     taken_id,
     trace_context,
 )
-from app.observe.tracing import Timeline, Tracer
+from app.serving.call_record import (
+    Sampled,
+    failed_of,
+    refusal_of,
+    takes_sample,
+    trace,
+)
 from app.serving.calls.requester import Asker, said_of
-from app.serving.forms import ErrorForm, Form
+from app.serving.decoding import Decoding, encoder_of
+from app.serving.forms import Form
 from app.serving.keys import Key
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.runner import Submitted
@@ -52,12 +57,11 @@ _NS = 1_000_000_000
 _GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
 #: The most calls to other models that are kept for one request.
 MOST_PARTS = 200
-#: The most characters of a request's id in its trace.
-_MOST_ID = 1000
 
 
-class Call(ABC):
-    """One request to the model at an infer path. Belongs to the event loop's thread.
+class CallState(ABC):
+    """The facts of one request, and the way to its client. Belongs to the event loop's
+    thread.
 
     `deadline` is a `time.monotonic()` time. If `is_exact` is true, the client set it,
     so it is kept to the millisecond. `arrived` is when the head of the request arrived
@@ -70,17 +74,14 @@ class Call(ABC):
     # The constructor sets everything. Looking up a default of the class takes ten times
     # as long as looking up an attribute of the instance, and most attributes are read.
     __slots__ = (
-        "_asked_for",
-        "_began",
-        "_decoded",
         "_entered",
         "_preparing",
-        "_request",
-        "_span",
-        "_stamps",
         "arrived",
+        "asked_for",
+        "began",
         "body",
         "deadline",
+        "decoded",
         "disconnected",
         "entry",
         "form",
@@ -90,9 +91,12 @@ class Call(ABC):
         "is_pending",
         "key",
         "path",
+        "request",
         "request_id",
         "response_complete",
+        "sampled",
         "service",
+        "span",
         "submitted",
         "url_path",
     )
@@ -119,18 +123,18 @@ class Call(ABC):
         self.key: Key | None = None
         self.submitted: Submitted | None = None  # while it is in flight
         self.deadline = 0.0
-        self.arrived = self._began = self._decoded = 0
+        self.arrived = self.began = self.decoded = 0
         self.is_exact = self.disconnected = self.response_complete = False
         self.is_large = False  # its decoding might take long
         self.is_pending = False  # counted as begun, but not yet as ended
-        self._request: InferRequest | None = None
+        self.request: InferRequest | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._entered: Key | None = None  # the key that counts it as in flight
-        self._span: SpanIds | None = None  # made when it is needed
-        self._asked_for: list[Part] | None = None  # calls on its behalf
+        self.span: SpanIds | None = None  # made when it is needed
+        self.asked_for: list[Part] | None = None  # calls on its behalf
         #: Data of an answered request that may be traced or logged, kept until the
         #: answer is sent.
-        self._stamps: tuple[InferRequest, Submitted, Stamps] | None = None
+        self.sampled: Sampled | None = None
 
     @abstractmethod
     def respond(self, response: Response | None) -> None:
@@ -152,6 +156,166 @@ class Call(ABC):
     def count_body(self, size: int) -> None:  # noqa: B027
         """Count more bytes of the body. Raises `TransferMemoryFull`."""
 
+    # -- its model and its request
+
+    def find(self, entry: ModelEntry, began: int) -> None:
+        """Begin the request to a model; `began` is a `time.monotonic_ns()`."""
+        self.began = began
+        entry.stats.pending += 1
+        self.entry = entry
+        self.is_pending = True
+
+    def follow(self, entry: ModelEntry) -> None:
+        """Go on with the present version of a model that was swapped."""
+        entry.stats.pending += 1
+        if self.entry is not None:
+            self.entry.stats.pending -= 1
+        self.entry = entry
+
+    def owner(self) -> str | None:
+        """Return the name of its key: empty without a key, None if the server has no
+        keys.
+        """
+        if self.key is not None:
+            return self.key.config.name
+        return "" if self.service.models.has_keys else None
+
+    def rows(self) -> int:
+        """Return the number of rows of the request; 0 if it is not decoded."""
+        return 0 if self.request is None else self.request.rows
+
+    # -- its client
+
+    def asked(self) -> Asked:
+        """Return the client and the description of its request."""
+        trace = self.headers.get(b"traceparent", b"")
+        key = "" if self.key is None else self.key.config.name
+        client, span = self.client(), self.span
+        wire = None
+        if self.service.journal.spans is not None:
+            wire = Wire.of(*self.wire(), self.headers)
+        path = self.url_path
+        return Asked(self.request_id, "POST", path, client, trace, key, span, wire)
+
+    def asker(self) -> Asker:
+        """Return the client for calls made on its behalf (requester.py)."""
+        given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
+        if spans is not None:
+            if self.span is None:
+                self.span = spans.begin(given)
+            known = self.span.traceparent
+        else:
+            known = given.decode() if trace_context(given) is not None else ""
+        return self.request_id.decode(), known, said_of(self.request, self.owner())
+
+    def add_part(self, part: Part) -> None:
+        """Record that a call on its behalf has ended."""
+        if self.asked_for is None:
+            self.asked_for = []
+        if len(self.asked_for) < MOST_PARTS:
+            self.asked_for.append(part)
+
+    def parts(self, submitted: Submitted | None) -> Sequence[Part]:
+        """Return the calls on its behalf, in order."""
+        parts: Sequence[Part] = getattr(submitted, "parts", ())
+        if self.asked_for:
+            parts = sorted([*parts, *self.asked_for], key=lambda part: part.began)
+        return parts
+
+    # -- its outcome
+
+    def count_answered(
+        self,
+        entry: ModelEntry,
+        request: InferRequest,
+        submitted: Submitted,
+        encoding: int,
+    ) -> None:
+        """Count an answered request; `encoding` is when encoding began."""
+        ended = monotonic_ns()
+        if request.held is not None:
+            request.held.release()
+        self.is_pending = False
+        journal, began = self.service.journal, self.began
+        stamps = (
+            self.request_id,
+            entry.stats,
+            self.arrived,
+            began,
+            self.decoded,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            encoding,
+            ended,
+            request.rows,
+            submitted.batch_rows,
+            submitted.device_id,
+            self.url_path,
+        )
+        journal.last.append(stamps)
+        if ended - began > journal.slow_ns:
+            journal.keep_slow(stamps)
+        runs = 0.0
+        if (
+            entry.scheduler is not None
+            and isinstance(submitted, Pending)
+            and submitted.tokens is not None
+        ):
+            entry.stats.count_tokens(submitted.tokens)
+            runs = submitted.tokens.runs
+        entry.stats.success(
+            ended - began,
+            submitted.queue_ns,
+            submitted.compute_ns,
+            rows=request.rows,
+            batch_rows=submitted.batch_rows,
+            input_ns=self.decoded - began,
+            output_ns=ended - encoding,
+            runs=runs,
+        )
+        if (journal.samples or entry.tracer is not None) and (
+            entry.tracer is not None
+            or takes_sample(
+                journal, self.span is not None or b"traceparent" in self.headers
+            )
+        ):
+            self.sampled = Sampled(request, submitted, stamps)
+
+    def record_failed(
+        self,
+        error: BaseException,
+        status: int,
+        submitted: Submitted | None = None,
+        rows: int = 0,
+    ) -> None:
+        """Keep and log why the request failed, and which phases it reached."""
+        stats = None if self.entry is None else self.entry.stats
+        times = self.arrived, self.began, self.decoded
+        failed = failed_of(self.asked(), stats, status, error, times, submitted, rows)
+        self.service.journal.fail(failed, self.parts(submitted))
+
+    def sent(self) -> None:
+        """Trace and log an answer that was handed to the connection, if it is sampled.
+
+        A second call does nothing.
+        """
+        sampled, self.sampled = self.sampled, None
+        entry = self.entry
+        if sampled is None or entry is None:
+            return
+        if entry.tracer is not None and entry.tracer.wants():
+            trace(entry.tracer, entry.spec, sampled)
+        if self.service.journal.samples:
+            answered = Answered._make(sampled.stamps)
+            parts = self.parts(sampled.submitted)
+            self.service.journal.log_answered(self.asked(), answered, parts)
+
+
+class Call(CallState):
+    """One request to the model at an infer path: its life."""
+
+    __slots__ = ()
+
     # -- from the body to the queue
 
     def begin(self) -> None:
@@ -167,7 +331,7 @@ class Call(ABC):
         # arrived.
         entry = self.service.models.paths.get(self.path)
         if entry is not None:
-            self._began = monotonic_ns()
+            self.began = monotonic_ns()
             entry.stats.pending += 1
             self.entry = entry
             self.is_pending = True
@@ -208,7 +372,7 @@ class Call(ABC):
         service, headers = self.service, self.headers
         body, self.body = self.body, []
         try:
-            began = self._began or monotonic_ns()
+            began = self.began or monotonic_ns()
             latest = began / _NS + service.latest(self.entry, headers)
             encoding = headers.get(b"content-encoding")
             if encoding is not None:
@@ -217,12 +381,10 @@ class Call(ABC):
             entry = self.entry
             if entry is None:
                 entry, waited = await service.fetch(self.path, headers, body)
-                self._began = monotonic_ns() - round(waited * _NS)
-                entry.stats.pending += 1
-                self.entry = entry
-                self.is_pending = True
-                latest = self._began / _NS + service.latest(entry, headers)
-            request = await self._decode(body, latest)
+                self.find(entry, monotonic_ns() - round(waited * _NS))
+                latest = self.began / _NS + service.latest(entry, headers)
+            decoding = Decoding(service, self.path, headers, self.form, self.follow)
+            request = await decoding.run(entry, body, latest)
             more = sum([one.nbytes for one in request.inputs.values()])
             more -= sum(map(len, body))
             if more > 0:
@@ -230,51 +392,17 @@ class Call(ABC):
             self._preparing = None
             if self.response_complete:
                 return
-            entry = self.entry
-            assert entry is not None
-            self._queue(entry, request)
+            assert self.entry is not None
+            self._queue(self.entry, request)
         except Exception as error:
             self.fail(error)
 
-    async def _decode(self, body: Body, latest: float) -> InferRequest:
-        """Return the decoded request."""
-        decode = partial(self._decode_by, body)
-        while True:
-            entry = self.entry
-            assert entry is not None
-            if not entry.ready:
-                raise ModelNotReady(entry.spec.name)
-            if self.form is None:
-                takes_long = entry.codec.takes_long(self.headers, body)
-            else:
-                takes_long = sum(map(len, body)) > DECODED_AT_ONCE
-            if not takes_long:
-                return decode(entry.codec)
-            request = await self.service.decode(decode, entry.codec, latest)
-            now = self.service.models.paths.get(self.path)
-            if now is None or now.runner is entry.runner:
-                return request
-            now.stats.pending += 1
-            entry.stats.pending -= 1
-            self.entry = now
-
-    def _decode_by(self, body: Body, codec: ModelCodec) -> InferRequest:
-        if self.form is not None:
-            return self.form.decode(codec, body)
-        get = self.headers.get
-        return codec.decode(
-            get(b"content-type"),
-            get(b"inference-header-content-length"),
-            get(b"accept"),
-            body,
-        )
-
     def _queue(self, entry: ModelEntry, request: InferRequest) -> None:
         """Determine the deadline of the request, and submit it to its model."""
-        self._request = request
+        self.request = request
         regions = entry.regions
         if regions is not None and (request.places or request.read_from):
-            read, owner = request.read_from, self._owner()
+            read, owner = request.read_from, self.owner()
             request.held = regions.hold(request.places, read, owner)
         timeout, most = self.service.timeout, entry.max_timeout
         wanted = request.timeout
@@ -292,11 +420,11 @@ class Call(ABC):
             most = most or max(timeout, entry.longest_timeout)
         if most and wanted > most:
             wanted = most
-        self.deadline = self._began / _NS + wanted
+        self.deadline = self.began / _NS + wanted
         key = self._entered
         if key is not None and key.weight:
             request.priority = weighted(request.priority, key.weight, key.lane)
-        self._decoded = monotonic_ns()
+        self.decoded = monotonic_ns()
         submitted = self._submit(entry, request)
         if not submitted.done:
             self.submitted = submitted
@@ -305,7 +433,7 @@ class Call(ABC):
     def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
         """Submit the request. Raise the error for the answer if that fails."""
         if entry.scheduler is not None:
-            request.owner = self._owner()
+            request.owner = self.owner()
             return entry.scheduler.submit(request, self.deadline, self.done)
         return entry.runner.submit(
             request.inputs,
@@ -313,14 +441,6 @@ class Call(ABC):
             on_done=self.done,
             priority=request.priority,
         )
-
-    def _owner(self) -> str | None:
-        """Return the name of its key: empty without a key, None if the server has no
-        keys.
-        """
-        if self.key is not None:
-            return self.key.config.name
-        return "" if self.service.models.has_keys else None
 
     # -- giving it up
 
@@ -369,7 +489,7 @@ class Call(ABC):
 
         Raises the request's error.
         """
-        entry, request, form = self.entry, self._request, self.form
+        entry, request, form = self.entry, self.request, self.form
         assert entry is not None
         assert request is not None
         error = submitted.error
@@ -397,7 +517,7 @@ class Call(ABC):
             response = entry.codec.encode(request, outputs)
         else:
             response = form.encode(entry.codec, request, outputs)
-        self._succeed(entry, request, submitted, encoding)
+        self.count_answered(entry, request, submitted, encoding)
         return response
 
     async def _encode_in_thread(
@@ -410,13 +530,24 @@ class Call(ABC):
             self._preparing = None
             if self.response_complete:
                 return
-            self._succeed(entry, request, submitted, encoding)
+            self.count_answered(entry, request, submitted, encoding)
         except Exception as error:
             if not self.response_complete:
                 self.fail(error)
             return
         self._end()
         self.respond(response)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, and count the error."""
+        if self.response_complete:
+            raise error
+        try:
+            submitted, rows = self.submitted, self.rows()
+            self._end(row_of(error))
+        finally:
+            response = self._respond_with(error)
+        self.record_failed(error, response.status, submitted, rows)
 
     async def encoded(
         self, entry: ModelEntry, request: InferRequest, outputs: Mapping[str, Tensor]
@@ -425,188 +556,28 @@ class Call(ABC):
 
         Raises `RequestError`, and DeadlineExceeded when the request's time is over.
         """
-        if self.form is None:
-            encode = partial(entry.codec.encode, request, outputs)
-        else:
-            encode = partial(self.form.encode, entry.codec, request, outputs)
+        encode = encoder_of(entry.codec, self.form, request, outputs)
         size = sum([tensor.nbytes for tensor in outputs.values()])
         return await self.service.encode(encode, size, self.deadline)
 
-    def _succeed(
-        self,
-        entry: ModelEntry,
-        request: InferRequest,
-        submitted: Submitted,
-        encoding: int,
-    ) -> None:
-        """Count an answered request; `encoding` is when encoding began."""
-        ended = monotonic_ns()
-        if request.held is not None:
-            request.held.release()
-        self.is_pending = False
-        journal, began = self.service.journal, self._began
-        stamps = (
-            self.request_id,
-            entry.stats,
-            self.arrived,
-            began,
-            self._decoded,
-            submitted.queue_ns,
-            submitted.compute_ns,
-            encoding,
-            ended,
-            request.rows,
-            submitted.batch_rows,
-            submitted.device_id,
-            self.url_path,
-        )
-        journal.last.append(stamps)
-        if ended - began > journal.slow_ns:
-            journal.keep_slow(stamps)
-        runs = 0.0
-        if (
-            entry.scheduler is not None
-            and isinstance(submitted, Pending)
-            and submitted.tokens is not None
-        ):
-            entry.stats.count_tokens(submitted.tokens)
-            runs = submitted.tokens.runs
-        entry.stats.success(
-            ended - began,
-            submitted.queue_ns,
-            submitted.compute_ns,
-            rows=request.rows,
-            batch_rows=submitted.batch_rows,
-            input_ns=self._decoded - began,
-            output_ns=ended - encoding,
-            runs=runs,
-        )
-        if journal.samples or entry.tracer is not None:
-            access, spans = journal.access, journal.spans
-            if not access.left or entry.tracer is not None:
-                self._stamps = (request, submitted, stamps)
-            elif spans is None:
-                access.left -= 1
-            elif (
-                spans.sampler.left
-                and self._span is None
-                and b"traceparent" not in self.headers
-            ):
-                access.left -= 1
-                spans.sampler.left -= 1
-            else:
-                self._stamps = (request, submitted, stamps)
-
-    def fail(self, error: Exception) -> None:
-        """Answer with an error, and count the error."""
-        if self.response_complete:
-            raise error
-        try:
-            submitted, rows = self.submitted, self._rows()
-            self._end(row_of(error))
-        finally:
-            response = self._respond_with(error)
-        self.log_failed(error, response.status, submitted, rows)
-
     def _respond_with(self, error: Exception) -> Refusal:
         try:
-            answer = ErrorResponse.of(error, self.request_id)
-            if self.form is not None and isinstance(self.form, ErrorForm):
-                answer = self.form.refuse(answer)
-            lines, code = lines_of(answer.headers), row_of(error).code
-            response = Refusal(answer.status, lines, answer.body, code)
+            response = refusal_of(error, self.request_id, self.form)
         except BaseException:  # for example if memory is missing
             self.respond(None)
             raise
         self.respond(response)
         return response
 
-    def _rows(self) -> int:
-        """Return the number of rows of the request; 0 if it is not decoded."""
-        return 0 if self._request is None else self._request.rows
-
-    def log_failed(
-        self,
-        error: BaseException,
-        status: int,
-        submitted: Submitted | None = None,
-        rows: int = 0,
-    ) -> None:
-        """Keep and log why the request failed, and which phases it reached."""
-        entry = self.entry
-        ended = monotonic_ns()
-        since = self.arrived or self._began
-        queue_ns = compute_ns = batch_rows = 0
-        device = ""
-        if submitted is not None:
-            queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
-            batch_rows, device = submitted.batch_rows, submitted.device_id
-            if not queue_ns and not compute_ns:  # it was still waiting
-                queue_ns = ended - self._decoded
-        failed = Failed(
-            self.asked(),
-            None if entry is None else entry.stats,
-            status,
-            row_of(error).code,
-            str(error),
-            ended,
-            (ended - since) / _NS if since else 0.0,
-            self.arrived,
-            self._began,
-            self._decoded,
-            queue_ns,
-            compute_ns,
-            rows,
-            batch_rows,
-            device,
-        )
-        self.service.journal.fail(failed, self._parts(submitted))
-
-    def asked(self) -> Asked:
-        """Return the client and the description of its request."""
-        trace = self.headers.get(b"traceparent", b"")
-        key = "" if self.key is None else self.key.config.name
-        client, span = self.client(), self._span
-        wire = None
-        if self.service.journal.spans is not None:
-            wire = Wire.of(*self.wire(), self.headers)
-        path = self.url_path
-        return Asked(self.request_id, "POST", path, client, trace, key, span, wire)
-
-    def asker(self) -> Asker:
-        """Return the client for calls made on its behalf (requester.py)."""
-        given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
-        if spans is not None:
-            if self._span is None:
-                self._span = spans.begin(given)
-            known = self._span.traceparent
-        else:
-            known = given.decode() if trace_context(given) is not None else ""
-        return self.request_id.decode(), known, said_of(self._request, self._owner())
-
-    def add_part(self, part: Part) -> None:
-        """Record that a call on its behalf has ended."""
-        if self._asked_for is None:
-            self._asked_for = []
-        if len(self._asked_for) < MOST_PARTS:
-            self._asked_for.append(part)
-
-    def _parts(self, submitted: Submitted | None) -> Sequence[Part]:
-        """Return the calls on its behalf, in order."""
-        parts: Sequence[Part] = getattr(submitted, "parts", ())
-        if self._asked_for:
-            parts = sorted([*parts, *self._asked_for], key=lambda part: part.began)
-        return parts
-
     def _forget(self) -> None:
         """Release the client, which has disconnected."""
         if self.response_complete:
             return
-        submitted, rows = self.submitted, self._rows()
+        submitted, rows = self.submitted, self.rows()
         self._end(_GONE)
         self.respond(None)
         gone = Cancelled("the client has disconnected")
-        self.log_failed(gone, row_of(gone).status, submitted, rows)
+        self.record_failed(gone, row_of(gone).status, submitted, rows)
 
     def _end(self, failure: Row = _UNKNOWN) -> None:
         """Release everything, and count a request that was not counted yet
@@ -619,9 +590,9 @@ class Call(ABC):
                 key.in_flight -= 1
             else:
                 key.leave()
-        entry, request = self.entry, self._request
+        entry, request = self.entry, self.request
         # Requests in flight refer to this object, and their outputs are large.
-        self._request = self.submitted = self._preparing = None
+        self.request = self.submitted = self._preparing = None
         self.service.deadlines.calls.pop(self, None)
         if not self.is_pending or entry is None:
             return
@@ -630,47 +601,7 @@ class Call(ABC):
             if request is not None and request.held is not None:
                 request.held.release()
         finally:
-            entry.stats.failure(failure, monotonic_ns() - self._began)
-
-    def sent(self) -> None:
-        """Trace and log an answer that was handed to the connection, if it is sampled.
-
-        A second call does nothing.
-        """
-        stamps, self._stamps = self._stamps, None
-        entry = self.entry
-        if stamps is None or entry is None:
-            return
-        if entry.tracer is not None and entry.tracer.wants():
-            self._trace(entry, entry.tracer, *stamps)
-        if self.service.journal.samples:
-            answered, parts = Answered._make(stamps[2]), self._parts(stamps[1])
-            self.service.journal.log_answered(self.asked(), answered, parts)
-
-    def _trace(
-        self,
-        entry: ModelEntry,
-        tracer: Tracer,
-        request: InferRequest,
-        submitted: Submitted,
-        stamps: Stamps,
-    ) -> None:
-        encoding, ended = stamps[7], stamps[8]
-        # The durations come from the device and are placed on the gateway's clock.
-        started = min(self._decoded + submitted.queue_ns, encoding)
-        timeline = Timeline(
-            arrived=min(self.arrived or self._began, self._began),
-            received=self._began,
-            decoded=self._decoded,
-            started=started,
-            computed=min(started + submitted.compute_ns, encoding),
-            encoded=ended,
-            sent=monotonic_ns(),
-        )
-        model = (entry.spec.name, entry.spec.version)
-        shown = request.id or self.request_id.decode()
-        shown = shown[:_MOST_ID]
-        tracer.record(model, shown, timeline, request.inputs, submitted.outputs)
+            entry.stats.failure(failure, monotonic_ns() - self.began)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path} {self.submitted!r}>"

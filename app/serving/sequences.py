@@ -23,6 +23,7 @@ from app.config.sequence_config import SequenceConfig
 from app.errors import InvalidRequest
 from app.serving.pending import Pending
 from app.serving.runner import Runner, Submitted
+from app.serving.sequence_slots import SequenceSlots, count_down
 from app.serving.state_tensors import Control, States
 from app.sizes import counted
 from app.spec import ModelSpec
@@ -65,7 +66,6 @@ class LiveSequence:
 
     __slots__ = (
         "controls",
-        "has_slot",
         "id",
         "is_begun",
         "is_draining",
@@ -91,8 +91,6 @@ class LiveSequence:
         self.running: SequenceRequest | None = None
         self.waiting: deque[SequenceRequest] = deque()
         self.is_draining = False
-        # Whether it has a slot to run. Sequences without one wait.
-        self.has_slot = False
         self.last_used = 0.0
 
     @property
@@ -127,10 +125,8 @@ class SequenceScheduler:
         self.config = config
         self._runner = runner
         self._states = States(spec, config.state, folder, model_folder)
-        #: The free slots for further running sequences; None means any number.
-        self._slots = config.max_active * instances if config.max_active else None
-        self._without_slot: deque[LiveSequence] = deque()
-        self._is_admitting = False
+        free = config.max_active * instances if config.max_active else None
+        self._slots: SequenceSlots[LiveSequence] = SequenceSlots(free, self._run_next)
         self._controls = {
             role: Control(spec, name, f"sequence.{role}")
             for role, name in config.controls.items()
@@ -142,8 +138,6 @@ class SequenceScheduler:
             OrderedDict()
         )
         self._owned: Counter[Owner] = Counter()
-        #: The number of running sequences of each key.
-        self._active: Counter[Owner] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -181,62 +175,27 @@ class SequenceScheduler:
             )
             raise QueueFull(msg)
         mine = SequenceRequest(request, deadline, on_done, start=start, end=end)
-        if sequence.is_busy or not self._take_slot(sequence):
+        if sequence.is_busy or not self._may_run(sequence):
             sequence.is_open = not end
             sequence.waiting.append(mine)
         else:
             self._start(sequence, mine)
         return mine
 
-    def _take_slot(self, sequence: LiveSequence) -> bool:
-        """Return whether a sequence may run; otherwise it waits until a running one
-        ends.
-        """
-        if sequence.has_slot:
+    def _may_run(self, sequence: LiveSequence) -> bool:
+        """Return whether a sequence has a slot; otherwise it waits for one."""
+        if self._slots.take(sequence):
             return True
-        if self._slots is None or self._slots > 0:
-            self._give_slot(sequence)
-            return True
-        self._without_slot.append(sequence)
         self._touch(sequence)
         return False
 
-    def _give_slot(self, sequence: LiveSequence) -> None:
-        if self._slots is not None:
-            self._slots -= 1
-            self._active[sequence.owner] += 1
-        sequence.has_slot = True
-
     def _drop(self, sequence: LiveSequence) -> None:
-        """Forget an ended sequence, and give its slot to another one.
-
-        The slot goes to the key with the fewest, and among its sequences to the one
-        that waits longest.
-        """
+        """Forget an ended sequence, and give its slot to another one."""
         name = sequence.owner, sequence.id
         if self._sequences.get(name) is sequence:
             del self._sequences[name]
-            _count_down(self._owned, sequence.owner)
-        if not sequence.has_slot:
-            return
-        sequence.has_slot = False
-        if self._slots is None:
-            return
-        self._slots += 1
-        _count_down(self._active, sequence.owner)
-        if self._is_admitting:
-            return  # the admitted one has already ended; the loop continues
-        self._is_admitting = True
-        try:
-            while self._slots and self._without_slot:
-                following = min(
-                    self._without_slot, key=lambda one: self._active[one.owner]
-                )
-                self._without_slot.remove(following)
-                self._give_slot(following)
-                self._run_next(following)
-        finally:
-            self._is_admitting = False
+            count_down(self._owned, sequence.owner)
+        self._slots.release(sequence)
 
     def _start(self, sequence: LiveSequence, mine: SequenceRequest) -> None:
         """Run a request immediately. A refused request leaves no trace."""
@@ -425,13 +384,6 @@ def _expire(reference: weakref.ref[SequenceScheduler]) -> None:
     scheduler = reference()
     if scheduler is not None:
         scheduler.expire()
-
-
-def _count_down(counts: Counter[Owner], owner: Owner) -> None:
-    """Count one less, and drop zeros: keys without sequences take no memory."""
-    counts[owner] -= 1
-    if not counts[owner]:
-        del counts[owner]
 
 
 def _flag(parameters: Mapping[str, Any], name: str) -> bool:

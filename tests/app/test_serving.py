@@ -377,7 +377,7 @@ def test_limits_timeouts_and_log_format_are_settings(repository: Path) -> None:
         gateway.wait_ready()
         line = gateway.wait_line("failed to load 'bad'")
         assert line.startswith('{"time":"2')
-        assert '"level":"error","logger":"app.repository.control.model_control"' in line
+        assert '"level":"error","logger":"app.repository.control.folder_loads"' in line
         big = {"inputs": {"input": ROW * 100}}
         response = gateway.client.post("/v1/models/affine/infer", json=big)
         assert response.status_code == 413

@@ -138,7 +138,7 @@ class Exchange(Call):
                 # An unknown part of the answer has been sent.
                 transport.abort()
                 raise
-        if self._stamps is not None:
+        if self.sampled is not None:
             self.sent()
 
     def _count(self, status: int, code: str) -> None:

@@ -1,0 +1,116 @@
+"""What is answered, kept and traced of a request that has ended."""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import NamedTuple
+
+from app.codec.messages import InferRequest, Refusal, lines_of
+from app.errors import ErrorResponse, row_of
+from app.observe.journal import Asked, Failed, Journal, Stamps
+from app.observe.metrics import ModelMetrics
+from app.observe.tracing import Timeline, Tracer
+from app.serving.forms import ErrorForm, Form
+from app.serving.runner import Submitted
+from app.spec import ModelSpec
+
+_NS = 1_000_000_000
+#: The most characters of a request's id in its trace.
+_MOST_ID = 1000
+
+
+class Sampled(NamedTuple):
+    """An answered request that may be traced or logged, until its answer is sent."""
+
+    request: InferRequest
+    submitted: Submitted
+    stamps: Stamps
+
+
+def takes_sample(journal: Journal, has_trace: bool) -> bool:
+    """Return whether the journal may want an answered request; count it if not.
+
+    `has_trace` says that the client or a call on its behalf named a trace.
+    """
+    access, spans = journal.access, journal.spans
+    if not access.left:
+        return True
+    if spans is None:
+        access.left -= 1
+        return False
+    if spans.sampler.left and not has_trace:
+        access.left -= 1
+        spans.sampler.left -= 1
+        return False
+    return True
+
+
+def trace(tracer: Tracer, spec: ModelSpec, sampled: Sampled) -> None:
+    """Write an answered request to a trace, as its answer is sent."""
+    request, submitted, stamps = sampled
+    request_id, _, arrived, began, decoded = stamps[:5]
+    encoding, ended = stamps[7], stamps[8]
+    # The durations come from the device and are placed on the gateway's clock.
+    started = min(decoded + submitted.queue_ns, encoding)
+    timeline = Timeline(
+        arrived=min(arrived or began, began),
+        received=began,
+        decoded=decoded,
+        started=started,
+        computed=min(started + submitted.compute_ns, encoding),
+        encoded=ended,
+        sent=monotonic_ns(),
+    )
+    shown = (request.id or request_id.decode())[:_MOST_ID]
+    model = (spec.name, spec.version)
+    tracer.record(model, shown, timeline, request.inputs, submitted.outputs)
+
+
+def failed_of(
+    asked: Asked,
+    stats: ModelMetrics | None,
+    status: int,
+    error: BaseException,
+    times: tuple[int, int, int],
+    submitted: Submitted | None,
+    rows: int,
+) -> Failed:
+    """Return the record of a failed request. `times` are those of its arrival, its
+    beginning and its decoding, as far as it came.
+    """
+    arrived, began, decoded = times
+    ended = monotonic_ns()
+    since = arrived or began
+    queue_ns = compute_ns = batch_rows = 0
+    device = ""
+    if submitted is not None:
+        queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
+        batch_rows, device = submitted.batch_rows, submitted.device_id
+        if not queue_ns and not compute_ns:  # it was still waiting
+            queue_ns = ended - decoded
+    return Failed(
+        asked,
+        stats,
+        status,
+        row_of(error).code,
+        str(error),
+        ended,
+        (ended - since) / _NS if since else 0.0,
+        arrived,
+        began,
+        decoded,
+        queue_ns,
+        compute_ns,
+        rows,
+        batch_rows,
+        device,
+    )
+
+
+def refusal_of(error: Exception, request_id: bytes, form: Form | None) -> Refusal:
+    """Return the answer to a request that failed."""
+    answer = ErrorResponse.of(error, request_id)
+    if form is not None and isinstance(form, ErrorForm):
+        answer = form.refuse(answer)
+    lines, code = lines_of(answer.headers), row_of(error).code
+    return Refusal(answer.status, lines, answer.body, code)
