@@ -56,11 +56,28 @@ class Browser:
         self.requests: list[str] = []
         self.errors: list[str] = []
         self._session = ""
+        self._profile = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
+        self.renew()
+
+    def renew(self) -> None:
+        """Open a page in a new profile, and close the page and the profile before it.
+
+        The new profile has no storage, no cookies and no cache of the old one.
+        """
+        self._session, before = "", self._profile
+        profile = self.call("Target.createBrowserContext")["browserContextId"]
+        opened = self.call(
+            "Target.createTarget", url="about:blank", browserContextId=profile
+        )
+        if before:
+            self.call("Target.disposeBrowserContext", browserContextId=before)
+        attached = self.call(
+            "Target.attachToTarget", targetId=opened["targetId"], flatten=True
+        )
+        self.requests, self.errors = [], []
+        self._session, self._profile = attached["sessionId"], profile
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
@@ -182,6 +199,8 @@ class Browser:
                 self._answers[message["id"]] = message
                 self._changed.notify_all()
             return
+        if message.get("sessionId") != self._session:
+            return  # of the page before
         notice: Callable[[Any], None] | None = {
             "Network.requestWillBeSent": self._requested,
             "Runtime.exceptionThrown": self._thrown,

@@ -64,11 +64,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
         yield served.wait_ready()
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as started:
+        yield started
+
+
 @pytest.fixture
-def chromium(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path) as page:
-        page.resize(1280, 900)
-        yield page
+def chromium(browser: Browser) -> Browser:
+    browser.renew()
+    browser.resize(1280, 900)
+    return browser
 
 
 # -- over HTTP
