@@ -53,6 +53,12 @@ def add(
     return make(root / ".new").rename(folder / "m.popef")
 
 
+def popgate(first: str = "") -> list[str]:
+    """Return the command `popgate`; its process runs the statements `first` before."""
+    *python, code = POPGATE
+    return [*python, f"{first}{code}"]
+
+
 def trace_to(file: Path) -> tuple[str, ...]:
     """Options that write traces to a file, where a plugin does that."""
     return ("--trace-file", str(file)) if plugin_names(TRACERS) else ()
@@ -82,7 +88,8 @@ def memory_of(gateway: ServedGateway) -> int:
 class ServedGateway:
     """`popgate serve` on a free port, with a device pool of its own. A context manager.
 
-    `before` are words in front of the command, which runs it as another user.
+    `before` are words in front of the command, which runs it as another user. `first`
+    are statements that its process runs before it serves.
     Leaving it ends the server with SIGTERM and checks nothing; `stop` returns the code.
     """
 
@@ -93,6 +100,7 @@ class ServedGateway:
         pool: str | None = None,
         cwd: Path | str = ROOT,
         before: Sequence[str] = (),
+        first: str = "",
         **variables: str,
     ) -> None:
         self.pool = pool or f"test-app-{os.getpid()}-{next(_NUMBERS)}"
@@ -104,7 +112,7 @@ class ServedGateway:
         command += options
         environment = {**os.environ, "POPGATE_POOL": self.pool, **variables}
         self.process = subprocess.Popen(
-            [*before, *POPGATE, *command],
+            [*before, *popgate(first), *command],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,

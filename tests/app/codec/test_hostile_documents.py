@@ -82,7 +82,7 @@ def write_memory() -> None:
         return usage.ru_maxrss << 10
 
     for kind, (parse, make) in HOSTILE.items():
-        for size in (2 * MIB, 8 * MIB):
+        for size in (MIB, 4 * MIB):
             text = make(size)
             nothing = peak(lambda *_: None, text)
             measured = [kind, len(text), peak(parse, text) - nothing]

@@ -29,16 +29,16 @@ from engine import Tensor
 
 MIB = 1 << 20
 ROOT = Path(__file__).resolve().parents[3]
-#: MiB that a process may have beyond what it has.
-LIMITS = (0, 1, 2, 4, 8, 16, 24, 32, 48)
+#: KiB that a process may have beyond what it has.
+LIMITS = (0, 512, 1024, 2048, 4096, 8192, 12288, 16384, 24576)
 
 
 def json_of(kind: str) -> bytes:
-    """A document of some hundred thousand values."""
+    """A document of some ten thousand values."""
     if kind == "one string":
-        return b'["' + b"x" * 3 * MIB + b'"]'
+        return b'["' + b"x" * (3 * MIB // 2) + b'"]'
     if kind == "wide characters":
-        return b'["' + b"x" * MIB + "\U0001f600".encode() + b'"]'
+        return b'["' + b"x" * (MIB // 2) + "\U0001f600".encode() + b'"]'
     items = {
         "numbers": b"%d.5",
         "integers": b"10000%d",
@@ -47,7 +47,7 @@ def json_of(kind: str) -> bytes:
         "objects": b'{"a":%d}',
         "beside NaN": b"%d.5",
     }
-    count = 30_000 if kind == "objects" else 150_000
+    count = 15_000 if kind == "objects" else 75_000
     first = b"NaN," if kind == "beside NaN" else b""
     return b"[" + first + b",".join(items[kind] % i for i in range(count)) + b"]"
 
@@ -58,29 +58,29 @@ def parse(kind: str) -> Callable[[], object]:
 
 
 def repeated() -> Callable[[], object]:
-    text = b'{"x":["::::",' + b",".join(b'"s%d"' % i for i in range(90_000)) + b"]}"
+    text = b'{"x":["::::",' + b",".join(b'"s%d"' % i for i in range(45_000)) + b"]}"
     return lambda: parse_json(text, DEFAULT_LIMITS)
 
 
 def unpack() -> Callable[[], object]:
-    data = msgpack.packb([[i] for i in range(150_000)])
+    data = msgpack.packb([[i] for i in range(75_000)])
     return lambda: parse_msgpack(data, DEFAULT_LIMITS)
 
 
 def unzip() -> Callable[[], object]:
-    packed = gzip.compress(os.urandom(4) * (4 * MIB))
+    packed = gzip.compress(os.urandom(4) * (2 * MIB))
     return lambda: inflate(b"gzip", [packed], 64 * MIB)
 
 
 def write(datatype: str) -> Callable[[], object]:
     output = Output(TensorSpec.make("y", datatype, (-1,)))
-    numbers = np.random.default_rng(1).standard_normal(200_000) * 1e4
+    numbers = np.random.default_rng(1).standard_normal(100_000) * 1e4
     tensor = Tensor.from_numpy(numbers.astype(output.dtype))
     return lambda: output.json_data(tensor, NanPolicy.LITERAL)
 
 
 def strings(element: bytes) -> Callable[[], object]:
-    elements = [element] * 60_000
+    elements = [element] * 30_000
     return lambda: json_strings(elements)
 
 
@@ -116,7 +116,7 @@ def write_ends() -> None:
         task = make()
         for limit in LIMITS:
             if not (child := os.fork()):
-                os._exit(_end_of(task, limit * MIB))
+                os._exit(_end_of(task, limit << 10))
             _, status = os.waitpid(child, 0)
             said = [kind, limit, os.waitstatus_to_exitcode(status)]
             sys.stdout.write(json.dumps(said) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,14 +15,14 @@ import pytest
 
 from app.http.listeners import inherited_sockets
 from app.http.server import ListenError
-from tests.app.served import POPGATE, ROOT, ServedGateway, add
+from tests.app.served import ROOT, ServedGateway, add, popgate
 from tests.support import WAIT
 
 #: Takes sockets from the one that holds them, as the next process of a service would,
-#: and becomes the server: systemd starts a process with its sockets from 3 on.
+#: before it serves: systemd starts a process with its sockets from 3 on.
 _HAND_OVER = """
-import array, os, socket, sys
-place, count, names = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+import os, socket
+place, count, names = {place!r}, {count}, {names!r}
 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
     s.connect(place)
     fds = socket.recv_fds(s, 1, count)[1]
@@ -31,9 +30,9 @@ high = [os.dup2(fd, 50 + n) for n, fd in enumerate(fds)]
 for n, fd in enumerate(high):
     os.dup2(fd, 3 + n)
     os.close(fd)
-os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(count)}
-os.environ |= {"LISTEN_FDNAMES": names} if names else {}
-os.execvp(sys.argv[4], sys.argv[4:])
+os.environ["LISTEN_PID"], os.environ["LISTEN_FDS"] = str(os.getpid()), str(count)
+if names:
+    os.environ["LISTEN_FDNAMES"] = names
 """
 
 
@@ -62,14 +61,14 @@ class Holder:
     def serve(
         self, models: Path, sockets: dict[str, socket.socket], *options: str
     ) -> ServedGateway:
-        with self._handing_over(sockets) as before:
-            return ServedGateway(models, *options, before=before)
+        with self._handing_over(sockets) as first:
+            return ServedGateway(models, *options, first=first)
 
     def refused(self, models: Path, sockets: dict[str, socket.socket]) -> str:
         """Return the message with which a server refuses such sockets."""
-        with self._handing_over(sockets) as before:
+        with self._handing_over(sockets) as first:
             ended = subprocess.run(
-                [*before, *POPGATE, "serve", str(models), "--port", "0"],
+                [*popgate(first), "serve", str(models), "--port", "0"],
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
@@ -80,7 +79,7 @@ class Holder:
         return ended.stderr
 
     @contextmanager
-    def _handing_over(self, sockets: dict[str, socket.socket]) -> Iterator[list[str]]:
+    def _handing_over(self, sockets: dict[str, socket.socket]) -> Iterator[str]:
         fds = [s.fileno() for s in sockets.values()]
         names = ":".join(sockets) if any(sockets) else ""
 
@@ -90,9 +89,8 @@ class Holder:
 
         thread = threading.Thread(target=hand_over)
         thread.start()
-        before = [sys.executable, "-c", _HAND_OVER, str(self._place), str(len(fds))]
         try:
-            yield [*before, names]
+            yield _HAND_OVER.format(place=str(self._place), count=len(fds), names=names)
         finally:
             thread.join(WAIT)
 
