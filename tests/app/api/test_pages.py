@@ -65,16 +65,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def one_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("chromium")) as started:
         yield started
 
 
 @pytest.fixture
-def chromium(browser: Browser) -> Browser:
-    browser.renew()
-    browser.resize(1280, 900)
-    return browser
+def chromium(one_browser: Browser) -> Browser:
+    one_browser.renew()
+    one_browser.resize(1280, 900)
+    return one_browser
 
 
 # -- over HTTP

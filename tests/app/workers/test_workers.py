@@ -8,6 +8,7 @@ app/workers/worker.py, app/workers/worker_process.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -160,17 +161,18 @@ def test_a_killed_worker_takes_its_connections_and_nothing_else(
         for _ in range(5):
             infer(client)
     os.kill(pids[0], signal.SIGKILL)
-    failed = 0
-    for client in clients.values():
-        try:
-            assert infer(client).status_code == 200
-        except httpx.TransportError:
-            failed += 1
-    assert failed == 1
+    answered: list[bool] = []
+    for where, client in clients.items():
+        # A client that sees the end of its connection before it asks connects again.
+        with contextlib.suppress(httpx.TransportError):
+            answer = infer(client)
+            assert answer.status_code == 200
+            answered.append(prefix(answer) == where)
+    assert answered.count(True) == 1
     until(lambda: len(served.workers()) == 2)
-    # What it had answered stays counted; the other's request is one more.
+    # What it had answered stays counted; what others answered is added.
     after = statistics(served)
-    assert after["success"] - before["success"] == 11
+    assert after["success"] - before["success"] == 10 + len(answered)
 
     def back() -> bool:
         with connect(served) as client:
