@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+from ml_dtypes import float8_e4m3fnuz, float8_e5m2fnuz
 
 from popir.dtypes import FLOAT8_143, FLOAT8_152, Array, DType
 
@@ -19,20 +20,14 @@ MIN_SCALE, MAX_SCALE = -32, 31
 NAN_CODE = 0x80
 _MANTISSA = {FLOAT8_143: 3, FLOAT8_152: 2}
 _BIAS = {FLOAT8_143: 8, FLOAT8_152: 16}
+_TYPES = {FLOAT8_143: float8_e4m3fnuz, FLOAT8_152: float8_e5m2fnuz}
 
 
 @cache
 def decoding_table(dtype: DType) -> Array:
     """Return the float32 value of each of the 256 codes."""
-    bits, bias = _MANTISSA[dtype], _BIAS[dtype]
-    code = np.arange(256)
-    exponent = (code & 0x7F) >> bits
-    fraction = (code & ((1 << bits) - 1)) / (1 << bits)
-    normal = np.ldexp(1.0 + fraction, exponent - bias)
-    value = np.where(exponent == 0, np.ldexp(fraction, 1 - bias), normal)
-    value = np.where(code & 0x80, -value, value)
-    value[NAN_CODE] = np.nan
-    table: Array = value.astype(np.float32)
+    codes = np.arange(256, dtype=np.uint8)
+    table: Array = codes.view(_TYPES[dtype]).astype(np.float32)
     table.flags.writeable = False
     return table
 
@@ -46,25 +41,14 @@ def encode(
     largest value if not `nan_on_overflow`; infinite values and NaN always give NaN.
     """
     exact = np.asarray(values, np.float64)
-    finite = np.isfinite(exact)
-    scaled = np.ldexp(np.where(finite, exact, 0.0), log2_scale)
-    magnitude = np.abs(scaled)
-    positive = decoding_table(dtype)[:NAN_CODE].astype(np.float64)
-    # Choose the nearer of the first value that is not smaller, and the one before it.
-    above = np.searchsorted(positive, magnitude).clip(1, NAN_CODE - 1)
-    low, high = positive[above - 1], positive[above]
-    to_low, to_high = magnitude - low, high - magnitude
-    is_low = (to_low < to_high) | ((to_low == to_high) & (above % 2 == 1))
-    code = np.where(is_low, above - 1, above)
-    # At half a step or more beyond the largest value, it would round to a missing
-    # value.
-    step = positive[-1] - positive[-2]
-    too_large = magnitude >= positive[-1] + step / 2
-    code = np.where(too_large, NAN_CODE - 1, code)
-    code = np.where((scaled < 0) & (code > 0), code | 0x80, code)
-    lost = ~finite | (too_large if nan_on_overflow else np.zeros_like(finite))
-    result: Array = np.where(lost, NAN_CODE, code).astype(np.uint8)
-    return result
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.ldexp(exact, log2_scale)
+        codes: Array = scaled.astype(_TYPES[dtype]).view(np.uint8)
+    if not nan_on_overflow:
+        largest = np.where(exact < 0, 0xFF, NAN_CODE - 1).astype(np.uint8)
+        is_too_large = (codes == NAN_CODE) & np.isfinite(exact)
+        codes = np.where(is_too_large, largest, codes)
+    return codes
 
 
 def decode(codes: Array, dtype: DType, log2_scale: int = 0) -> Array:
