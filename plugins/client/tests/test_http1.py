@@ -65,7 +65,7 @@ def test_anything_else_is_an_error_or_incomplete(data: bytes, head: bool) -> Non
     "data",
     [
         b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001,
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n",
         b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000,
