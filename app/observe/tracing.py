@@ -68,7 +68,7 @@ class NoTracing:
         return None
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Nothing changes."""
+        """Ignore the callback, because the settings of these traces never change."""
 
     def close(self) -> None:
-        """There is nothing to write."""
+        """Do nothing, because there is nothing to write."""

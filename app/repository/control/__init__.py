@@ -1,1 +1,1 @@
-"""Which models are loaded, and when: the modes, requests of clients, and polls."""
+"""Control of models: which are loaded and when, by mode, request of a client, or poll."""

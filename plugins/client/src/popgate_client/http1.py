@@ -102,7 +102,7 @@ class AnswerReader:
 
 
 class _Message:
-    """What httptools finds in the bytes of one answer. Its methods are called by it.
+    """The message of one answer, as httptools finds it. httptools calls the methods.
 
     `body` is the memory of a body that has a Content-Length, of which `filled` bytes
     are there. `until_end` is None until the head is complete.
