@@ -1,4 +1,4 @@
-"""What is answered, kept and traced of a request that has ended."""
+"""Records of a request that has ended: its answer, journal entry and trace."""
 
 from __future__ import annotations
 

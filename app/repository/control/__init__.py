@@ -1,1 +1,1 @@
-"""Control of models: which are loaded and when, by mode, request of a client, or poll."""
+"""Control of models: which are loaded, and when."""
