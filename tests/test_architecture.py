@@ -190,7 +190,6 @@ LARGE_CLASSES = frozenset(
         "app.workers.worker.Worker",
         "engine.worker.batch.Batch",
         "engine.worker.replica.Replica",
-        "engine.worker.scheduler.Scheduler",
         "popart.operators.OpView",
         "popart.views.GraphView",
         "popef.metadata.Metadata",
@@ -425,7 +424,6 @@ SET_FROM_OUTSIDE = {
     "engine/worker/ragged.py": "pending",
     "engine/worker/regrouping.py": "pending rows",
     "engine/worker/replica.py": "pending",
-    "engine/worker/scheduler.py": "queued",
 }
 #: The same names on objects that are not ours: protocol buffers of ONNX,
 #: application state of Starlette, arguments of an exception, parameters of click.

@@ -161,7 +161,7 @@ class DeviceService:
             # this client waits for. Then the scheduler can run the command.
             client.link.gone = True
             self._terminator.wake()
-            self._scheduler.do(partial(self._scheduler.drop_client, client))
+            self._scheduler.commands.do(partial(self._scheduler.drop_client, client))
 
     def _serve_session(
         self, sock: socket.socket, message: Message, fds: list[int]
@@ -208,8 +208,8 @@ class DeviceService:
             case "unload":
                 number = int(message["replica"])
                 self._saves.pop(number, None)
-                scheduler.call(partial(scheduler.unload, number))
-                scheduler.do(scheduler.give_back_memory)
+                scheduler.commands.call(partial(scheduler.unload, number))
+                scheduler.commands.do(scheduler.give_back_memory)
                 logger.debug("unloaded replica %s", number)
                 return {}, []
             case "link":
@@ -222,7 +222,7 @@ class DeviceService:
                 return {"channel": self._channel(message, fds)}, []
             case "close_channel":
                 link, channel = int(message["link"]), int(message["channel"])
-                scheduler.call(partial(scheduler.close_channel, link, channel))
+                scheduler.commands.call(partial(scheduler.close_channel, link, channel))
                 return {}, []
             case "invite" | "inject" | "end_run" | "end_session" | "stop":
                 self._obey(message, fds)
@@ -242,28 +242,31 @@ class DeviceService:
             case "inject":
                 replicas = list(scheduler.replicas.values())
                 what = message["failure"], int(message["after"])
-                scheduler.call(partial(injected_failures.obey, replicas, *what))
+                scheduler.commands.call(
+                    partial(injected_failures.obey, replicas, *what)
+                )
             case "end_run":
                 self._terminator.end_run(int(message["since"]), str(message["why"]))
                 failed = partial(scheduler.has_failed, int(message["replica"]))
-                scheduler.do(failed)
+                scheduler.commands.do(failed)
             case "end_session":
                 session = self._sessions.get(int(message["session"]))
                 if session is not None:
                     session.end()
             case "stop":
-                scheduler.do(scheduler.stop)
+                scheduler.commands.do(scheduler.stop)
 
     def _status(self) -> Message:
         scheduler = self._scheduler
+        run = scheduler.status()
         return {
             "pid": os.getpid(),
             "owner": os.getppid(),
             "uptime": time.monotonic() - self._started,
-            "running_ns": scheduler.running_ns,
-            "running_since": scheduler.running_since,
-            "running": scheduler.running_replica,
-            "unwanted_ns": scheduler.unwanted_ns,
+            "running_ns": run.running_ns,
+            "running_since": run.since,
+            "running": run.replica,
+            "unwanted_ns": run.unwanted_ns,
             "batches": scheduler.batches,
             "replicas": len(scheduler.replicas),
             "clients": len(scheduler.clients),
@@ -275,7 +278,7 @@ class DeviceService:
             return {"replicas": self._load_replicas(message, fds)}
         self._refuse_unless(python=True)
         described: Message = {}
-        self._scheduler.call(lambda: described.update(describe(message, fds)))
+        self._scheduler.commands.call(lambda: described.update(describe(message, fds)))
         return described
 
     def _load_replicas(self, message: Message, fds: list[int]) -> list[int]:
@@ -289,12 +292,12 @@ class DeviceService:
             loaded.extend(load_replicas(numbers, message, fds, room, running))
 
         if self._runs_python:
-            scheduler.call(load)  # in the thread that will run it
+            scheduler.commands.call(load)  # in the thread that will run it
         else:
             load()
         for number, one in zip(numbers, loaded, strict=True):
             self._saves[number] = one.save
-            scheduler.call(partial(scheduler.add_replica, number, one.replica))
+            scheduler.commands.call(partial(scheduler.add_replica, number, one.replica))
             logger.debug("loaded %r from %s", one.replica, message["sources"])
         return numbers
 
@@ -313,7 +316,7 @@ class DeviceService:
         if save is None:
             raise InvalidInput("cannot save a model that is not loaded")
         saved: dict[str, Tensor] = {}
-        self._scheduler.call(lambda: saved.update(save.run()))
+        self._scheduler.commands.call(lambda: saved.update(save.run()))
         place, memory = pack_tensors("saved", saved)
         fd = os.dup(memory.fd)
         memory.close()
@@ -325,7 +328,7 @@ class DeviceService:
         link = Link.attach(os.dup(fds[0]))
         pid = control.peer_pid(sock)
         client = ClientProcess(next(self._numbers), link, os.dup(fds[1]), pid)
-        self._scheduler.call(partial(self._scheduler.add_client, client))
+        self._scheduler.commands.call(partial(self._scheduler.add_client, client))
         logger.debug("%r connected", client)
         return client
 
@@ -337,7 +340,9 @@ class DeviceService:
         line = (int(message.get(key, 0)) for key in ("priority", "weight", "lane"))
         add = self._scheduler.add_channel
         try:
-            self._scheduler.call(partial(add, number, channel, link, replica, *line))
+            self._scheduler.commands.call(
+                partial(add, number, channel, link, replica, *line)
+            )
         except BaseException:
             channel.close()
             raise

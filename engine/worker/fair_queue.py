@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine.worker.client_channel import ClientChannel, Share
 
@@ -22,6 +23,22 @@ class Taken(Protocol):
 
     client: ClientChannel
     rows: int
+
+
+class Queued(Protocol):
+    """A replica with waiting requests."""
+
+    @property
+    def channels(self) -> list[ClientChannel]: ...
+    @property
+    def used(self) -> float: ...
+
+
+R = TypeVar("R", bound=Queued)
+
+
+def _used(replica: Queued) -> float:
+    return replica.used
 
 
 class DeviceShares:
@@ -60,13 +77,20 @@ class DeviceShares:
         self._weighted += more if channel.weight else 0
         self.is_weighted = self._weighted > 0
 
-    def begin_turn(self) -> None:
-        """Begin to choose the next run. The caller then calls `see` for all waiting
-        channels.
+    def in_turn(self, replicas: deque[R]) -> deque[R]:
+        """Return the replicas, first the one whose next request has used least of the
+        device for its weight. Equal replicas keep their order.
         """
         self._turn += 1
+        for replica in replicas:
+            for channel in replica.channels:
+                if channel.pending:
+                    self._see(channel)
+        if len(replicas) < 2:
+            return replicas
+        return deque(sorted(replicas, key=_used))
 
-    def see(self, channel: ClientChannel) -> None:
+    def _see(self, channel: ClientChannel) -> None:
         """Note a channel that has waiting requests."""
         share = channel.share
         if share.turn < self._turn - 1:

@@ -107,7 +107,6 @@ class Replica:
         self.name = name
         self.executor = executor
         self.policy = policy
-        self.queued = False
         #: Whether a batch may have to wait. `due_ns` returns how long.
         self.may_wait = bool(policy.delay_ns and policy.max_rows)
         self.batches = 0

@@ -10,19 +10,17 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from engine.errors import InvalidInput
 from engine.run_failures import ResultsNotTaken
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.channel import Channel
 from engine.transport.link import (
-    ALONE,
     BACKPRESSURE,
     BUSY,
     PARKED,
@@ -34,8 +32,10 @@ from engine.transport.link import (
 from engine.transport.ring_buffer import full_fence
 from engine.worker.batch import RunningBatch
 from engine.worker.client_channel import ClientChannel
+from engine.worker.command_queue import CommandQueue
 from engine.worker.fair_queue import DeviceShares
 from engine.worker.replica import Replica
+from engine.worker.spinning import Spinning
 from popef_io import TRACE
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,6 @@ logger = logging.getLogger(__name__)
 #: Seconds that a result waits for room in an output before its request fails. By then
 #: the client must have stopped collecting its results.
 ROOM_TIMEOUT = 10.0
-#: Requests that follow each other sooner than this come from several clients. Sleeping
-#: lets them gather to a batch.
-SPIN_FROM_NS = 60_000
-#: The device stops spinning after this many spins without a submission.
-SPIN_CREDIT = 4
-#: The additional cost of a wake-up compared with a poll, in nanoseconds.
-WAKE_NS = 40_000
 #: A run that takes longer may grow the memory arena.
 LONG_NS = 5_000_000
 #: After a long run the arena is trimmed once no request has come for this time.
@@ -78,14 +71,24 @@ class ClientProcess:
         )
 
 
-def _used(replica: Replica) -> float:
-    return replica.used
+class RunStatus(NamedTuple):
+    """The present run: the number of its replica (0: none runs), when it began
+    (`time.monotonic_ns`), how long it has been running, and how long ago it was told to
+    end (0: it was not), in nanoseconds.
+
+    The time in which results wait for a client does not count.
+    """
+
+    replica: int
+    since: int
+    running_ns: int
+    unwanted_ns: int
 
 
 class Scheduler:
     """Replicas, clients and waiting requests.
 
-    `run` is for one thread. Other threads pass commands to it through `do` and `call`.
+    `run` is for one thread. Other threads pass commands to it through `commands`.
     `spin_us` is how long it polls for the next request before it sleeps
     (engine/devices/thread_plan.py). `give_back_memory` is called after a while without
     requests, and by the thread that unloads a model.
@@ -105,49 +108,26 @@ class Scheduler:
         self._replica: Replica | None = None
         self._poller = select.poll()
         self._poller.register(self.wake_fd, select.POLLIN)
-        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.commands = CommandQueue(self.wake_fd)
+        #: The replicas with waiting requests, in turn.
         self._ready: deque[Replica] = deque()
-        #: The use of the device by weights and lanes.
+        self._queued: set[Replica] = set()
         self.shares = DeviceShares()
         self._stopping = False
-        self._spin_ns = spin_us * 1000
-        self._spin_credit = 0
+        self._spinning = Spinning(spin_us * 1000)
         self._woke = time.monotonic_ns()
         self._arena_grown = False
         self._trace = logger.isEnabledFor(TRACE)
 
-    @property
-    def running_ns(self) -> int:
-        """Return how long the present run has been running; 0 if none is."""
-        since = self.running_since
-        return time.monotonic_ns() - since if since else 0
-
-    @property
-    def running_since(self) -> int:
-        """Return when the present run began; 0 if none runs.
-
-        The time in which results wait for a client does not count. For any thread.
-        """
-        running = self.running()
-        return 0 if running is None else running.since
-
-    @property
-    def running_replica(self) -> int:
-        """Return the number of the replica that runs now; 0 if none does. For any
-        thread.
-        """
-        replica = self._replica
-        return 0 if replica is None else replica.number
-
-    @property
-    def unwanted_ns(self) -> int:
-        """Return how long ago the present batch was told to end; 0 if it was not.
-
-        For any thread.
-        """
-        running = self.running()
-        since = 0 if running is None else running.unwanted_since
-        return time.monotonic_ns() - since if since else 0
+    def status(self) -> RunStatus:
+        """Return the state of the present run. For any thread."""
+        replica, running = self._replica, self.running()
+        number = 0 if replica is None else replica.number
+        if running is None:
+            return RunStatus(number, 0, 0, 0)
+        now, unwanted = time.monotonic_ns(), running.unwanted_since
+        since = running.since
+        return RunStatus(number, since, now - since, now - unwanted if unwanted else 0)
 
     def running(self) -> RunningBatch | None:
         """Return the run in progress. For any thread."""
@@ -182,7 +162,8 @@ class Scheduler:
         The docstring of engine/transport/link.py explains waking.
         """
         links = self._links
-        if self._spin_credit > 0 and not wait_ns and self._spin(links):
+        spinning = self._spinning
+        if spinning.credit > 0 and not wait_ns and spinning.spin(links):
             return
         began = time.monotonic_ns()
         self._arena_grown |= began - self._woke > LONG_NS
@@ -211,8 +192,8 @@ class Scheduler:
         for link in links:
             link.words[PARKED] = 0
         self._woke = time.monotonic_ns()
-        if self._spin_ns:
-            self._learn(self._woke - began - WAKE_NS, links)
+        if spinning.limit_ns:
+            spinning.learn_from_sleep(self._woke - began, links)
 
     def _wait(self, wait_ns: int) -> bool:
         """Wait for a wake-up, at most `wait_ns` nanoseconds. Return whether it came.
@@ -223,36 +204,10 @@ class Scheduler:
             return bool(select.select([self.wake_fd], [], [], wait_ns / 1e9)[0])
         return bool(self._poller.poll(wait_ns / 1e6))
 
-    def _spin(self, links: list[Link]) -> bool:
-        """Poll for submissions for a moment before sleeping. Return whether any came.
-
-        Called only while there is credit. After a few spins without a submission,
-        requests are too rare for spinning, and the device sleeps immediately.
-        """
-        began = time.monotonic_ns()
-        end = began + self._spin_ns
-        while (now := time.monotonic_ns()) < end:
-            for link in links:
-                if link.submissions.has_news:
-                    self._learn(now - began, links)
-                    return True
-            # Let other processes have this core.
-            os.sched_yield()
-        self._spin_credit -= 1
-        return False
-
-    def _learn(self, gap_ns: int, links: list[Link]) -> None:
-        """Decide whether to spin next time, from the time until the last news came."""
-        # Requests of a client that sends one at a time never gather to a batch.
-        gathers = gap_ns < SPIN_FROM_NS and not any(link.words[ALONE] for link in links)
-        if not gathers and gap_ns < self._spin_ns:
-            self._spin_credit = SPIN_CREDIT
-        else:
-            self._spin_credit -= 1
-
     def _drain(self) -> None:
-        while not self._commands.empty():  # only this thread takes commands
-            self._commands.get_nowait()()
+        commands = self.commands.waiting
+        while not commands.empty():  # only this thread takes commands
+            commands.get_nowait()()
         for client in self.clients.values():
             for number in client.link.submissions.take():
                 found = client.channels.get(number)
@@ -260,14 +215,14 @@ class Scheduler:
                     continue
                 channel, replica = found
                 channel.pending += 1
-                if not replica.queued:
-                    replica.queued = True
+                if replica not in self._queued:
+                    self._queued.add(replica)
                     self._ready.append(replica)
 
     def _step(self) -> int:
         """Run the next batch. Return the nanoseconds to wait if none is due yet."""
         if self.shares.is_weighted:
-            self._sort_ready()
+            self._ready = self.shares.in_turn(self._ready)
         now = time.monotonic_ns()
         wait = 0
         for _ in range(len(self._ready)):
@@ -279,19 +234,6 @@ class Scheduler:
             self._ready.append(replica)
             wait = min(wait or due - now, due - now)
         return wait
-
-    def _sort_ready(self) -> None:
-        """Put first the replica whose next request has used least of the device for its
-        weight. Equal replicas keep their order.
-        """
-        shares = self.shares
-        shares.begin_turn()
-        for replica in self._ready:
-            for channel in replica.channels:
-                if channel.pending:
-                    shares.see(channel)
-        if len(self._ready) > 1:
-            self._ready = deque(sorted(self._ready, key=_used))
 
     def _run_batch(self, replica: Replica, now: int) -> None:
         self._replica = replica
@@ -307,8 +249,7 @@ class Scheduler:
             self._succeeded |= 1 << (replica.number & 63)
         for client in self.clients.values():
             words = client.link.words
-            words[RUNNING] = 0
-            words[SINCE] = 0
+            words[RUNNING] = words[SINCE] = 0
             words[BUSY] = self.busy_ns
             words[SUCCEEDED] = self._succeeded
         self._replica = None
@@ -319,7 +260,7 @@ class Scheduler:
         if replica.pending:
             self._ready.append(replica)
         else:
-            replica.queued = False
+            self._queued.discard(replica)
         self._wake_clients(touched)
 
     def _wake_clients(self, touched: list[ClientChannel]) -> None:
@@ -357,32 +298,6 @@ class Scheduler:
             channel.link.words[BACKPRESSURE] = 0
             os.eventfd_write(self.wake_fd, 1)
         return offset
-
-    # -- commands from other threads
-
-    def do(self, command: Callable[[], object]) -> None:
-        self._commands.put(command)
-        os.eventfd_write(self.wake_fd, 1)
-
-    def call(self, command: Callable[[], None]) -> None:
-        """Call `do` in the thread that runs programs, and wait until it is done. Raises
-        the error of `do`.
-        """
-        done = threading.Event()
-        errors: list[Exception] = []
-
-        def wrapped() -> None:
-            try:
-                command()
-            except Exception as error:
-                errors.append(error)
-            finally:
-                done.set()
-
-        self.do(wrapped)
-        done.wait()
-        if errors:
-            raise errors[0]
 
     # -- commands, in the thread that runs programs
 
@@ -425,8 +340,9 @@ class Scheduler:
                     del client.channels[key]
                     self.shares.remove(channel)
                     channel.channel.close()
-        if replica in self._ready:
+        if replica in self._queued:
             self._ready.remove(replica)
+            self._queued.discard(replica)
         replica.close()
 
     def close_channel(self, client: int, number: int) -> None:
@@ -440,11 +356,11 @@ class Scheduler:
     def _disconnect(self, channel: ClientChannel, replica: Replica) -> None:
         replica.remove(channel)
         channel.channel.close()
-        if replica.queued and not replica.pending:
+        if replica in self._queued and not replica.pending:
             # Otherwise its delay would begin again and again without gathering
             # anything.
             self._ready.remove(replica)
-            replica.queued = False
+            self._queued.discard(replica)
 
     def drop_client(self, client: ClientProcess) -> None:
         """Free the channels of an ended client process.

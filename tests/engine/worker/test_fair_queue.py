@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
@@ -103,11 +103,7 @@ def taken(channel: ClientChannel, rows: int = 1) -> Taken:
 
 def look(shares: DeviceShares, *queues: FairQueue) -> None:
     """As the scheduler does before each run."""
-    shares.begin_turn()
-    for queue in queues:
-        for one in queue.channels:
-            if one.pending:
-                shares.see(one)
+    shares.in_turn(deque(queues))
 
 
 def device_time(
