@@ -41,7 +41,9 @@ from engine.runner.runner_description import RunnerDescription
 from engine.tensor import DataDesc, Tensor
 from engine.transport.call_messages import TO_MODEL, TO_OWNER
 from engine.transport.channel import ChannelLayout
+from engine.transport.control import CONTROL
 from engine.transport.messages import (
+    MAX_FDS,
     Form,
     MalformedMessage,
     Message,
@@ -55,7 +57,7 @@ from popef_io import DataType
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (
     *(START, TO_WORKER, TO_SUPERVISOR),
     *(TO_OWNER, TO_MODEL),
-    *(QUESTIONS, ANSWERS),
+    *(QUESTIONS, ANSWERS, CONTROL),
 )
 #: The errors that `Receiver.receive` names.
 NAMED: Final = (MalformedMessage, EOFError)
@@ -201,7 +203,7 @@ def make(seed: int) -> tuple[Receiver[Any], bytes, int]:
     chance = random.Random(seed)
     receiver = chance.choice(RECEIVERS)
     message: Message = sample(chance, chance.choice(receiver.kinds))
-    raw, count = encode(message), message.descriptors()
+    raw, count = encode(message), min(max(0, message.descriptors()), MAX_FDS)
     match chance.randrange(6):
         case 0:
             raw = chance.randbytes(chance.randrange(1, 64))

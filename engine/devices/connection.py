@@ -9,6 +9,7 @@ from engine.errors import DeviceLost
 from engine.faults import DeviceFault
 from engine.transport import control
 from engine.transport.link import Link
+from engine.transport.messages import close_all
 
 
 class Connection:
@@ -75,7 +76,7 @@ class Connection:
         self.sock.setblocking(False)
         try:
             message, fds = control.receive(self.sock)
-            control.close_all(fds)
+            close_all(fds)
             return DeviceFault.from_message(message)
         except (OSError, EOFError, ValueError):
             return None

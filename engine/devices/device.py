@@ -27,9 +27,9 @@ from engine.devices.run_limits import RunLimits
 from engine.devices.session_lease import SessionLease
 from engine.errors import DeviceClosed, DeviceLost
 from engine.run_failures import Death
-from engine.transport import control
 from engine.transport.control import Message
 from engine.transport.held_socket import HeldSocket
+from engine.transport.messages import close_all
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Device(LinkedDevice):
         errors of `ask`.
         """
         answer, answer_fds = self.process.ask(message, fds, timeout)
-        control.close_all(answer_fds)
+        close_all(answer_fds)
         return answer
 
     def ask(

@@ -61,6 +61,7 @@ from engine.errors import (
     counted,
 )
 from engine.transport import control
+from engine.transport.messages import close_all
 from popef_io import Model
 
 logger = logging.getLogger(__name__)
@@ -531,7 +532,7 @@ def _info(unit: str, claimed: bool) -> DeviceInfo:
         return DeviceInfo(unit, "free")
     try:
         answer, fds = control.call(address_of(unit), {"op": "ping"}, timeout=1.0)
-        control.close_all(fds)
+        close_all(fds)
     except (EngineError, OSError):
         return DeviceInfo(unit, "attached")
     return DeviceInfo(unit, "attached", int(answer["pid"]), int(answer["owner"]))

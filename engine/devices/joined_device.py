@@ -29,6 +29,7 @@ from engine.run_failures import too_long
 from engine.transport import control
 from engine.transport.control import Message
 from engine.transport.held_socket import HeldSocket
+from engine.transport.messages import close_all
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class JoinedDevice(LinkedDevice):
         self.refuse_if_closed()
         with self._dial(timeout) as sock:
             answer, answer_fds = control.ask(sock, message, fds)
-        control.close_all(answer_fds)
+        close_all(answer_fds)
         return answer
 
     def _dial(self, timeout: float | None = None) -> HeldSocket:

@@ -14,6 +14,7 @@ from engine.faults import DeviceFault
 from engine.run_failures import Death
 from engine.transport import control
 from engine.transport.control import Message
+from engine.transport.messages import close_all
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
@@ -77,7 +78,7 @@ class OwnedProcess:
         """
         self._device.refuse_if_closed()
         answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
-        control.close_all(fds)
+        close_all(fds)
         return answer
 
     def check_responsive(self) -> bool:
@@ -185,7 +186,7 @@ class OwnedProcess:
             try:
                 message: Message = {"op": "stop"}
                 _, fds = control.call(self.address, message, (), STOP_TIMEOUT)
-                control.close_all(fds)
+                close_all(fds)
             except (EngineError, OSError):
                 kill = True  # the process has died or hangs
         self._launcher.end(kill=kill)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine.errors import InvalidModel
-from engine.transport.control import MAX_FDS, close_all
+from engine.transport.messages import MAX_FDS, close_all
 from popef_io import (
     InvalidValueError,
     Model,

@@ -25,9 +25,9 @@ from engine.runner.flushing import Flusher
 from engine.runner.python_code import PythonCode
 from engine.runner.replica_lines import ReplicaLines
 from engine.tensor import DataDesc, Tensor
-from engine.transport import control
 from engine.transport.channel import ChannelLayout
 from engine.transport.control import Message
+from engine.transport.messages import close_all
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import Model
 
@@ -201,7 +201,7 @@ class ReplicaLoader:
         try:
             return unpack_tensors(answer["tensors"], fds[0])
         finally:
-            control.close_all(fds)
+            close_all(fds)
 
     def unload(self, device: Device, lines: ReplicaLines) -> bool:
         """Unload a replica. Return whether its device has answered in time, or has

@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgpack
-
 from engine import errors
 from engine.errors import (
     DeviceLost,
@@ -32,13 +30,11 @@ from engine.errors import (
 )
 from engine.transport import messages
 from engine.transport.held_socket import HeldSocket
+from engine.transport.messages import MAX_MESSAGE, close_all
 from popef_io import PopefError
 
-MAX_MESSAGE = 192 * 1024
 #: The most bytes of a message of a session's run.
 RUN_MESSAGE = 16 * 1024
-#: The most descriptors that the kernel takes at once (SCM_MAX_FD).
-MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
 
@@ -54,44 +50,36 @@ class Watch(NamedTuple):
     look: Callable[[], object]
 
 
+class Document(messages.Message, frozen=True):
+    """A control message, and how many descriptors are beside it."""
+
+    content: Message
+    fds: int
+
+    def descriptors(self) -> int:
+        return self.fds
+
+
+CONTROL = messages.Receiver[Document](Document)
+_receivers = {
+    MAX_MESSAGE: CONTROL,
+    RUN_MESSAGE: messages.Receiver[Document](Document, most=RUN_MESSAGE),
+}
+
+
 def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send one message. Raises ValueError if it is too long."""
-    raw = msgpack.packb(message)
-    if len(raw) > MAX_MESSAGE:
-        raise ValueError(
-            f"a control message has {len(raw)} bytes; the limit is {MAX_MESSAGE}"
-        )
-    if fds:
-        socket.send_fds(sock, [raw], list(fds))
-    else:
-        sock.sendall(raw)
+    """Send one message. Raises as `messages.send`."""
+    messages.send(sock, Document(message, len(fds)), fds)
 
 
-def receive(
-    sock: socket.socket, limit: int = MAX_MESSAGE, flags: int = 0
-) -> tuple[Message, list[int]]:
+def receive(sock: socket.socket, limit: int = MAX_MESSAGE) -> tuple[Message, list[int]]:
     """Return the next message and the descriptors beside it. The caller closes them.
 
-    `limit` is the most bytes of the message. A larger limit takes more time. `flags`
-    are the flags of recvmsg. Raises EOFError at the end, ValueError if the message is
-    cut off or not a document, and OSError as sockets do.
+    `limit` is the most bytes of the message: MAX_MESSAGE or RUN_MESSAGE. Raises as
+    `Receiver.receive`.
     """
-    flags |= socket.MSG_CMSG_CLOEXEC
-    raw, fds, seen, _ = socket.recv_fds(sock, limit, MAX_FDS, flags)
-    try:
-        if not raw:
-            raise EOFError("the other side closed the control socket")
-        if seen & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise ValueError("a control message was truncated")
-        message = msgpack.unpackb(raw, strict_map_key=False)
-        if not isinstance(message, dict):
-            raise ValueError(
-                f"a control message must be a map, got {type(message).__name__}"
-            )
-    except BaseException:
-        close_all(fds)
-        raise
-    return message, fds
+    document, fds = _receivers[limit].receive(sock)
+    return document.content, fds
 
 
 def call(
@@ -244,8 +232,3 @@ def _peer(sock: socket.socket) -> tuple[int, int, int]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
-
-
-def close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)

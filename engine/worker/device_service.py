@@ -23,6 +23,7 @@ from engine.transport import control
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import Message
 from engine.transport.link import Link
+from engine.transport.messages import close_all
 from engine.transport.tensor_pack import pack_tensors
 from engine.worker import injected_failures
 from engine.worker.cancellation import Terminator
@@ -149,11 +150,11 @@ class DeviceService:
                         logger.exception("control message %r", message.get("op"))
                     answer, answer_fds = control.from_error(error), []
                 finally:
-                    control.close_all(fds)
+                    close_all(fds)
                 try:
                     control.send(sock, answer, answer_fds)
                 finally:
-                    control.close_all(answer_fds)
+                    close_all(answer_fds)
         self._links.discard(sock)
         for client in owned:
             logger.debug("%r disconnected", client)
@@ -181,7 +182,7 @@ class DeviceService:
             control.send(sock, control.from_error(error))
             return
         finally:
-            control.close_all(fds)
+            close_all(fds)
         self._sessions[number] = session
         try:
             control.send(sock, {"session": number})

@@ -20,6 +20,7 @@ from engine.programs.model_data import ModelData
 from engine.programs.prefetch import upcoming_reads
 from engine.transport import control
 from engine.transport.control import Message
+from engine.transport.messages import close_all
 from popef_io import PopefError
 from popgate_session_worker.host_streams import HostStreams
 
@@ -59,7 +60,7 @@ class DeviceSession:
             with contextlib.suppress(OSError, EOFError, Cancelled):
                 while True:
                     message, fds = control.receive(self._sock)
-                    control.close_all(fds)
+                    close_all(fds)
                     # Ignore answers to a run that has failed meanwhile.
                     if message.get("op") == "run":
                         self._run(message)

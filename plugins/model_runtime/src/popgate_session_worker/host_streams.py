@@ -47,6 +47,7 @@ from engine.programs.model_data import ModelData
 from engine.tensor import Array
 from engine.transport import control
 from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.messages import close_all
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
 from popgate_session_worker.stream_places import (
@@ -327,7 +328,7 @@ class HostStreams:
                 case other:
                     raise EngineBug(f"got the message {other!r} during a run")
         finally:
-            control.close_all(fds)
+            close_all(fds)
 
     def _host_has(self, message: Message) -> None:
         stream = self._all_outputs[message["anchor"]]

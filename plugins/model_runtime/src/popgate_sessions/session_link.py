@@ -25,6 +25,7 @@ from engine.errors import (
 )
 from engine.transport import control
 from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.messages import close_all
 from engine.transport.shared_memory import SharedMemory
 from popgate_sessions.bindings import InputSource, OutputSink
 from popgate_sessions.connections import Connections
@@ -176,7 +177,7 @@ class SessionLink:
                 memory.detach_fd()
                 self._segments[number] = memory
         finally:
-            control.close_all(fds)
+            close_all(fds)
         return message
 
     def memory(self, place: PlaceMessage) -> memoryview:
