@@ -11,7 +11,7 @@ from app.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a server is ready, and why not."""
+    """Readiness of a server, with the reason if it is not ready."""
 
     ready: bool
     reasons: list[str] = field(default_factory=list)
