@@ -187,7 +187,6 @@ LARGE_CLASSES = frozenset(
     {
         "app.http.connection.protocol.GatewayProtocol",
         "app.settings.Settings",
-        "app.workers.worker.Worker",
         "engine.worker.batch.Batch",
         "engine.worker.replica.Replica",
         "popart.operators.OpView",

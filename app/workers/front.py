@@ -60,13 +60,13 @@ class WorkerFront(InferFront):
         )
         self._worker = worker
         self._relay = relay
-        self.short = worker.short
+        self.short = worker.paths.short
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif path := self._mine(scope):
-            local, mark = self._worker.local, object()
+            local, mark = self._worker.paths.local, object()
             local[mark] = path
             try:
                 await super().__call__(scope, receive, send)
@@ -101,7 +101,7 @@ class WorkerFront(InferFront):
         root: str = scope.get("root_path", "")
         if root and path.startswith(root):
             path = path[len(root) :]
-        paths = self._worker.paths
+        paths = self._worker.paths.usable
         of = (infer_path_of(path, o.prefix, o.suffix) for o in self.operations)
         found = next((target for target in (path, *of) if target in paths), "")
         return "" if found and self._is_counted(scope) else found
@@ -163,10 +163,10 @@ class WorkerFront(InferFront):
             target = form.target(body, self.service.models)
         except RequestError:
             target = ""  # the supervisor reports the error
-        if target not in self._worker.paths:
+        if target not in self._worker.paths.usable:
             await self._relay_named(scope, receive_again, send)
             return
-        local, mark = self._worker.local, object()
+        local, mark = self._worker.paths.local, object()
         local[mark] = target
         try:
             await super()._run_named(form, key, scope, receive_again, send)

@@ -168,14 +168,14 @@ def test_it_runs_what_it_was_told_of_and_relays_the_rest(tmp_path: Path) -> None
         assert await it.ask(infer, "counted") == 299
         assert await it.ask(infer, certificate="CN=counted") == 299
         assert await it.ask(infer, certificate="CN=other") == 401
-        assert it.worker.short == {}
+        assert it.worker.paths.short == {}
         for path in ("/metrics", "/v1/models/other/infer", "/v1/models/m/load"):
             assert await it.ask(path, "free") == 299
         assert await it.ask(infer, "free", "GET") == 299
         assert it.counters.read(0, "m", "1").successes == 2
         keys.write_text(KEYS.format(**digests).replace("concurrent = 1", ""))
         it.worker.look_at_keys(it.worker.keys.read_again())
-        assert it.worker.short.keys() == it.worker.paths.keys() != set()
+        assert it.worker.paths.short.keys() == it.worker.paths.usable.keys() != set()
         assert await it.ask(infer, "counted") == 200
         # Told that it is gone: the channel is given back, and requests are relayed.
         assert await it.publish() == Switched(1)

@@ -1,9 +1,10 @@
 """`popgate serve --workers 2`: several processes take connections for one server.
 
-Covers: app/other_processes.py, app/workers/announcements.py,
-app/workers/process.py, app/workers/publication.py, app/workers/questions.py,
-app/workers/server.py, app/workers/stand_in.py, app/workers/supervisor.py,
-app/workers/worker.py, app/workers/worker_process.py.
+Covers: app/other_processes.py, app/workers/announcements.py, app/workers/process.py,
+app/workers/publication.py, app/workers/questions.py, app/workers/server.py,
+app/workers/stand_in.py, app/workers/supervisor.py, app/workers/worker.py,
+app/workers/worker_process.py, app/workers/joined_devices.py,
+app/workers/shared_runners.py, app/workers/worker_paths.py.
 """
 
 from __future__ import annotations
