@@ -77,6 +77,7 @@ def run_gateway(
         server.stop(EXIT_NO_DEVICE if no_device else EXIT_FAILED)
 
     try:
+        prepare_process(settings)  # first, because a gateway may log while it is made
         gateway = gateway_of(
             settings,
             on_started=started,
@@ -85,7 +86,6 @@ def run_gateway(
             connections=OpenConnections(settings.max_connections),
             certificate=certificate,
         )
-        prepare_process(settings)
         app = create_app(gateway=gateway)
         server = _server(settings, gateway, app, listeners, certificate, manager)
         gc.freeze()

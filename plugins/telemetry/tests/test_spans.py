@@ -102,6 +102,7 @@ def test_what_cannot_be_had_keeps_nobody_from_starting(tmp_path: Path) -> None:
         served.wait_ready()
         line = served.wait_line("cannot create spans")
         assert "OTEL_TRACES_SAMPLER='of another world'" in line
+        assert " WARNING " in line
         served.infer("affine", input=[[1.0, 2.0, 3.0, 4.0]])
 
 

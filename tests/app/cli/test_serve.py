@@ -187,7 +187,10 @@ def test_weights_of_hugging_face_are_named(tmp_path: Path) -> None:
 
 def test_a_log_of_json_has_nothing_plain(tmp_path: Path) -> None:
     models.affine(tmp_path / "affine.popef")
-    options = ("--log-format", "json", "--metrics-port", "0")
+    keys = tmp_path / "keys.toml"
+    keys.write_text('anonymous = ["metadata", "pages"]')
+    keys.chmod(0o644)  # a warning before the server listens
+    options = ("--log-format", "json", "--metrics-port", "0", "--keys", str(keys))
     with ServedGateway(tmp_path, *options, POPGATE_NONSENSE="1") as gateway:
         gateway.wait_ready()
         gateway.wait_line("docs")
@@ -196,6 +199,7 @@ def test_a_log_of_json_has_nothing_plain(tmp_path: Path) -> None:
     said = {line["message"].split()[0]: line for line in lines}
     assert said["POPGATE_NONSENSE"]["level"] == "warning"
     assert said["PopGate"]["logger"] == "app.start"
+    assert said[str(keys)]["level"] == "warning"
     assert {"metrics", "device", "models", "docs"} <= said.keys()
     with ServedGateway(
         tmp_path, "--log-format", "json", "--devices", "cpu:1", "--device-wait",
