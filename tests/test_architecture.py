@@ -188,7 +188,6 @@ LARGE_CLASSES = frozenset(
         "app.http.connection.protocol.GatewayProtocol",
         "app.settings.Settings",
         "engine.worker.batch.Batch",
-        "engine.worker.replica.Replica",
         "popart.operators.OpView",
         "popart.views.GraphView",
         "popef.metadata.Metadata",

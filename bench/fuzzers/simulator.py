@@ -60,10 +60,11 @@ from engine.transport.control import Message
 from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable, RunningBatch
+from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import terminate_if_cancelled
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
-from engine.worker.replica import BatchingPolicy, Replica
+from engine.worker.replica import Replica
 from engine.worker.scheduler import ClientProcess, Scheduler
 from popef_io import Anchor, DataType, TensorInfo, TensorType
 

@@ -65,6 +65,9 @@ class Entry:
         self.submitted = submitted
         self.slots = slots
 
+    def end(self) -> None:
+        """Note that the client was told the outcome."""
+
 
 class RunningBatch:
     """The run in progress: its options and its requests."""

@@ -93,5 +93,16 @@ class ClientChannel:
                 ring.read_reset()
         return waiting
 
+    def shape_of(self, slots: list[int], dim: int) -> tuple[object, ...]:
+        """Return the shape of each input of a request, without its rows."""
+        shape: list[object] = []
+        for ring, slot in zip(self.channel.inputs, slots, strict=True):
+            if slot < 0:
+                shape.append(None)
+                continue
+            dims = ring.dims(slot, ring.head(slot)[3])
+            shape.append(dims[1:] if not dim else (*dims[:dim], *dims[dim + 1 :]))
+        return tuple(shape)
+
     def __repr__(self) -> str:
         return f"<ClientChannel {self.number}, {self.pending} pending>"

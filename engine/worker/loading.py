@@ -19,10 +19,11 @@ from engine.programs.time_limit import TimeLimit
 from engine.programs.transfers import is_conditional, stream_transfers
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
+from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.python_loading import python_executor
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
-from engine.worker.replica import BatchingPolicy, Replica
+from engine.worker.replica import Replica
 from engine.worker.results import Waiter
 from popef_io import Anchor, Model
 

@@ -25,10 +25,11 @@ from engine.tensor import Array
 from engine.transport.anchor_ring import lock_all
 from engine.transport.channel import REQUEST, UNDELAYED, WANTS_ALL
 from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import LONG_AGO, ClientChannel
 from engine.worker.failure_isolation import isolate_failure
-from engine.worker.replica import VAIN_DELAYS, BatchingPolicy, Dropped, Replica
+from engine.worker.replica import Dropped, Replica
 from engine.worker.results import Results, Values, Waiter
 from engine.worker.token_budget import GROWTH, TokenBudget
 
@@ -240,7 +241,7 @@ class RaggedReplica(Replica):
         self._windows.pop(client, None)
 
     def due_ns(self, now: int) -> int:
-        if not self.may_wait or self._vain_delays >= VAIN_DELAYS:
+        if not self.may_wait or self._delay.is_vain:
             return now
         policy = self.policy
         size: PaddedSize | None = None
@@ -268,7 +269,7 @@ class RaggedReplica(Replica):
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
         if self.may_wait and entries:
-            self._judge_delay(entries, now)
+            self._delay.judge(entries, now, self._ended)
         touched: dict[ClientChannel, None] = {one.client: None for one in dropped}
         for entry in entries:
             touched[entry.client] = None

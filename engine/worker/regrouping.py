@@ -24,11 +24,12 @@ from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.transport.outcome import Outcome
 from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
-from engine.worker.replica import BatchingPolicy, Replica
-from engine.worker.results import Waiter
+from engine.worker.replica import Replica
+from engine.worker.results import Waiter, tell
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -64,6 +65,10 @@ class OpenEntry(Entry):
         self.waits = True
         self.parts: dict[int, list[Array]] = {}
         self.outcome: Outcome | None = None
+
+    def end(self) -> None:
+        self.ended = True
+        self.parts = {}
 
 
 class RegroupingReplica(Replica):
@@ -271,7 +276,7 @@ class RegroupingReplica(Replica):
         if not batch.skip and batch.used == batch.rows:
             super()._publish(batch, started, compute)
             for entry in entries:
-                _close(entry)
+                entry.end()
             return
         values = batch.results()
         self._results.check(batch, values)
@@ -289,20 +294,7 @@ class RegroupingReplica(Replica):
             if entry.ran == entry.rows:
                 whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
                 self._results.publish_one(entry, whole)
-                self._tell(entry, Outcome.DONE, started, compute, batch.used)
-
-    def _tell(
-        self,
-        entry: Entry,
-        outcome: Outcome,
-        started: int,
-        took: int = 0,
-        rows: int = 0,
-        longest: int = 0,
-        text: str = "",
-    ) -> None:
-        super()._tell(entry, outcome, started, took, rows, longest, text)
-        _close(entry)
+                tell(entry, Outcome.DONE, started, compute, batch.used)
 
     # -- releasing
 
@@ -320,7 +312,7 @@ class RegroupingReplica(Replica):
             while held and held[0].ended:
                 entry = held.popleft()
                 if entry.outcome is not None:
-                    self._tell(entry, entry.outcome, now)
+                    tell(entry, entry.outcome, now)
                 requests += 1
                 for index, slot in enumerate(entry.slots):
                     inputs[index] += slot >= 0
@@ -342,10 +334,4 @@ def _leaves(entry: OpenEntry) -> bool:
 
 def _drop(entry: OpenEntry, outcome: Outcome) -> None:
     entry.outcome = outcome
-    _close(entry)
-
-
-def _close(entry: Entry) -> None:
-    if isinstance(entry, OpenEntry):
-        entry.ended = True
-        entry.parts = {}
+    entry.end()

@@ -22,11 +22,12 @@ from engine.transport.anchor_ring import lock_all, release_all, unlock_all
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, Entry, RunningBatch
+from engine.worker.batching_policy import BatchDelay, BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
-from engine.worker.client_channel import LONG_AGO, ClientChannel
+from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import DeviceShares, FairQueue
-from engine.worker.results import Results, Waiter
+from engine.worker.results import Results, Waiter, tell
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -37,47 +38,6 @@ logger = logging.getLogger(__name__)
 WORTH_SAYING_NS = 1_000_000
 #: The quickest of this many last batches is taken as the least time of the next one.
 JUDGED_BY = 3
-#: If this many delays in a row bring no second request, and no request comes during the
-#: run of another, there is only one client. A delay then gathers nothing.
-VAIN_DELAYS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class BatchingPolicy:
-    """Rules for putting requests together.
-
-    `max_rows` 0 means one request at a time. `delay_ns` is how long a free device waits
-    for more rows. `same_shapes` requires that requests agree in all dimensions except
-    the batch dimension. It is set if the model leaves other dimensions free.
-    `conditional` means that the request decides what a run reads and writes.
-    `preferred` are batch sizes in ascending order. A batch has the largest of these
-    sizes that the waiting requests, in order, fill exactly, and starts without delay. A
-    batch also starts if the next request would exceed the largest size. Otherwise,
-    after the delay, all waiting requests run together.
-
-    The following fields are for runs with a fixed number of rows
-    (engine/worker/regrouping.py). An incomplete compiled batch waits `fill_batch_ns`
-    for more rows. An incomplete run of complete batches waits `fill_run_ns`. Then the
-    device asks the client for rows if `asks` is set, else zeros complete the run. With
-    `drops_cancelled`, rows of cancelled requests leave an incomplete run. `look_ahead`
-    is the number of further runs that are prepared with the next run (-1: all
-    possible).
-
-    If rows of different length run together (engine/worker/ragged.py), rows times the
-    longest length are at most `max_tokens`.
-    """
-
-    max_rows: int = 0
-    delay_ns: int = 0
-    same_shapes: bool = False
-    conditional: bool = False
-    preferred: tuple[int, ...] = ()
-    fill_batch_ns: int = 0
-    fill_run_ns: int = 0
-    asks: bool = False
-    drops_cancelled: bool = False
-    look_ahead: int = -1
-    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +78,12 @@ class Replica:
         self._batch = Batch(table, plan, wait_note, conditional=policy.conditional)
         self._results = Results(table, plan, wait_room)
         self._queue = FairQueue()
-        #: The use of the device by weights and lanes, shared with its other replicas.
         self.shares = self._queue.shares
         self._shape: tuple[object, ...] | None = None
-        #: The times of the last batches in nanoseconds. `_members` is the number of
-        #: requests in the last batch.
+        #: The times of the last batches in nanoseconds.
         self._took = deque([0] * JUDGED_BY, JUDGED_BY)
-        self._members = 0
-        self._vain_delays = 0
+        self._members = 0  # requests in the last batch
+        self._delay = BatchDelay(policy, plan.dim)
         self._ended = 0
 
     # -- channels
@@ -160,49 +118,9 @@ class Replica:
         """Return when the next batch should start. A time that is not after `now`
         means immediately.
         """
-        if not self.may_wait:
+        if not self.may_wait or self._delay.is_vain:
             return now
-        if self._vain_delays >= VAIN_DELAYS:
-            return now
-        policy = self.policy
-        rows, oldest, preferred = self._waiting(self._queue.upcoming(), now)
-        enough = policy.preferred[-1] if policy.preferred else policy.max_rows
-        return now if preferred or rows >= enough else oldest + policy.delay_ns
-
-    def _waiting(
-        self, order: Sequence[ClientChannel], now: int
-    ) -> tuple[int, int, int]:
-        """Return the number of waiting rows, when the oldest was submitted, and how
-        many rows the preferred sizes let run at once (0: all of them).
-
-        A request whose shapes differ cannot join earlier requests, so it ends their
-        batch. Their delay is then over, because waiting would not fill the batch.
-        """
-        sizes, alike = self.policy.preferred, self.policy.same_shapes
-        rows, oldest, best = 0, now, 0
-        first: tuple[object, ...] | None = None
-        for client in order:
-            for submitted, more, slots in client.peek(alike):
-                if alike:
-                    shape = self._shape_of(client, slots)
-                    if first is not None and shape != first:
-                        return rows, oldest if best else LONG_AGO, best
-                    first = shape
-                if sizes and rows and not best and rows + more > sizes[-1]:
-                    best = rows
-                rows += more
-                oldest = min(oldest, submitted)
-                if rows in sizes:
-                    best = rows
-        return rows, oldest, best
-
-    def _room(self, order: Sequence[ClientChannel], now: int) -> int:
-        """Return the most rows of the next batch, respecting preferred sizes."""
-        policy = self.policy
-        _, oldest, best = self._waiting(order, now)
-        if best and not 0 < policy.delay_ns <= now - oldest:
-            return best
-        return policy.max_rows
+        return self._delay.due_ns(self._queue.upcoming(), now)
 
     # -- running
 
@@ -214,7 +132,7 @@ class Replica:
         dropped: list[Dropped] = []
         entries = self._take(now, dropped)
         if self.may_wait and entries:
-            self._judge_delay(entries, now)
+            self._delay.judge(entries, now, self._ended)
         taken: dict[ClientChannel, int] = {}
         for one in dropped:
             taken[one.client] = taken.get(one.client, 0) + 1
@@ -222,9 +140,8 @@ class Replica:
             taken[entry.client] = taken.get(entry.client, 0) + 1
         for client in taken:
             client.channel.requests.tell_taken()
-        # Slots are released last. The client may reuse an input's memory as soon as its
-        # slot is released, and the batch has views of that memory until the batch has
-        # ended.
+        # Slots are released last, because the client may then reuse their memory, and
+        # the batch has views of it until it has ended.
         if entries:
             self._batch.begin(entries)
             error = self._execute(now)
@@ -241,18 +158,6 @@ class Replica:
             release_all(client.channel.inputs)
         return list(taken)
 
-    def _judge_delay(self, entries: Sequence[Entry], now: int) -> None:
-        """Count the delays in a row that gathered nothing.
-
-        A second request in the batch, or a request that came while another ran, shows
-        that requests overlap. Then the next delay pays.
-        """
-        submitted = entries[0].submitted
-        if len(entries) > 1 or submitted < self._ended:
-            self._vain_delays = 0
-        elif now - submitted >= self.policy.delay_ns:
-            self._vain_delays += 1
-
     def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
         """Take whole requests of all channels in turn, up to `max_rows` rows."""
         entries: list[Entry] = []
@@ -260,7 +165,7 @@ class Replica:
         if len(order) > 1:
             order = self._queue.next()
         policy = self.policy
-        room = self._room(order, now) if policy.preferred else policy.max_rows
+        room = self._delay.room(order, now) if policy.preferred else policy.max_rows
         self._shape = None
         for client in order:
             reachable = now
@@ -316,28 +221,11 @@ class Replica:
         """Return whether the shapes of a request equal those of the `others` in its
         batch.
         """
-        key = self._shape_of(client, slots)
+        key = client.shape_of(slots, self._plan.dim)
         if others and key != self._shape:
             return False
         self._shape = key
         return True
-
-    def _shape_of(self, client: ClientChannel, slots: list[int]) -> tuple[object, ...]:
-        """Return the shape of each input of a request, without its rows."""
-        dim = self._plan.dim
-        shape: list[object] = []
-        for ring, slot in zip(client.channel.inputs, slots, strict=True):
-            if slot < 0:
-                shape.append(None)
-                continue
-            rank = ring.head(slot)[3]
-            shape.append(_without(ring.dims(slot, rank), dim))
-        return tuple(shape)
-
-    def _attempt(self, entries: Sequence[Entry], started: int) -> Exception | None:
-        """Run a batch and publish its results. Return its error, if it failed."""
-        self._batch.begin(entries)
-        return self._execute(started)
 
     def _execute(self, started: int) -> Exception | None:
         """Run the batch that was begun, and publish its results. Return its error, if
@@ -387,7 +275,7 @@ class Replica:
         self._members = len(entries)
         for entry in entries:
             outcome = cancelled_outcome(entry, now) or Outcome.CANCELLED
-            self._tell(entry, outcome, started, took, rows or len(entries))
+            tell(entry, outcome, started, took, rows or len(entries))
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
@@ -414,7 +302,7 @@ class Replica:
         told = 0
         try:
             for entry in self._results.publish_each(batch):
-                self._tell(entry, Outcome.DONE, started, compute, rows, batch.longest)
+                tell(entry, Outcome.DONE, started, compute, rows, batch.longest)
                 told += 1
         except Exception as error:
             if not told:
@@ -433,41 +321,20 @@ class Replica:
         outcomes = [cancelled_outcome(entry, now) for entry in entries]
         pairs = list(zip(entries, outcomes, strict=True))
         wanted = [entry for entry, outcome in pairs if outcome is None]
-        error = self._attempt(wanted, started) if wanted else None
+        error = None
+        if wanted:
+            self._batch.begin(wanted)
+            error = self._execute(started)
         if error is None:
             for entry, outcome in pairs:
                 if outcome is not None:
-                    self._tell(entry, outcome, started)
+                    tell(entry, outcome, started)
         return error
 
     def _fail(self, entry: Entry, error: Exception, started: int) -> None:
         outcome, text = outcome_of(error)
         logger.debug("%r: request %d failed: %s", self, entry.request, text)
-        self._tell(entry, outcome, started, text=text)
-
-    def _tell(
-        self,
-        entry: Entry,
-        outcome: Outcome,
-        started: int,
-        took: int = 0,
-        rows: int = 0,
-        longest: int = 0,
-        text: str = "",
-    ) -> None:
-        """Report the outcome of a request to the client. Its run had `rows` rows (0:
-        the request's own) and took `took` nanoseconds (0: from `started` until now).
-        """
-        entry.client.link.completions.put(
-            entry.client.number,
-            outcome,
-            entry.request,
-            max(0, started - entry.submitted),
-            took or time.monotonic_ns() - started,
-            rows or entry.rows,
-            longest,
-            text,
-        )
+        tell(entry, outcome, started, text=text)
 
     def close(self) -> None:
         self.executor.close()
@@ -496,8 +363,3 @@ def _wait_note(wait_ns: int) -> str:
         "; no other request can supply it, so the run would wait for its timeout of "
         f"{wait_ns / 1e9:g} s"
     )
-
-
-def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    """Return a shape without its batch dimension."""
-    return shape[1:] if not dim else (*shape[:dim], *shape[dim + 1 :])

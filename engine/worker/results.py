@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from engine.errors import ExecutionFailed, counted
 from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
 from engine.transport.anchor_ring import AnchorRing
+from engine.transport.outcome import Outcome
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.client_channel import ClientChannel
 from popef_io import encode_strings
@@ -180,3 +182,28 @@ def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
     if nbytes:
         flat = np.ascontiguousarray(value).reshape(-1)
         anchor.payload[offset : offset + nbytes] = flat.view(np.uint8).data
+
+
+def tell(
+    entry: Entry,
+    outcome: Outcome,
+    started: int,
+    took: int = 0,
+    rows: int = 0,
+    longest: int = 0,
+    text: str = "",
+) -> None:
+    """Report the outcome of a request to the client. Its run had `rows` rows (0:
+    the request's own) and took `took` nanoseconds (0: from `started` until now).
+    """
+    entry.client.link.completions.put(
+        entry.client.number,
+        outcome,
+        entry.request,
+        max(0, started - entry.submitted),
+        took or time.monotonic_ns() - started,
+        rows or entry.rows,
+        longest,
+        text,
+    )
+    entry.end()

@@ -1,6 +1,7 @@
 """When a replica starts a batch, and which requests it counts on.
 
-Covers: engine/transport/outcome.py, engine/worker/client_channel.py.
+Covers: engine/transport/outcome.py, engine/worker/batching_policy.py,
+engine/worker/client_channel.py.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from engine.transport.link import Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable
+from engine.worker.batching_policy import VAIN_DELAYS, BatchingPolicy
 from engine.worker.client_channel import ClientChannel
 from tests.plain import plain
 
 replica = plain("engine.worker.replica")
-JUDGED_BY, BatchingPolicy = replica.JUDGED_BY, replica.BatchingPolicy
-VAIN_DELAYS = replica.VAIN_DELAYS
+JUDGED_BY = replica.JUDGED_BY
 
 DELAY = 1_000
 SECOND = 1_000_000_000
@@ -37,6 +38,7 @@ class Written:
         self.channel = Channel.create("test", ChannelLayout(8, (PAGE,), (PAGE,)))
         self.client = ClientChannel(0, self.channel, self.link)
         nothing: Any = None
+        usual: dict[str, Any] = {"max_rows": 8, "delay_ns": DELAY, "preferred": (4,)}
         self.replica = replica.Replica(
             0,
             "m",
@@ -44,9 +46,7 @@ class Written:
             (),
             AnchorTable((), (), nothing),
             BatchPlan(0, 0, 0, 8, (), ()),
-            BatchingPolicy(
-                **{"max_rows": 8, "delay_ns": DELAY, "preferred": (4,)} | policy
-            ),
+            BatchingPolicy(**usual | policy),
             nothing,
         )
         self.replica.add(self.client)
