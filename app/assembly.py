@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from app.codec.shared_memory import RegionTable
 from app.config.config_keys import KeyProblem
 from app.gateway import Gateway
 from app.http.open_connections import OpenConnections
@@ -20,8 +18,9 @@ from app.observe.log import LogControl
 from app.observe.metrics import MetricsRegistry
 from app.observe.tracing import NoTracing, Tracing
 from app.other_processes import OtherProcesses
-from app.plugins import TRACERS, plugins
+from app.plugins import REGIONS, TRACERS, plugins
 from app.pools import Pools
+from app.regions import Regions
 from app.reloading import Reloading
 from app.repository.absent_models import AbsentModels
 from app.repository.assembly import TimeLimits
@@ -268,18 +267,18 @@ def _tracing(settings: Settings) -> Tracing:
     return NoTracing()
 
 
-def _regions(settings: Settings) -> RegionTable | None:
-    """Return the table of shared memory, if that is allowed."""
+def _regions(settings: Settings) -> Regions | None:
+    """Return the shared memory that requests may name, if that is allowed.
+
+    Raises `InvalidConfig` if no plugin has it.
+    """
     if not settings.allow_shared_memory:
         return None
-    return RegionTable(
-        max_bytes=settings.shared_memory_limit,
-        lease=settings.shared_memory_lease,
-        prefix=settings.shared_memory_prefix,
-        later=lambda seconds, call: asyncio.get_running_loop().call_later(
-            seconds, call
-        ),
-    )
+    for make in plugins(REGIONS).values():
+        regions: Regions = make(settings)
+        return regions
+    msg = "--allow-shared-memory: no plugin that reads shared memory is installed"
+    raise InvalidConfig(msg)
 
 
 def _keys(settings: Settings) -> Keys:

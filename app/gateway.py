@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from app.codec.shared_memory import RegionTable
 from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
 from app.observe.history import History
@@ -26,6 +25,7 @@ from app.observe.shared_counters import OwnNumbers
 from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
 from app.pools import Pools
+from app.regions import Regions
 from app.reloading import Reloading
 from app.repository.compile_cache import CompileCache
 from app.repository.control.folder_loads import FolderLoads
@@ -78,7 +78,7 @@ class Gateway:
     cache: CompileCache
     uploads: Uploads
     pools: Pools
-    regions: RegionTable | None
+    regions: Regions | None
     transfers: TransferMemory
     connections: OpenConnections
     others: OtherProcesses

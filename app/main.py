@@ -31,7 +31,6 @@ from app.api.routes import (
     oip,
     pages,
     requests,
-    shared_memory,
 )
 from app.assembly import gateway_of
 from app.codec.compression import CompressResponses
@@ -48,7 +47,6 @@ ROUTERS = [
     part.router
     for part in (
         infer, models, health, drain, metrics, oip, docs_page, pages, requests,
-        shared_memory,
     )
 ]  # fmt: skip
 

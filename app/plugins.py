@@ -42,6 +42,8 @@ SPANS: Final = "popgate.spans"
 #: settings, the nanoseconds from the monotonic clock to the time since 1970, and a
 #: callback after changes.
 TRACERS: Final = "popgate.tracers"
+#: Functions of the settings that return `app.regions.Regions`.
+REGIONS: Final = "popgate.regions"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).
 ROUTES: Final = "popgate.routes"
 

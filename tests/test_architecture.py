@@ -148,6 +148,7 @@ GROUND: dict[str, frozenset[str]] = {
             "limits",
             "plugins",
             "propagators",
+            "regions",
         }
         | {"settings", "sizes", "spec", "stage"}
     ),

@@ -23,9 +23,13 @@ NEED_PLUGINS = (
     "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments3",
     "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments4",
     "tests/app/cli/test_quantize.py::test_the_folder_of_a_text_model",
+    "tests/app/api/test_asyncio_client.py::test_shared_memory",
+    "tests/app/api/test_routes.py::test_shared_memory",
+    "tests/app/api/test_stock_client.py::TestSharedMemory",
     "tests/app/cli/test_terminal.py",
     "tests/app/codec/files/test_posted_files.py",
     "tests/app/http/test_management_socket.py",
+    "tests/app/serving/test_keys_apart.py::test_shared_memory",
     "tests/app/test_pairs.py",
     "tests/app/test_pairs_at_work.py",
 )

@@ -7,7 +7,7 @@ them as a typed parameter (`app/api/dependencies.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Required
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -42,18 +42,9 @@ class UnloadRequest(TypedDict, total=False):
     parameters: UnloadParameters
 
 
-class RegisterRequest(TypedDict, total=False):
-    """A part of a POSIX shared memory segment; sizes are bytes."""
-
-    key: Required[Annotated[str, Field(description="The name of the segment.")]]
-    offset: Annotated[int, Field(ge=0)]
-    byte_size: Required[Annotated[int, Field(ge=1)]]
-
-
 REQUEST_BODIES: tuple[type, ...] = (
     IndexRequest,
     LoadRequest,
-    RegisterRequest,
     UnloadRequest,
 )
 

@@ -345,20 +345,3 @@ class ModelState(Body):
     name: str
     state: State
     version: str | None = None
-
-
-class SystemRegion(Body):
-    """A registered part of a POSIX shared memory segment; sizes are bytes."""
-
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-
-
-class CudaRegion(Body):
-    """A registered piece of a device's memory."""
-
-    name: str
-    device_id: int
-    byte_size: int

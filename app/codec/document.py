@@ -23,9 +23,9 @@ from app.codec.output_selection import (
     quoted,
     read_outputs,
 )
-from app.codec.shared_memory import RegionTable
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
+from app.regions import Regions
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor
@@ -50,7 +50,7 @@ class DocumentReader:
         spec: ModelSpec,
         limits: Limits,
         inputs: dict[str, Input],
-        regions: RegionTable | None = None,
+        regions: Regions | None = None,
         encoded: Mapping[str, Input] = NONE_ENCODED,
     ) -> None:
         self.spec = spec

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from app.codec.shared_memory import Extent, HeldPlaces, Region
+from app.regions import Extent, HeldPlaces, Region
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

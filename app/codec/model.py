@@ -17,9 +17,9 @@ from app.codec.oip_binary import BinaryReader
 from app.codec.oip_json import JsonWriter, decode_json
 from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
 from app.codec.outputs import Output
-from app.codec.shared_memory import RegionTable
 from app.errors import InvalidRequest, NotAcceptable, NotRepresentable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits
+from app.regions import Regions
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -58,7 +58,7 @@ class ModelCodec:
         self,
         spec: ModelSpec,
         limits: Limits = DEFAULT_LIMITS,
-        regions: RegionTable | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.spec = spec
         self.limits = limits

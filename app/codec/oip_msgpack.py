@@ -29,10 +29,10 @@ from app.codec.messages import (
 )
 from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_strings, too_many_values
 from app.codec.outputs import Output, strings_of
-from app.codec.shared_memory import HeldPlaces
 from app.errors import InvalidRequest, MalformedBody, NotRepresentable
 from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import Limits
+from app.regions import HeldPlaces
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from app.codec.messages import InferRequest
-from app.codec.shared_memory import Extent
 from app.errors import HttpError, InvalidRequest
 from app.limits import Limits
+from app.regions import Extent
 from app.spec import ModelSpec, TensorSpec
 
 _MOST_BYTES = (1 << 64) - 1

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from app.codec.model import ModelCodec
-from app.codec.shared_memory import RegionTable
 from app.errors import RequestError, UnknownModelRun, VersionNotReady
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Tracer
+from app.regions import Regions
 from app.serving.route_table import ModelRoute, RouteTable
 from app.serving.runner import RequestScheduler, Runner
 from app.serving.timeout_policy import TimeoutPolicy
@@ -129,7 +129,7 @@ class ModelEntry:
         max_timeout: float | None = None,
         level_timeouts: Mapping[int, float | None] | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        regions: RegionTable | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.spec = spec
         self.runner = runner
@@ -165,7 +165,7 @@ class ModelTable:
         self,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        regions: RegionTable | None = None,
+        regions: Regions | None = None,
         tracer: Callable[[str], Tracer | None] = lambda name: None,
         absent: Absent | None = None,
         on_change: Callable[[str], None] = lambda name: None,

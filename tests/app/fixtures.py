@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.served import Serve, ServedGateway, trace_to
+from tests.app.served import Serve, ServedGateway, share_memory, trace_to
 from tests.engine import models
 
 
@@ -67,7 +67,7 @@ def extended(extended_folder: Path) -> Iterator[ServedGateway]:
     (root / "affine").mkdir()
     (root / "affine" / "config.toml").write_text('labels = {output = "labels.txt"}')
     (root / "affine" / "labels.txt").write_text("zero\none\ntwo\n")
-    options = [*trace_to(folder / "trace.json"), "--allow-shared-memory"]
+    options = [*trace_to(folder / "trace.json"), *share_memory()]
     options += ["--restricted-api", "statistics:x-stats=open"]
     options += ["--base-path", "/some/base/", "--server-version", "2.73"]
     with ServedGateway(root, *options) as served:

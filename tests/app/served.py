@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 
 import httpx
 
-from app.plugins import TRACERS, plugin_names
+from app.plugins import REGIONS, TRACERS, plugin_names
 from app.repository.model_sources import RemoteCaches
 from tests.engine import models
 from tests.support import WAIT
@@ -62,6 +62,11 @@ def popgate(first: str = "") -> list[str]:
 def trace_to(file: Path) -> tuple[str, ...]:
     """Options that write traces to a file, where a plugin does that."""
     return ("--trace-file", str(file)) if plugin_names(TRACERS) else ()
+
+
+def share_memory() -> tuple[str, ...]:
+    """Options that let requests name shared memory, where a plugin does that."""
+    return ("--allow-shared-memory",) if plugin_names(REGIONS) else ()
 
 
 def run_popgate(*arguments: str | Path, **variables: str) -> Any:

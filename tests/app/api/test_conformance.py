@@ -19,7 +19,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import negative_data_rejection, positive_data_acceptance
 
 from app.main import openapi_document
-from tests.app.served import ServedGateway, trace_to
+from tests.app.served import ServedGateway, share_memory, trace_to
 from tests.engine import models
 
 # What fits a model, a segment or a repository is more than a schema can say: there a
@@ -41,7 +41,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]
     root = folder / "models"
     root.mkdir()
     models.affine(root / "affine.popef")
-    options = (*trace_to(folder / "trace.json"), "--allow-shared-memory")
+    options = (*trace_to(folder / "trace.json"), *share_memory())
     with ServedGateway(root, *options) as served:
         yield served.wait_ready()
         assert served.process.poll() is None, served.output

@@ -1,6 +1,6 @@
 """The protocol and its extensions on a real server, asked by its stock clients.
 
-Covers: app/api/routes/shared_memory.py.
+Covers: plugins/triton/src/popgate_triton/shared_memory_routes.py.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pytest
 
 from app.codec import ModelCodec
 from app.codec.messages import Encoding, InferRequest, NanPolicy
-from app.codec.shared_memory import Extent
 from app.errors import RequestError
+from app.regions import Extent
 from tests.app.codec import samples
 
 TWO = (("A", "FP32", (-1,)), ("B", "BYTES", (-1,)))

@@ -30,15 +30,14 @@ def test_who_changed_what(tmp_path: Path, workers: str) -> None:
         )
     )
     options = ["--keys", str(keys), "--log-level", "error", "--access-log", "off"]
-    options += ["--allow-shared-memory", "--workers", workers]
-    region = {"key": "/none", "offset": 0, "byte_size": 1}
-    shared = "/v2/systemsharedmemory/region/r/register"
+    options += ["--workers", workers]
+    load = "/v2/repository/models/affine/load"
     with ServedGateway(tmp_path, *options) as gateway:
         ask = gateway.wait_ready().client
         calls: tuple[tuple[str, str, dict[str, object], int], ...] = (
             ("ops", "/v1/models/affine/load", {}, 200),
             ("ops", "/v1/models/none/load", {}, 404),
-            ("ops", shared, region, 400),
+            ("ops", load, {"parameters": 5}, 400),
             ("ops", "/v1/models/affine/unload", {}, 200),
             ("shop", "/v1/drain", {}, 403),
             ("wrong", "/v1/drain", {}, 401),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app.config.keys import digest_of
-from tests.app.served import ServedGateway
+from tests.app.served import ServedGateway, share_memory
 from tests.app.serving.test_generators import write
 
 SUM = """
@@ -68,7 +68,7 @@ def served(
         text += entry(name, '["*"]', "infer", "metadata", "manage")
     keys.write_text(text + entry("narrow", '["sum"]'))
     keys.chmod(0o600)
-    options = ["--keys", str(keys), "--allow-python", "--allow-shared-memory"]
+    options = ["--keys", str(keys), "--allow-python", *share_memory()]
     options += ["--base-path", "/pg"]
     if request.param > 1:
         options += ["--workers", str(request.param)]

@@ -6,14 +6,24 @@ from fastapi import APIRouter
 
 from app.api.plugin_routes import PluginRoutes
 from app.settings import Settings
-from popgate_triton import generate_routes, log_routes, trace_routes
-from popgate_triton.schemas import GenerateRequest, LogRequest, TraceRequest
+from popgate_triton import (
+    generate_routes,
+    log_routes,
+    shared_memory_routes,
+    trace_routes,
+)
+from popgate_triton.schemas import (
+    GenerateRequest,
+    LogRequest,
+    RegisterRequest,
+    TraceRequest,
+)
 
 
 def routes(settings: Settings) -> PluginRoutes:
     """Return the routes; an object of the group `popgate.routes`."""
     router = APIRouter()
-    for part in (generate_routes, log_routes, trace_routes):
+    for part in (generate_routes, log_routes, trace_routes, shared_memory_routes):
         router.routes += part.router.routes
-    bodies = GenerateRequest, LogRequest, TraceRequest
+    bodies = GenerateRequest, LogRequest, RegisterRequest, TraceRequest
     return PluginRoutes(router, generate_routes.OPERATIONS, bodies=bodies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Required, TypeAlias
 
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
@@ -87,3 +87,28 @@ class GenerateResponse(Body):
     id: str | None = None
     model_name: str
     model_version: str
+
+
+class RegisterRequest(TypedDict, total=False):
+    """A part of a POSIX shared memory segment; sizes are bytes."""
+
+    key: Required[Annotated[str, Field(description="The name of the segment.")]]
+    offset: Annotated[int, Field(ge=0)]
+    byte_size: Required[Annotated[int, Field(ge=1)]]
+
+
+class SystemRegion(Body):
+    """A registered part of a POSIX shared memory segment; sizes are bytes."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class CudaRegion(Body):
+    """A registered piece of a device's memory."""
+
+    name: str
+    device_id: int
+    byte_size: int

@@ -16,12 +16,13 @@ from app.api.dependencies import (
     ViewerOf,
     read_object,
 )
-from app.api.request_bodies import RegisterRequest, documented, whole_number
-from app.api.schemas import CudaRegion, SystemRegion, error_response
+from app.api.request_bodies import documented, whole_number
+from app.api.schemas import error_response
 from app.codec.output_selection import not_allowed
-from app.codec.shared_memory import RegionStatus, RegionTable
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
+from popgate_triton.schemas import CudaRegion, RegisterRequest, SystemRegion
+from popgate_triton.shared_memory import RegionStatus, RegionTable
 
 router = APIRouter(
     prefix="/v2", tags=["open inference protocol"], dependencies=MANAGEMENT
@@ -163,21 +164,29 @@ async def unregister_cuda(region: RegionName) -> Response:
 
 
 def _allowed(gateway: Gateway) -> RegionTable:
-    if gateway.regions is None:
+    table = _table(gateway)
+    if table is None:
         raise not_allowed()
-    return gateway.regions
+    return table
+
+
+def _table(gateway: Gateway) -> RegionTable | None:
+    table = gateway.regions
+    return table if isinstance(table, RegionTable) else None
 
 
 def _status(gateway: Gateway, viewer: Viewer, region: str | None) -> list[SystemRegion]:
-    if gateway.regions is None:
+    table = _table(gateway)
+    if table is None:
         return []
-    found = gateway.regions.status(region, viewer.owner)
+    found = table.status(region, viewer.owner)
     return [SystemRegion(**asdict(status)) for status in found]
 
 
 def _unregister(gateway: Gateway, viewer: Viewer, region: str | None) -> Response:
-    if gateway.regions is not None:
-        gateway.regions.unregister(region, viewer.owner)
+    table = _table(gateway)
+    if table is not None:
+        table.unregister(region, viewer.owner)
     return Response(status_code=200)
 
 

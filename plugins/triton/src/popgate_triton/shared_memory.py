@@ -12,6 +12,7 @@ Everything belongs to the event loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -21,9 +22,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from app.errors import InvalidRequest, UnknownRegion
+from app.regions import Extent
+from app.settings import Settings
 from engine import Tensor
 
 FOLDER = Path("/dev/shm")
@@ -34,14 +36,6 @@ _LARGEST = (1 << 63) - 1  # the largest offset of the kernel
 # folder.
 _RESERVED = ("triton_python_backend_shm_region_", "sem.")
 _ONCE = 1 << 30  # bytes of one system call (limit: 2 GiB)
-
-
-class Extent(NamedTuple):
-    """Place of a tensor's bytes in a shared memory region."""
-
-    region: str
-    offset: int
-    byte_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,3 +454,15 @@ class RegionTable:
 
 def _may_use(region: Region, owner: str | None) -> bool:
     return owner is None or region.owner == owner
+
+
+def regions_of(settings: Settings) -> RegionTable:
+    """Return the table of a server; an object of the group `popgate.regions`."""
+    return RegionTable(
+        max_bytes=settings.shared_memory_limit,
+        lease=settings.shared_memory_lease,
+        prefix=settings.shared_memory_prefix,
+        later=lambda seconds, call: asyncio.get_running_loop().call_later(
+            seconds, call
+        ),
+    )

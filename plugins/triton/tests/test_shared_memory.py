@@ -1,4 +1,7 @@
-"""Regions of shared memory: what is refused, how long they stay, segments cut short."""
+"""Regions of shared memory: what is refused, how long they stay, segments cut short.
+
+Covers: app/regions.py.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.codec import shared_memory
-from app.codec.shared_memory import Extent, RegionStatus, RegionTable
 from app.errors import InvalidRequest, UnknownRegion
+from app.regions import Extent
 from engine import Tensor
+from popgate_triton import shared_memory
+from popgate_triton.shared_memory import RegionStatus, RegionTable
 
 SIZE = 4096
 
