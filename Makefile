@@ -239,6 +239,7 @@ audit: build/tools/.installed
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/serve.txt
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/build.txt
 	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/pip.txt
+	build/tools/bin/pip-audit --strict --require-hashes --disable-pip -r requirements/docs.txt
 
 # Needs the network once, for build/docs; then it works without.
 docs: build/docs/.installed build/docs/mermaid.min.js
