@@ -71,7 +71,7 @@ from engine.programs.own_metrics import MetricSeries, OwnMetrics
 from engine.programs.python_interface import MORE as PYTHON_MORE
 from engine.programs.python_interface import STEP as PYTHON_STEP
 from engine.programs.python_model import CalledModels, Context, Model
-from engine.programs.python_requirements import check_requirement
+from engine.programs.python_requirements import is_requirement
 from engine.programs.python_routes import ANSWER as PYTHON_ANSWER
 from engine.programs.python_routes import ROUTE as PYTHON_ROUTE
 from engine.runner.joined_runner import JoinedRunner
@@ -205,11 +205,11 @@ __all__ = [
     "UnknownAnchor",
     "Unsupported",
     "WrongProcess",
-    "check_requirement",
     "close_all",
     "describe_model",
     "die_with",
     "environment",
+    "is_requirement",
     "keep_large_blocks",
     "leave_ending_to_owner",
     "named_devices",

@@ -42,7 +42,7 @@ from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_version
 from app.config.warmup_config import WarmupConfig
 from app.plugins import with_sections
 from app.sizes import counted
-from engine import MAX_PRIORITY_LEVELS, check_requirement
+from engine import MAX_PRIORITY_LEVELS, is_requirement
 
 # The keys that apply to a model that runs nothing itself.
 ENSEMBLE_KEYS = frozenset(
@@ -159,12 +159,9 @@ def _models(value: Any) -> tuple[str, ...]:
 def _requirements(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise ValueError('a list of packages, as in ["numpy>=2"]')
-    for each in value:
-        try:
-            check_requirement(each)
-        except ValueError:
-            msg = 'names of packages with versions, as in ["numpy", "numpy>=2,<3"]'
-            raise ValueError(msg) from None
+    if not all(map(is_requirement, value)):
+        msg = 'names of packages with versions, as in ["numpy", "numpy>=2,<3"]'
+        raise ValueError(msg)
     return tuple(value)
 
 

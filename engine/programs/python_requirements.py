@@ -13,11 +13,9 @@ _REQUIREMENT = re.compile(
 _VERSION = re.compile(r"(?P<sign>>=|<=|==|!=|<|>)\s*(?P<number>\d+(\.\d+)*)")
 
 
-def check_requirement(requirement: str) -> None:
-    """Raise ValueError if a requirement is not written as ``numpy``
-    or ``numpy>=2,<3``.
-    """
-    _parsed(requirement)
+def is_requirement(text: str) -> bool:
+    """Return whether a requirement is written as ``numpy`` or ``numpy>=2,<3``."""
+    return _parsed(text) is not None
 
 
 def check_installed(requirements: Iterable[str]) -> None:
@@ -26,10 +24,13 @@ def check_installed(requirements: Iterable[str]) -> None:
     """
     problems = []
     for requirement in requirements:
-        try:
-            name, wanted = _parsed(requirement)
-        except ValueError as error:
-            raise InvalidModel(str(error)) from None
+        parsed = _parsed(requirement)
+        if parsed is None:
+            raise InvalidModel(
+                f"requirement {requirement!r} must be a name and versions, as in "
+                "numpy or numpy>=2,<3"
+            )
+        name, wanted = parsed
         # Most models have no requirements and need not wait for this import.
         from importlib import metadata
 
@@ -46,15 +47,12 @@ def check_installed(requirements: Iterable[str]) -> None:
         raise InvalidModel("; ".join(problems))
 
 
-def _parsed(requirement: str) -> tuple[str, list[tuple[str, str]]]:
+def _parsed(requirement: str) -> tuple[str, list[tuple[str, str]]] | None:
     match = _REQUIREMENT.fullmatch(requirement.strip())
     texts = match["versions"].split(",") if match and match["versions"].strip() else []
     found = [_VERSION.fullmatch(text.strip()) for text in texts]
     if match is None or not all(found):
-        raise ValueError(
-            f"requirement {requirement!r} must be a name and versions, as in "
-            "numpy or numpy>=2,<3"
-        )
+        return None
     return match["name"], [(each["sign"], each["number"]) for each in found if each]
 
 

@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from engine import InvalidModel
-from engine.programs.python_requirements import check_installed, check_requirement
+from engine.programs.python_requirements import check_installed, is_requirement
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,6 @@ def test_versions(
 
 @pytest.mark.parametrize("text", ["", "a b", "a>=", "a~=1", "a @ http://x", "a[x]"])
 def test_what_is_not_understood(text: str) -> None:
-    with pytest.raises(ValueError, match="must be a name and versions"):
-        check_requirement(text)
+    assert not is_requirement(text)
     with pytest.raises(InvalidModel, match="must be a name and versions"):
         check_installed([text])
