@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from engine import DataDesc, Tensor
@@ -65,6 +66,19 @@ DATATYPES: Mapping[str, Datatype] = MappingProxyType(
         )
     }
 )
+#: Types of the messages about a tensor and a model.
+_TENSOR_MESSAGE: Any = tuple[str, str, tuple[int, ...] | None, tuple[str, ...], int]
+_DEFAULT_MESSAGE: Any = tuple[str, str, tuple[int, ...], bytes]
+_ROWS_MESSAGE: Any = tuple[int, int, bool]
+_SPEC_MESSAGE: Any = tuple[
+    str,
+    str,
+    list[Any],
+    list[Any],
+    _ROWS_MESSAGE,
+    list[_DEFAULT_MESSAGE],
+    dict[str, str],
+]
 _BY_DATA_TYPE = {item.data_type: item for item in DATATYPES.values()}
 
 
@@ -131,9 +145,11 @@ class TensorSpec:
 
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> TensorSpec:
-        name, datatype, shape, labels, multiple = message
+        name, datatype, shape, labels, multiple = msgspec.convert(
+            message, _TENSOR_MESSAGE
+        )
         plain = cls.make(name, datatype, shape)
-        return replace(plain, labels=tuple(labels), multiple=multiple)
+        return replace(plain, labels=labels, multiple=multiple)
 
 
 class DescribesTensors(Protocol):
@@ -262,7 +278,9 @@ class ModelSpec:
 
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> ModelSpec:
-        name, version, inputs, outputs, rows, defaults, aliases = message
+        name, version, inputs, outputs, rows, defaults, aliases = msgspec.convert(
+            message, _SPEC_MESSAGE
+        )
         max_batch_size, max_rows, optional_inputs = rows
         return cls(
             name,
@@ -273,7 +291,7 @@ class ModelSpec:
             max_rows,
             optional_inputs,
             {
-                key: Tensor(DataType[data_type], tuple(shape), (raw,), len(raw))
+                key: Tensor(DataType[data_type], shape, (raw,), len(raw))
                 for key, data_type, shape, raw in defaults
             },
             aliases,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from app.codec.messages import InferRequest
 from app.plugins import INPUT_DECODERS, MODEL_FORMATS, plugins
 from app.serving.runner import Runner, Submitted
@@ -67,7 +69,9 @@ class SharedFormat:
 
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> SharedFormat:
-        name, spec, description = message
+        name, spec, description = msgspec.convert(
+            message, tuple[str, list[Any], dict[str, Any]]
+        )
         return cls(name, ModelSpec.from_message(spec), description)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -90,3 +92,15 @@ def test_damaged_messages_are_refused_and_leak_nothing() -> None:
         found = {seed: fuzzer.check(seed) for seed in range(1500)}
     assert {seed: why for seed, (_, why) in found.items() if why} == {}
     assert {"message", "MalformedMessage"} <= {outcome for outcome, _ in found.values()}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "aliases"),
+    [([], None), ([], {"a": 1}), ([], b"ab"), ([["x", "F32", [1], {}]], {})],
+)
+def test_a_spec_with_fields_of_other_types_is_refused(
+    defaults: Any, aliases: Any
+) -> None:
+    document = ["m", "1", [], [], [0, 0, False], defaults, aliases]
+    with pytest.raises(msgspec.ValidationError, match="Expected"):
+        ModelSpec.from_message(document)
