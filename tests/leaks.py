@@ -35,8 +35,6 @@ KEPT_THREADS = {"popgate-copy"}
 #: Tests that do not yet close all that they open. The list only gets shorter.
 NOT_YET = (
     "plugins/tools/",
-    "tests/app/http/connection/test_transfers.py",
-    "tests/app/http/test_connection_limit.py",
     "plugins/remote/tests/",
     "tests/app/test_pairs_at_work.py",
     "tests/docs/",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,16 +38,23 @@ def gateway(repository: Path) -> Iterator[ServedGateway]:
         yield served.wait_ready()
 
 
-@pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Gateways for a module's own fixtures, which say what lies in the repository."""
+@contextmanager
+def serving(folders: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Give a function that starts gateways, and end them."""
     with ExitStack() as stack:
 
         def start(fill: Callable[[Path], object], *options: str) -> ServedGateway:
-            root = tmp_path_factory.mktemp("models")
+            root = folders.mktemp("models")
             fill(root)
             return stack.enter_context(ServedGateway(root, *options)).wait_ready()
 
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Gateways for a module's own fixtures, which say what lies in the repository."""
+    with serving(tmp_path_factory) as start:
         yield start
 
 

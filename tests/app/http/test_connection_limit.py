@@ -110,6 +110,7 @@ def test_connections_of_all_count() -> None:
     one.leave(Guest(), "", 6)
     assert other.enter(Guest(asks=True), "", 4) is Entry.FREE
     assert repr(one).startswith("<ConnectionLimit 10, <Total [6, 4]")
+    totals.memory.close()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

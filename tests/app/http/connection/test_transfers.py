@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 from app.errors import TransferMemoryFull
 from app.serving.transfer_memory import Share, TransferMemory, half_of_memory
+from tests.app.fixtures import serving
 from tests.app.http.connection.test_protocol import WAIT, Wire, expected, request, slow
 from tests.app.served import Serve, ServedGateway, memory_of
 from tests.engine import models
@@ -30,6 +32,13 @@ def fill(root: Path) -> None:
     models.affine(root / "affine.popef")
     models.affine(root / "wide.popef", width=65536)
     models.slow(root / "slow.popef")
+
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Gateways that end with the test."""
+    with serving(tmp_path_factory) as start:
+        yield start
 
 
 class Deaf(Wire):
