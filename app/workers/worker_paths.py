@@ -15,7 +15,7 @@ LINGER_TICK = 0.01
 
 
 class WorkerPaths:
-    """Which requests a worker takes. For its event loop's thread.
+    """The requests that a worker takes. For its event loop's thread.
 
     `connections` are its open connections. Paths of removed models stay in the table
     for requests whose bodies are arriving, `drain_timeout` seconds at most.
