@@ -17,7 +17,9 @@ _IMPORTED = (
     plugins.INPUT_DECODERS,
     plugins.MODEL_FORMATS,
     plugins.PROFILES,
+    plugins.REGIONS,
     plugins.ROUTES,
+    plugins.SPANS,
     plugins.TRACERS,
 )
 
