@@ -186,7 +186,6 @@ MOST_METHODS = 25
 #: operators of a graph have a method each.
 LARGE_CLASSES = frozenset(
     {
-        "app.http.connection.protocol.GatewayProtocol",
         "app.settings.Settings",
         "engine.worker.batch.Batch",
         "popart.operators.OpView",
@@ -397,7 +396,7 @@ SET_FROM_OUTSIDE = {
     "app/http/asgi_call.py": "owner",
     "app/http/connection/cycle.py": "keep_alive",
     "app/http/connection/dispatch.py": "arrived is_large key",
-    "app/http/connection/protocol.py": "idle_since is_due keep_alive key more_body",
+    "app/http/connection/protocol.py": "idle_since keep_alive key",
     "app/http/front.py": (
         "arrived body http_version is_done is_large key method peer scheme url_path"
     ),

@@ -80,7 +80,7 @@ _COMPRESS_AT_ONCE = 64 * 1024
 
 
 class Connection(Protocol):
-    """The connection of a request (connection/protocol.py), as far as refusals go."""
+    """The end of a request's connection (connection/ending.py)."""
 
     def slow_down(self, refusals: float = 1.0) -> None: ...
     def drop_rest(self, refusals: float) -> None: ...

@@ -10,7 +10,6 @@ import resource
 from uvicorn.server import ServerState
 
 from app.http.connection.exchange import Exchange
-from app.http.connection.protocol import GatewayProtocol
 
 
 class OpenConnections:
@@ -27,10 +26,8 @@ class OpenConnections:
     def unfinished(self) -> int:
         """Return the number of requests without an answer."""
         direct = sum(
-            isinstance(c, GatewayProtocol)
-            and isinstance(c.cycle, Exchange)
-            and not c.cycle.response_complete
-            for c in self.state.connections
+            isinstance(cycle, Exchange) and not cycle.response_complete
+            for cycle in (c.cycle for c in self.state.connections)
         )
         return len(self.state.tasks) + direct
 

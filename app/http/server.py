@@ -37,6 +37,9 @@ from typing import Any
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
+from app.http.connection.clocks import Patience
+from app.http.connection.dispatch import Dispatch
+from app.http.connection.listener import Listener
 from app.http.connection.protocol import GatewayProtocol
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.floods import WAITING, Door, Floods
@@ -333,7 +336,8 @@ class GatewayServer(uvicorn.Server):
                 most_extra=min(MOST_EXTRA, descriptors // _SHARE),
             )
         make = functools.partial(
-            GatewayProtocol.serving(app, self.floods, limit), config=self.config,
+            GatewayProtocol, Listener(Dispatch(app), self.floods, limit),
+            config=self.config,
             server_state=self.server_state, app_state=self.lifespan.state, _loop=loop,
         )  # fmt: skip
         is_plain = is_side and listener.family == socket.AF_UNIX
@@ -438,13 +442,14 @@ class GatewayServer(uvicorn.Server):
     async def _look_after_connections(self) -> None:
         """Close the connections a few at a time, because there may be thousands."""
         now = asyncio.get_running_loop().time()
+        patience = Patience(
+            self._header_timeout, self._upload_timeout, self._send_timeout
+        )
         for number, connection in enumerate(list(self.server_state.connections)):
             if number % LOOK_AT == LOOK_AT - 1:
                 await asyncio.sleep(0)
             if isinstance(connection, GatewayProtocol):
-                connection.look_after(
-                    now, self._header_timeout, self._upload_timeout, self._send_timeout
-                )
+                connection.look_after(now, patience)
 
     async def _abort_requests(self) -> None:
         tasks, left = self.server_state.tasks, self._open.unfinished()

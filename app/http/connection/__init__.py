@@ -4,9 +4,12 @@
     response_framing   the messages of an application in; bytes out
     dispatch           a head in; an exchange, or a cycle of the application, out
     exchange, cycle    a request under way: without ASGI, and with it
-    backlog            bytes behind that request
+    backlog, intake    bytes behind that request, and when they are handled
     flow, turns        when the connection is read from
     clocks, stalls     clients that send or read nothing
+    watch, ending      what becomes of their connections, and of refused requests
+    ends, visit        who is connected, as scopes and the limit of connections see it
+    listener           what the connections of one socket share
     protocol           the connection itself
 
 Another framing has a protocol of its own, which hands `Head`s to the same `Dispatch`.

@@ -11,15 +11,14 @@ MOST: Final = 64 * 1024
 class Backlog:
     """Bytes that a client sent behind a request, kept until that request is answered.
 
-    `data` is empty if no bytes wait. `is_due` is true if a turn has been requested.
+    `data` is empty if no bytes wait.
     """
 
-    __slots__ = ("_at", "data", "is_due")
+    __slots__ = ("_at", "data")
 
     def __init__(self) -> None:
         self.data = b""
         self._at = 0
-        self.is_due = False
 
     @property
     def is_full(self) -> bool:

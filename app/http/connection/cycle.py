@@ -6,13 +6,17 @@ import asyncio
 import logging
 from typing import Final, Protocol
 
-from app.codec.messages import Header
+from uvicorn.server import ServerState
+
+from app.codec.messages import Buffer
 from app.errors import ErrorResponse, error_body
 from app.http.asgi import ASGIApp, Message, Scope, send_error
 from app.http.connection.flow import Flow
 from app.http.connection.framing import Head
 from app.http.connection.response_framing import ResponseFramer
 
+#: The server stops reading if the application has not taken this many bytes.
+_MOST_UNTAKEN: Final = 64 * 1024
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FAILED: Final = error_body(
     "internal error; the server's log has the details", "internal_error"
@@ -27,7 +31,7 @@ class Connection(Protocol):
     @property
     def flow(self) -> Flow: ...
     @property
-    def default_headers(self) -> list[Header]: ...
+    def server_state(self) -> ServerState: ...
 
     def on_exchange_complete(self) -> None: ...
 
@@ -54,8 +58,23 @@ class AsgiCycle:
 
     # -- calls from the connection
 
-    def on_body(self) -> None:
-        """Take another part of the body, or its end."""
+    def take(self, parts: list[Buffer]) -> None:
+        """Take another part of the body, unless the answer is complete."""
+        if self.response_complete or self.disconnected or not parts:
+            return
+        for part in parts:
+            self.body += part
+        if not self.wants_more():
+            self._connection.flow.pause_reading()
+        self._changed.set()
+
+    def wants_more(self) -> bool:
+        """Return whether the application has taken most of the body so far."""
+        return len(self.body) <= _MOST_UNTAKEN
+
+    def end_body(self) -> None:
+        """Note that the body is complete."""
+        self.more_body = False
         self._changed.set()
 
     def be_last(self) -> None:
@@ -99,7 +118,7 @@ class AsgiCycle:
             self.response_started = True
             self._expects_continue = False
             given = message.get("headers", ())
-            headers = [*connection.default_headers, *given]
+            headers = [*connection.server_state.default_headers, *given]
             connection.transport.write(framer.head(message["status"], headers))
         elif (
             self.response_started

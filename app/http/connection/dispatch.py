@@ -8,6 +8,7 @@ no length, is too long or is compressed, or it uses Expect, events or HTTP/1.0.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any, Final, Protocol
@@ -19,6 +20,8 @@ from app.codec.model import DECODED_AT_ONCE
 from app.errors import HttpError
 from app.http.access import key_group
 from app.http.asgi import BARE, BASE, CONNECTION, Scope
+from app.http.connection.cycle import AsgiCycle
+from app.http.connection.ends import Ends
 from app.http.connection.exchange import Connection, Exchange
 from app.http.connection.framing import Head, bad_http
 from app.http.connection.known_head import LARGEST_BODY, KnownHead
@@ -34,10 +37,7 @@ class Peer(Protocol):
 
     base: str
     is_bare: bool
-    scheme: Any
-    client: tuple[str, int] | None
-    server: tuple[str, int | None] | None
-    names: tuple[str, ...]
+    ends: Ends
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str:
         """Return the address of the client that sends these headers."""
@@ -127,8 +127,21 @@ class Dispatch:
         is_bare = rest[:1] != b"/"
         return (b"/" + rest if is_bare else rest), base.decode(), is_bare
 
-    def scope(self, head: Head, peer: Peer, state: Mapping[str, Any]) -> Scope:
-        """Return the scope of a request. Raises `HttpError` if its URL is invalid."""
+    def run(
+        self, cycle: AsgiCycle, loop: asyncio.AbstractEventLoop, tasks: set[Any]
+    ) -> None:
+        """Let the application answer a request, in a task that is one of `tasks`."""
+        task = loop.create_task(cycle.run(self.front))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def scope(
+        self, head: Head, peer: Peer, ending: object, state: Mapping[str, Any]
+    ) -> Scope:
+        """Return the scope of a request. Raises `HttpError` if its URL is invalid.
+
+        `ending` is the `Ending` of its connection.
+        """
         try:
             # Declared as Any, because httptools' types do not say that the path may be
             # missing.
@@ -140,9 +153,9 @@ class Dispatch:
             "type": "http",
             "asgi": _ASGI,
             "http_version": head.version,
-            "server": peer.server,
-            "client": peer.client,
-            "scheme": peer.scheme,
+            "server": peer.ends.server,
+            "client": peer.ends.client,
+            "scheme": peer.ends.scheme,
             "method": head.method.decode("ascii"),
             "root_path": "",
             "path": unquote(path) if "%" in path else path,
@@ -150,14 +163,14 @@ class Dispatch:
             "query_string": url.query or b"",
             "headers": head.headers,
             "state": dict(state),
-            CONNECTION: peer,
+            CONNECTION: ending,
         }
         if peer.base:
             scope[BASE] = peer.base
             if peer.is_bare:
                 scope[BARE] = True
-        if peer.names:
-            scope[NAMES] = peer.names
+        if peer.ends.names:
+            scope[NAMES] = peer.ends.names
         return scope
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from uvicorn.server import ServerState
 
 from app.codec.chunks import JOIN_BELOW
 from app.codec.messages import Buffer, Header, Refusal, Response
 from app.errors import error_body
+from app.http.connection.ends import Ends
 from app.http.connection.response_framing import STATUS_LINE
 from app.observe.answers import GONE
 from app.serving.call import Call
 from app.serving.service import Service
+from app.serving.transfer_memory import Share
 
 #: The answer if memory is missing for a better one.
 _BODY: Final = error_body(
@@ -47,10 +49,10 @@ class Connection(Protocol):
     server_state: ServerState
     common: CommonHead
     base: str
-    scheme: Any
+    ends: Ends
+    held: Share
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str: ...
-    def count_decoded(self, size: int) -> None: ...
     def on_exchange_complete(self) -> None: ...
 
 
@@ -77,10 +79,10 @@ class Exchange(Call):
         return self.connection.client_of(self.headers)
 
     def wire(self) -> tuple[str, str]:
-        return self.connection.scheme or "http", "1.1"
+        return self.connection.ends.scheme, "1.1"
 
     def count_body(self, size: int) -> None:
-        self.connection.count_decoded(size)
+        self.connection.held.take(size)
 
     def be_last(self) -> None:
         """Close the connection after this answer."""

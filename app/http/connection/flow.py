@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from app.serving.transfer_memory import Share
+
 
 class Flow:
     """Reading stops for two reasons.
@@ -11,12 +13,18 @@ class Flow:
     Either the application has not yet taken the body received so far (`pause_reading`),
     or the connection has to wait (`hold_reading`). `resume_reading` of the application
     does not end the second.
+
+    `unsent` is the share of the transfer memory for an answer that the client does not
+    read.
     """
 
-    __slots__ = ("_transport", "_writable", "is_held", "read_paused", "write_paused")
+    __slots__ = (
+        "_transport", "_unsent", "_writable", "is_held", "read_paused", "write_paused",
+    )  # fmt: skip
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, unsent: Share) -> None:
         self._transport = transport
+        self._unsent = unsent
         self._writable = asyncio.Event()
         self._writable.set()
         self.is_held = False
@@ -45,10 +53,12 @@ class Flow:
     def pause_writing(self) -> None:
         self.write_paused = True
         self._writable.clear()
+        self._unsent.set(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.write_paused = False
         self._writable.set()
+        self._unsent.give_back()
 
     async def drain(self) -> None:
         """Wait until the client has read most of the written bytes."""

@@ -31,7 +31,7 @@ def last_answer(
     lines += dispatch.front.lines_for_origin(headers.get(b"origin"))
     service, code = dispatch.service, row_of(error).code
     route = route_of(asked.path.removeprefix(peer.base), asked.method)
-    key = dispatch.access.label(headers, peer.names)
+    key = dispatch.access.label(headers, peer.ends.names)
     service.answers.count(route, answer.status, code, key)
     now, why = monotonic_ns(), str(error)
     service.journal.fail(Failed(asked, None, answer.status, code, why, now, stood))

@@ -22,9 +22,14 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("path", "method"), ROUTES)
-def test_changes_are_management(path: str, method: str) -> None:
+def test_who_may_call_them(path: str, method: str) -> None:
     group = access_groups([ADDED]).get(path) or key_group(path, method)
-    assert group == ("manage" if method == "POST" else "metadata")
+    if re.search(r"/generate(_stream)?$", path):
+        assert group == "infer"
+    elif "sharedmemory/" in path:  # its status names the memory of other clients
+        assert group == "manage"
+    else:
+        assert group == ("manage" if method == "POST" else "metadata")
 
 
 def test_there_are_some() -> None:

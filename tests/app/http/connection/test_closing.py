@@ -1,4 +1,7 @@
-"""Connections over TLS that the server closes, and clients that say nothing to it."""
+"""Connections over TLS that the server closes, and clients that say nothing to it.
+
+Covers: app/http/connection/ending.py, app/http/connection/watch.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from app.http.connection.clocks import Patience
 from app.http.connection.protocol import GatewayProtocol
 from app.http.tls import Certificate
 from tests.app.http.test_server import WAIT, Running, running
@@ -92,7 +96,7 @@ def test_a_last_answer_is_waited_for_while_it_is_taken(
 
                 async def look_after(*patience: float) -> None:
                     for now in range(3):
-                        connection.look_after(float(now * 100), *patience)  # noqa: B023
+                        connection.look_after(float(now * 100), Patience(*patience))  # noqa: B023
 
                 def looked(*patience: float) -> None:
                     assert server.app.loop is not None

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from uvicorn.server import ServerState
 
 from app.codec.messages import Header
 from app.http.asgi import Receive, Scope, Send
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.flow import Flow
 from app.http.connection.framing import Head
+from app.serving.transfer_memory import Share, TransferMemory
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -45,8 +47,9 @@ class Transport(asyncio.Transport):
 class Connection:
     def __init__(self, *headers: Header, method: bytes = b"POST") -> None:
         self.transport: asyncio.Transport = Transport()
-        self.flow = Flow(self.transport)
-        self.default_headers: list[Header] = [(b"date", b"today")]
+        self.flow = Flow(self.transport, Share(TransferMemory()))
+        self.server_state = ServerState()
+        self.server_state.default_headers = [(b"date", b"today")]
         self.completed = 0
         head = Head(method, b"/x", "1.1", list(headers), True, -1)
         self.cycle = AsgiCycle({"path": "/x"}, head, self)
@@ -81,11 +84,9 @@ def test_a_body_in_parts_is_answered() -> None:
         cycle = connection.cycle
         task = asyncio.ensure_future(cycle.run(echo))
         for part in (b"a", b"b"):
-            cycle.body += part
-            cycle.on_body()
+            cycle.take([part])
             await asyncio.sleep(0)
-        cycle.more_body = False
-        cycle.on_body()
+        cycle.end_body()
         await task
         assert connection.written.startswith(b"HTTP/1.1 200 OK\r\ndate: today\r\n")
         assert connection.written.endswith(b"2\r\nab\r\n0\r\n\r\n")
@@ -98,8 +99,7 @@ def test_a_body_in_parts_is_answered() -> None:
 
 def test_expect_is_answered_when_the_body_is_asked_for() -> None:
     connection = Connection((b"expect", b"100-Continue"))
-    connection.cycle.more_body = False
-    connection.cycle.on_body()
+    connection.cycle.end_body()
     connection.run(echo)
     assert connection.written.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
@@ -107,8 +107,7 @@ def test_expect_is_answered_when_the_body_is_asked_for() -> None:
 def test_the_last_answer_closes_the_connection() -> None:
     connection = Connection()
     connection.cycle.be_last()
-    connection.cycle.more_body = False
-    connection.cycle.on_body()
+    connection.cycle.end_body()
     connection.run(echo)
     assert b"connection: close\r\n" in connection.written
     assert connection.transport.is_closing()

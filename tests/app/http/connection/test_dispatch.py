@@ -10,6 +10,7 @@ import pytest
 from app.errors import HttpError
 from app.http.asgi import BARE, BASE, CONNECTION
 from app.http.connection.dispatch import Dispatch, check_extra
+from app.http.connection.ends import Ends
 from app.http.connection.framing import Framer, Head
 from app.http.connection_limit import Entry
 from app.http.front import NAMES, InferFront
@@ -23,13 +24,12 @@ PATH = "/v1/models/m/infer"
 class Peer:
     """A connection, as far as a head needs one."""
 
-    def __init__(self, base: str = "", is_bare: bool = False) -> None:
+    def __init__(
+        self, base: str = "", is_bare: bool = False, names: tuple[str, ...] = ()
+    ) -> None:
         self.base = base
         self.is_bare = is_bare
-        self.scheme: Any = "http"
-        self.client: tuple[str, int] | None = ("192.0.2.1", 4)
-        self.server: tuple[str, int | None] | None = ("192.0.2.2", 80)
-        self.names: tuple[str, ...] = ()
+        self.ends = Ends(("192.0.2.2", 80), ("192.0.2.1", 4), "http", names)
 
     def client_of(self, headers: Mapping[bytes, bytes]) -> str:
         return "192.0.2.1"
@@ -75,11 +75,10 @@ def test_a_usual_inference_needs_no_application(asked: Head, is_exchange: bool) 
 
 
 def test_a_scope_has_what_asgi_asks_for() -> None:
-    peer = Peer("/base", is_bare=True)
-    peer.names = ("CN=shop",)
+    peer, ending = Peer("/base", is_bare=True, names=("CN=shop",)), object()
     asked = head("GET /a%20b?c=%64 HTTP/1.0\nA: b\n\n")
     state = {"x": 1}
-    scope = Dispatch(front(Doubler())).scope(asked, peer, state)
+    scope = Dispatch(front(Doubler())).scope(asked, peer, ending, state)
     assert dict(scope) == {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -94,7 +93,7 @@ def test_a_scope_has_what_asgi_asks_for() -> None:
         "query_string": b"c=%64",
         "headers": [(b"a", b"b")],
         "state": state,
-        CONNECTION: peer,
+        CONNECTION: ending,
         BASE: "/base",
         BARE: True,
         NAMES: ("CN=shop",),

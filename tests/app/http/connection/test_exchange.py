@@ -12,8 +12,10 @@ import pytest
 from uvicorn.server import ServerState
 
 from app.codec.messages import Buffer
+from app.http.connection.ends import Ends
 from app.http.connection.exchange import CommonHead, Exchange
 from app.serving.service import Service
+from app.serving.transfer_memory import Share
 from engine import DeviceLost
 from tests.app.fronts import Doubler, Submitted, front
 
@@ -64,15 +66,13 @@ class Connection:
         self.transport: Any = self.wire
         self.server_state: Any = ServerState()
         self.base = ""
-        self.scheme = self.parser = None
+        self.ends = Ends(None, None, "http", ())
+        self.held = Share(service.transfers)
         self.common = CommonHead()
         self.completed = 0
 
     def on_exchange_complete(self) -> None:
         self.completed += 1
-
-    def count_decoded(self, size: int) -> None:
-        """Count nothing: there is no connection."""
 
     def failures(self) -> int:
         """Requests of the model that are counted as failed, if none is pending."""

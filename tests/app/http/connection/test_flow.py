@@ -6,12 +6,17 @@ import asyncio
 from typing import Any
 
 from app.http.connection.flow import Flow
+from app.serving.transfer_memory import Share, TransferMemory
 
 
 class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[str] = []
+        self.unread = 0
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
 
     def pause_reading(self) -> None:
         self.told.append("pause")
@@ -22,7 +27,7 @@ class Transport(asyncio.Transport):
 
 def test_what_is_held_is_not_read_until_it_is_released() -> None:
     transport = Transport()
-    flow = Flow(transport)
+    flow = Flow(transport, Share(TransferMemory()))
     flow.hold_reading()
     flow.pause_reading()
     flow.resume_reading()
@@ -36,14 +41,18 @@ def test_what_is_held_is_not_read_until_it_is_released() -> None:
 
 def test_who_writes_waits_until_it_is_taken() -> None:
     async def check() -> None:
-        flow = Flow(Transport())
+        transport, memory = Transport(), TransferMemory()
+        transport.unread = 3_000_000
+        flow = Flow(transport, Share(memory))
         await flow.drain()
         flow.pause_writing()
+        assert memory.held == 3_000_000
         waiting: asyncio.Future[Any] = asyncio.ensure_future(flow.drain())
         await asyncio.sleep(0)
         assert not waiting.done()
         assert repr(flow) == "<Flow read, not taken>"
         flow.resume_writing()
         await waiting
+        assert memory.held == 0
 
     asyncio.run(check())

@@ -1,4 +1,7 @@
-"""What need not be done at once has a part of each turn of the event loop."""
+"""What need not be done at once has a part of each turn of the event loop.
+
+Covers: app/http/connection/turns.py, app/http/connection/listener.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Self
 
 import pytest
@@ -15,6 +19,8 @@ import uvloop
 from uvicorn.server import ServerState
 
 from app.http.asgi import Receive, Scope, Send
+from app.http.connection.dispatch import Dispatch
+from app.http.connection.listener import Listener
 from app.http.connection.protocol import GatewayProtocol
 from app.http.connection.turns import BYTES, PART, ReadBudget, Turns
 from app.http.connection_limit import ConnectionLimit
@@ -96,9 +102,9 @@ class Gateway:
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         front = InferFront(app, Service(ModelTable()))
         self._config = uvicorn.Config(front, lifespan="off", log_config=None)
-        self._make = GatewayProtocol.serving(
-            front, Floods(), ConnectionLimit(sys.maxsize)
-        )
+        limit = ConnectionLimit(sys.maxsize)
+        listener = Listener(Dispatch(front), Floods(), limit)
+        self._make = partial(GatewayProtocol, listener)
         self._stack = ExitStack()
 
     async def connect(self) -> tuple[GatewayProtocol, socket.socket]:

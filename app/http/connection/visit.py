@@ -1,0 +1,50 @@
+"""`Visit`: a connection as the limit of connections and the floods count it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.http.connection_limit import ConnectionLimit, Entry, Guest
+from app.http.floods import ENTRY, HANDSHAKE, Floods
+
+
+class Visit:
+    """Counts a new connection, `guest`, from an address (empty: unknown).
+
+    `connections` are those of this process. `entry` is the decision of the limit.
+    """
+
+    __slots__ = ("_address", "_connections", "_floods", "_limit", "entry")
+
+    def __init__(
+        self,
+        guest: Guest,
+        address: str,
+        connections: set[Any],
+        limit: ConnectionLimit,
+        floods: Floods,
+    ) -> None:
+        self._address = address
+        self._connections = connections
+        self._limit = limit
+        self._floods = floods
+        connections.add(guest)
+        floods.charge(ENTRY)
+        self.entry: Entry = limit.enter(guest, address, len(connections))
+
+    def end(self, guest: Guest) -> None:
+        """Count the connection as closed."""
+        self._connections.discard(guest)
+        self._limit.leave(guest, self._address, len(self._connections))
+
+    def judge(self, was_idle: bool, is_tls: bool) -> None:
+        """Charge a closed connection that has sent no whole request, and forgive one
+        that has, because clients may open one for each request.
+        """
+        if not was_idle:
+            self._floods.charge(-ENTRY)
+        else:
+            self._floods.charge(HANDSHAKE if is_tls else 1.0)
+
+    def __repr__(self) -> str:
+        return f"<Visit of {self._address or 'an unknown address'}, {self.entry.name}>"
