@@ -187,7 +187,6 @@ MOST_METHODS = 25
 LARGE_CLASSES = frozenset(
     {
         "app.settings.Settings",
-        "engine.worker.batch.Batch",
         "popart.operators.OpView",
         "popart.views.GraphView",
         "popef.metadata.Metadata",

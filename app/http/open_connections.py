@@ -6,6 +6,7 @@ It exists before the server and the gateway, which both use it.
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 from uvicorn.server import ServerState
 
@@ -25,9 +26,11 @@ class OpenConnections:
 
     def unfinished(self) -> int:
         """Return the number of requests without an answer."""
+        connections: set[Any] = self.state.connections
+        cycles = [connection.cycle for connection in connections]
         direct = sum(
             isinstance(cycle, Exchange) and not cycle.response_complete
-            for cycle in (c.cycle for c in self.state.connections)
+            for cycle in cycles
         )
         return len(self.state.tasks) + direct
 

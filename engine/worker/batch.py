@@ -347,15 +347,20 @@ class Batch:
         entries = self.entries
         if len(entries) == 1:
             return self._one(index, entries[0])
-        touching = None if self._plan.dim else self._touching(index)
-        if touching is not None:
-            return touching
+        plan, info = self._plan, self._inputs[index].tensor_info
+        must_fit = plan.run_units > 0
+        if not plan.dim and info.data_type is not DataType.STRING:
+            rows = self.rows * plan.inputs[index].span
+            dtype = self._dtypes[index]
+            together = _adjacent(entries, index, dtype, rows, must_fit)
+            if together is not None:
+                return together
         parts = [self._one(index, entry) for entry in entries]
-        if self._plan.run_units:
+        if must_fit:
             parts = self._clipped(index, parts)
-        if not self._inputs[index].tensor_info.shape:
+        if not info.shape:
             parts = [np.atleast_1d(part) for part in parts]
-        return np.concatenate(parts, self._plan.dim)
+        return np.concatenate(parts, plan.dim)
 
     def _clipped(self, index: int, parts: list[Array]) -> list[Array]:
         """Return the rows that count, because a request that fills up a run may have
@@ -389,35 +394,39 @@ class Batch:
             ring.payload, dtype, nbytes // dtype.itemsize, offset
         ).reshape(shape)
 
-    def _touching(self, index: int) -> Array | None:
-        """Return all rows as one view if they are adjacent in one ring, else None."""
-        entries = self.entries
-        client = entries[0].client
-        ring = client.channel.inputs[index]
-        if self._inputs[index].tensor_info.data_type is DataType.STRING:
-            return None
-        start = end = -1
-        shape: tuple[int, ...] = ()
-        for entry in entries:
-            slot = entry.slots[index]
-            if entry.client is not client or slot < 0:
-                return None
-            _, offset, nbytes, rank = ring.head(slot)
-            if end < 0:
-                start = offset
-                shape = ring.dims(slot, rank)
-            elif offset != end:
-                return None
-            end = offset + nbytes
-        if start == end:
-            return None
-        dtype = self._dtypes[index]
-        count = (end - start) // dtype.itemsize
-        flat = np.frombuffer(ring.payload, dtype, count, start)
-        rows = self.rows * self._plan.inputs[index].span
-        if self._plan.run_units and count != rows * math.prod(shape[1:]):
-            return None
-        return flat.reshape(rows, *shape[1:])
-
     def __repr__(self) -> str:
         return f"<Batch {len(self.entries)} requests, {self.rows} rows>"
+
+
+def _adjacent(
+    entries: Sequence[Entry],
+    index: int,
+    dtype: np.dtype[Any],
+    rows: int,
+    must_fit: bool,
+) -> Array | None:
+    """Return all rows of an input as one view if they are adjacent in one ring, else
+    None. If `must_fit`, they have to be exactly `rows`.
+    """
+    client = entries[0].client
+    ring = client.channel.inputs[index]
+    start = end = -1
+    shape: tuple[int, ...] = ()
+    for entry in entries:
+        slot = entry.slots[index]
+        if entry.client is not client or slot < 0:
+            return None
+        _, offset, nbytes, rank = ring.head(slot)
+        if end < 0:
+            start = offset
+            shape = ring.dims(slot, rank)
+        elif offset != end:
+            return None
+        end = offset + nbytes
+    if start == end:
+        return None
+    count = (end - start) // dtype.itemsize
+    flat = np.frombuffer(ring.payload, dtype, count, start)
+    if must_fit and count != rows * math.prod(shape[1:]):
+        return None
+    return flat.reshape(rows, *shape[1:])
