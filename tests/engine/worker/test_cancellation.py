@@ -88,17 +88,18 @@ def test_a_run_goes_on_for_those_who_wait(
         def steps(number: int) -> dict[str, Tensor]:
             return {"count": Tensor.from_numpy(np.full((1, 1), number, np.int64))}
 
-        first = runner.submit(steps(2_000))
+        # Both are long enough to be seen running on a machine that is busy, and the
+        # four wait behind the first, so that they are one batch.
+        first = runner.submit(steps(50_000))
         until(lambda: running(runner))
-        # Long enough to be seen running on a machine that is busy.
-        requests = [runner.submit(steps(50_000)) for _ in range(4)]
+        requests = [runner.submit(steps(150_000)) for _ in range(4)]
         assert first.wait(30)
         until(lambda: running(runner))
         for request in requests[1:]:
             request.cancel()
         assert requests[0].wait(60)
         assert requests[0].error is None
-        assert requests[0].outputs["output"].numpy().tolist() == [[50_000]]
+        assert requests[0].outputs["output"].numpy().tolist() == [[150_000]]
         assert requests[0].batch_rows == 4  # the cancelled ones were with it
         until(lambda: not runner.devices[0].poll() and runner.in_flight == 0)
 
