@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count
 from math import prod
 from typing import Any
@@ -125,18 +125,14 @@ class HostStreams:
         self._outputs = {
             outputs[i].anchor.handle: outputs[i] for i in host if i in outputs
         }
-        self._dummies = frozenset(inputs[i].anchor.handle for i in empty if i in inputs)
-        self._dropped = frozenset(
-            outputs[i].anchor.handle for i in empty if i in outputs
-        )
+        self._dummies = _handles(inputs, empty)
+        self._dropped = _handles(outputs, empty)
         self._ready = frozenset(
             inputs[i].anchor.handle
             for i in ready
             if i in inputs and inputs[i].nbytes >= 0
         )
-        self._from_file = frozenset(
-            inputs[i].anchor.handle for i in file if i in inputs
-        )
+        self._from_file = _handles(inputs, file)
 
     def foreseeable(self) -> frozenset[str]:
         """Return the handles that can be prefetched."""
@@ -221,7 +217,8 @@ class HostStreams:
         if stream is None:
             if handle in self._dropped:
                 return
-            raise self._not_connected(TensorType.OUTPUT, handle)
+            kind = TensorType.OUTPUT
+            raise _not_connected(self._anchors.get((kind, handle)), kind, handle)
         if stream.offered is not None and stream.offered[0] is value:
             place, nbytes = stream.offered[1], value.nbytes
         else:
@@ -247,7 +244,7 @@ class HostStreams:
             return self._data.read(handle)
         anchor = self._anchors.get((TensorType.INPUT, handle))
         if anchor is None or handle not in self._dummies:
-            raise self._not_connected(TensorType.INPUT, handle)
+            raise _not_connected(anchor, TensorType.INPUT, handle)
         info = anchor.tensor_info
         shape = tuple(1 if dim < 0 else dim for dim in info.shape or ())
         if info.data_type is DataType.STRING:
@@ -362,20 +359,27 @@ class HostStreams:
         self._unsent.append((number, memory))
         return number, memory
 
-    def _not_connected(self, kind: TensorType, handle: str) -> Exception:
-        anchor = self._anchors.get((kind, handle))
-        if anchor is None:
-            return InvalidModel(
-                f"a program uses stream {handle!r}, which is not an anchor of the model"
-            )
-        what = "reads" if kind is TensorType.INPUT else "writes"
-        return AnchorsNotConnected(
-            f"a program {what} {anchor.name!r} (stream {handle!r}), which is "
-            "not connected; connect a queue or a callback to it"
-        )
-
     def __repr__(self) -> str:
         return (
             f"<HostStreams {len(self._inputs)} in, {len(self._outputs)} out, "
             f"{self._prefetched} prefetched>"
         )
+
+
+def _handles(
+    streams: Mapping[int, InputStream] | Mapping[int, OutputStream],
+    indices: Collection[int],
+) -> frozenset[str]:
+    return frozenset(streams[i].anchor.handle for i in indices if i in streams)
+
+
+def _not_connected(anchor: Anchor | None, kind: TensorType, handle: str) -> Exception:
+    if anchor is None:
+        return InvalidModel(
+            f"a program uses stream {handle!r}, which is not an anchor of the model"
+        )
+    what = "reads" if kind is TensorType.INPUT else "writes"
+    return AnchorsNotConnected(
+        f"a program {what} {anchor.name!r} (stream {handle!r}), which is "
+        "not connected; connect a queue or a callback to it"
+    )

@@ -9,7 +9,7 @@ replicas, so results have the bits of a session.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -54,9 +54,10 @@ class _Unrolling:
         self._all = range(program.replicas)
         self._moves = Moves(program.replicas)
         self._infos: dict[str, TensorInfo] = {}
+        sent = (exchange for exchange, _ in program.ends.sent.values())
         self._buffers = {
             e.buffer.number: e.buffer
-            for e in (*(e for e, _ in program.ends.sent.values()), *self._received())
+            for e in (*sent, *program.ends.received.values())
             if isinstance(e, RemoteLoad | RemoteStore)
         }
         for tensor in program.remote:
@@ -67,7 +68,7 @@ class _Unrolling:
 
     def run(self) -> Program:
         """Return the program."""
-        self._check_rows()
+        _check_rows(self._buffers.values(), len(self._all))
         given = self._program.executable
         for name, info in given.variables.items():
             for r in self._all:
@@ -97,21 +98,6 @@ class _Unrolling:
             ends=type(self._program.ends)(),
             replicas=1,
         )
-
-    def _received(self) -> Sequence[Exchange]:
-        return list(self._program.ends.received.values())
-
-    def _check_rows(self) -> None:
-        sizes = [
-            b.entries * prod(b.shape) * b.dtype.carrier.itemsize
-            for b in self._buffers.values()
-        ]
-        total = sum(sizes) * len(self._all)
-        if total > MOST_ROWS:
-            raise NotYet(
-                f"its remote buffers have {total} bytes; a file can hold up to "
-                f"{MOST_ROWS}"
-            )
 
     def _metadata(self) -> Metadata:
         anchors = [self._anchor(a) for a in self._program.metadata.anchors]
@@ -339,6 +325,15 @@ class _Unrolling:
             info = TensorInfo(buffer.shape, data_type_of(buffer.dtype.carrier))
             self._infos[_of(name, r)] = info
         return name
+
+
+def _check_rows(buffers: Iterable[RemoteBuffer], replicas: int) -> None:
+    sizes = (b.entries * prod(b.shape) * b.dtype.carrier.itemsize for b in buffers)
+    total = sum(sizes) * replicas
+    if total > MOST_ROWS:
+        raise NotYet(
+            f"its remote buffers have {total} bytes; a file can hold up to {MOST_ROWS}"
+        )
 
 
 def _of(variable: str, replica: int) -> str:
