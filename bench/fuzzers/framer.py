@@ -12,12 +12,9 @@ anything else was found: the seed of each such case is printed.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -27,9 +24,8 @@ import httptools
 
 from app.errors import HttpError
 from app.http.connection.framing import Framer, Head
+from bench.fuzzers.cases import run_cases
 
-#: Characters of a case that are printed.
-SHOWN: Final = 2000
 #: Why the framer and another reader may find different messages.
 DIFFERENCES: Final = {
     "upgrade": "llhttp ends at a head that asks for another protocol; the framer reads "
@@ -411,32 +407,18 @@ def _beside_h11(ours: list[Message], theirs: list[Message]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.fuzzers.framer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--show", type=int, default=10, help="of what was found")
-    options = parser.parse_args(arguments)
-    began = time.monotonic()
-    seen: Counter[str] = Counter()
-    wrong: list[tuple[int, str]] = []
-    for seed in range(options.seed, options.seed + options.cases):
-        known, why = check(seed)
-        if why or known not in ("", *DIFFERENCES):
-            wrong.append((seed, why or known))
-        else:
-            seen[known or "none"] += 1
-    for seed, why in wrong[: options.show]:
-        print(f"seed {seed}: {make(seed)[0]!r}"[:SHOWN])
-        print(f"  {why}"[:SHOWN])
-    print(f"{options.cases} cases in {time.monotonic() - began:.0f} s")
-    for name, count in seen.most_common():
-        print(f"  {count:8} {name}: {DIFFERENCES.get(name, 'all readers agree')}")
-    print(f"  {len(wrong):8} not explained")
-    return 1 if wrong else 0
+    name = "bench.fuzzers.framer"
+    return run_cases(name, __doc__, _explained, make, arguments, DIFFERENCES)
+
+
+def _explained(seed: int) -> tuple[str, str]:
+    """Return the outcome of a case as `run_cases` expects it. A difference that is not
+    listed is wrong.
+    """
+    known, why = check(seed)
+    if not why and known not in ("", *DIFFERENCES):
+        why = f"a difference that is not listed: {known}"
+    return known or "all readers agree", why
 
 
 if __name__ == "__main__":

@@ -12,14 +12,11 @@ code 1 if a case found anything else: its seed is printed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import socket
 import string
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
@@ -35,6 +32,7 @@ from app.repository.formats import SharedFormat
 from app.serving.ensemble_graph import EnsembleGraph, Face, Step
 from app.spec import ModelSpec, TensorSpec
 from app.workers.messages import START, TO_SUPERVISOR, TO_WORKER
+from bench.fuzzers.cases import run_cases
 from engine.compiler.fork_server import ANSWERS, QUESTIONS
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.runner.runner_description import RunnerDescription
@@ -270,32 +268,9 @@ def harness() -> Iterator[Harness]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.fuzzers.messages",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--show", type=int, default=10, help="of what was found")
-    options = parser.parse_args(arguments)
-    began = time.monotonic()
-    seen: Counter[str] = Counter()
-    wrong: list[tuple[int, str]] = []
     with harness() as made:
-        for seed in range(options.seed, options.seed + options.cases):
-            outcome, why = made.check(seed)
-            if why:
-                wrong.append((seed, why))
-            else:
-                seen[outcome] += 1
-    for seed, why in wrong[: options.show]:
-        print(f"seed {seed}: {why}\n  {make(seed)}"[:2000])
-    print(f"{options.cases} cases in {time.monotonic() - began:.0f} s")
-    for name, count in seen.most_common():
-        print(f"  {count:8} {name}")
-    print(f"  {len(wrong):8} wrong")
-    return 1 if wrong else 0
+        name = "bench.fuzzers.messages"
+        return run_cases(name, __doc__, made.check, make, arguments)
 
 
 if __name__ == "__main__":
