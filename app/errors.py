@@ -36,7 +36,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import orjson
 
@@ -65,6 +65,8 @@ from engine import (
     Unsupported,
     WrongProcess,
 )
+
+E = TypeVar("E", bound=Exception)
 
 logger = logging.getLogger(__name__)
 
@@ -516,3 +518,14 @@ def retry_after(error: BaseException) -> tuple[Header, ...]:
     else:
         return ()
     return ((b"retry-after", str(seconds).encode()),)
+
+
+def labelled(error: E, label: str) -> E:
+    """Return the error with a label before its message.
+
+    It is a new object, because errors may be shared.
+    """
+    copy = type(error).__new__(type(error))
+    copy.__dict__.update(error.__dict__)
+    copy.args = (f"{label}: {error}", *error.args[1:])
+    return copy

@@ -23,6 +23,8 @@ COMMANDS: Final = "popgate.commands"
 #: Configuration files of other servers, each under the file's name
 #: (`app.config.config_formats.ConfigFormat`).
 CONFIG_FORMATS: Final = "popgate.config_formats"
+#: What runs ensembles (`app.serving.ensemble.EnsembleKind`).
+ENSEMBLES: Final = "popgate.ensembles"
 #: Kinds of files besides ONNX that `popgate compile` accepts: modules with `split_name`
 #: and `compile_program` (docs/how-to/write-a-plugin.md).
 EXECUTABLES: Final = "popgate.executables"

@@ -48,6 +48,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popef": frozenset({"popef_io", "engine"}),
     "popgate_admin": frozenset({"popef_io", "engine", "app"}),
     "popgate_client": frozenset({"popgate"}),  # `popgate.values`
+    "popgate_ensembles": frozenset({"engine", "app"}),
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
     "popgate_kserve": frozenset({"engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),

@@ -14,6 +14,7 @@ from app import plugins
 #: The groups of which every server imports all plugins.
 _IMPORTED = (
     plugins.CONFIG_FORMATS,
+    plugins.ENSEMBLES,
     plugins.INPUT_DECODERS,
     plugins.MODEL_FORMATS,
     plugins.PROFILES,

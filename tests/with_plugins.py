@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Files and tests that need the client, or what the commands and routes of plugins add.
+#: Files and tests that need the client, ensembles, or what the commands and routes of
+#: plugins add.
 NEED_PLUGINS = (
     "tests/app/api/test_client_code.py",
     "tests/app/cli/test_main.py::test_help_is_as_wide_as_the_terminal",
@@ -30,6 +31,12 @@ NEED_PLUGINS = (
     "tests/app/codec/files/test_posted_files.py",
     "tests/app/http/test_management_socket.py",
     "tests/app/serving/test_keys_apart.py::test_shared_memory",
+    "tests/app/http/test_access.py::test_keys_over_http",
+    "tests/app/http/test_request_log.py::test_an_answered_request[ensemble]",
+    "tests/app/http/test_request_log.py::test_a_failed_request[ensemble]",
+    "tests/app/repository/test_on_demand.py::test_an_ensemble_leaves_and_comes",
+    "tests/app/serving/test_generators.py::test_python_models_are_members_of",
+    "tests/app/workers/test_ensembles.py",
     "tests/app/test_pairs.py",
     "tests/app/test_pairs_at_work.py",
 )

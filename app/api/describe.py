@@ -25,8 +25,7 @@ from app.observe.metrics import MetricsRegistry
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord
-from app.serving.ensemble_graph import Step
-from app.serving.ensembles import EnsembleRunner
+from app.serving.ensemble import Ensemble, Step
 from app.serving.steps import StepScheduler
 from app.spec import TensorSpec
 from engine import DeviceState, DeviceWaitTimeout, ModelRunner, NoDeviceAvailable
@@ -65,7 +64,7 @@ def is_serving(loaded: LoadedModel | None) -> bool:
 
 def why_not_serving(loaded: LoadedModel | None) -> str:
     """Return why a loaded version does not answer."""
-    if loaded is not None and isinstance(loaded.runner, EnsembleRunner):
+    if loaded is not None and isinstance(loaded.runner, Ensemble):
         return loaded.runner.missing or LOST
     if loaded is not None and any(
         device.state is DeviceState.READY for device in loaded.runner.devices
@@ -192,7 +191,7 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": gives_several(loaded)},
     }
-    if isinstance(loaded.runner, EnsembleRunner):
+    if isinstance(loaded.runner, Ensemble):
         document["ensemble_scheduling"] = {
             "step": [_ensemble_step(step) for step in loaded.runner.steps]
         }

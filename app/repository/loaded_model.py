@@ -10,7 +10,7 @@ from typing import Any
 from app.config.model_config import ModelConfig
 from app.repository.saved_state import save_state
 from app.repository.scan import VersionSource
-from app.serving.ensembles import EnsembleRunner
+from app.serving.ensemble import Ensemble
 from app.serving.route_table import ModelRoutes
 from app.serving.runner import RequestScheduler
 from app.spec import ModelSpec
@@ -46,7 +46,7 @@ class LoadedModel:
     """
 
     spec: ModelSpec
-    runner: ModelRunner | EnsembleRunner
+    runner: ModelRunner | Ensemble
     config: ModelConfig
     source: VersionSource
     memory: int

@@ -19,7 +19,7 @@ from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.records import ModelRecords
 from app.repository.scan import ModelSource, VersionSource
 from app.repository.served_models import ServedModels
-from app.serving.ensembles import EnsembleRunner
+from app.serving.ensemble import Ensemble
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,6 @@ def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) ->
     if entry is None or entry.loaded is None:
         return True
     runner = entry.loaded.runner
-    if isinstance(runner, EnsembleRunner) and not runner.is_current:
+    if isinstance(runner, Ensemble) and not runner.is_current:
         return True  # its members have changed or are missing
     return not entry.loaded.is_from(version, source.config)

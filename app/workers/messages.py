@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from app.observe.log import LogSettings
 from app.repository.formats import SharedFormat, SharedScheduler
-from app.serving.ensemble_graph import EnsembleGraph
-from app.serving.ensembles import face_of
 from app.serving.generators import GeneratorScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec
@@ -19,17 +17,10 @@ MOST = 160 * 1024
 
 
 class SharedEnsemble(Message, frozen=True):
-    """An ensemble, and the tensors of its members."""
+    """An ensemble (`Ensemble.shared`), and the tensors of its members."""
 
-    graph: Form[EnsembleGraph]
+    graph: bytes
     members: tuple[Form[ModelSpec], ...]
-
-    def compose(self, members: Sequence[ModelSpec]) -> EnsembleGraph:
-        """Return the same graph for equal members. Raises ValueError."""
-        before = [face_of(member.value) for member in self.members]
-        if list(map(face_of, members)) != before:
-            raise ValueError("the members take or return other tensors than before")
-        return self.graph.value
 
 
 class SharedModel(Message, frozen=True):

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from app.observe.shared_counters import MOST_MODELS
 from app.repository.formats import SharedScheduler
-from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.ensemble import Ensemble, EnsembleScheduler
 from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
 from app.serving.sequences import SequenceScheduler
@@ -22,7 +22,7 @@ from engine import Device, Form, ModelRunner
 logger = logging.getLogger(__name__)
 
 #: A runner of a model that workers run too.
-SharedRunner: TypeAlias = ModelRunner | EnsembleRunner
+SharedRunner: TypeAlias = ModelRunner | Ensemble
 
 
 class _Known(NamedTuple):
@@ -67,7 +67,7 @@ class Publication:
         """
         self._ensembles.discard(name)
         for entry in self._table.entries(name):
-            if isinstance(entry.runner, EnsembleRunner):
+            if isinstance(entry.runner, Ensemble):
                 self._ensembles.add(name)
             self._say_where(entry)
         yield name
@@ -93,7 +93,7 @@ class Publication:
             described = self._described(entry)
             if block is None or described is None:
                 continue
-            assert isinstance(runner, ModelRunner | EnsembleRunner)
+            assert isinstance(runner, ModelRunner | Ensemble)
             key = self._key(name, runner, described)
             shared.append((SharedEntry.of(key, block, entry, described), runner))
         return shared
@@ -104,12 +104,12 @@ class Publication:
         is_watched = entry.tracer is not None or entry.regions is not None
         if is_watched or not entry.ready or _why_relayed(scheduler):
             return None
-        if isinstance(runner, EnsembleRunner):
+        if isinstance(runner, Ensemble):
             entries = runner.entries()
             if any(one is None or self._described(one) is None for one in entries):
                 return None
             members = tuple(map(Form, runner.members))
-            return SharedEnsemble(Form(runner.graph), members) if runner.fits else None
+            return SharedEnsemble(runner.shared, members) if runner.fits else None
         if not isinstance(runner, ModelRunner) or runner.failure is not None:
             return None
         description = runner.description.shared(self._workers)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from app.observe.shared_counters import CounterSegment
 from app.repository.formats import join_format
-from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.ensemble import Ensemble, EnsembleScheduler, ensemble_kind
 from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
 from app.serving.steps import StepScheduler
@@ -22,7 +22,7 @@ from engine import EngineError, JoinedRunner
 logger = logging.getLogger(__name__)
 
 #: A runner of a model in a worker.
-LocalRunner: TypeAlias = JoinedRunner | EnsembleRunner
+LocalRunner: TypeAlias = JoinedRunner | Ensemble
 
 
 class SharedRunners:
@@ -56,7 +56,7 @@ class SharedRunners:
         runner = await self._runner(one)
         if runner is None:
             return None
-        if isinstance(runner, EnsembleRunner):
+        if isinstance(runner, Ensemble):
             return runner, EnsembleScheduler(runner)
         if one.generator is not None:
             return runner, GeneratorScheduler(one.generator.value, runner)
@@ -81,9 +81,7 @@ class SharedRunners:
         if isinstance(one.runner, SharedEnsemble):
             shared = one.runner
             members = tuple(member.value for member in shared.members)
-            return EnsembleRunner(
-                shared.graph.value, members, self._table, shared.compose
-            )
+            return ensemble_kind().join(shared.graph, members, self._table)
         description = one.runner.description.value
         replicas = description.replicas
         for key, _ in replicas:
@@ -135,4 +133,4 @@ class SharedRunners:
 
 def can_run(runner: LocalRunner) -> bool:
     """Return whether a runner takes requests now."""
-    return runner.fits if isinstance(runner, EnsembleRunner) else runner.serving
+    return runner.fits if isinstance(runner, Ensemble) else runner.serving

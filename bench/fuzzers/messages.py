@@ -29,7 +29,6 @@ import msgpack
 import msgspec
 
 from app.repository.formats import SharedFormat
-from app.serving.ensemble_graph import EnsembleGraph, Face, Step
 from app.spec import ModelSpec, TensorSpec
 from app.workers.messages import START, TO_SUPERVISOR, TO_WORKER
 from bench.fuzzers.cases import run_cases
@@ -98,11 +97,6 @@ def _spec(random: random.Random) -> ModelSpec:
     return ModelSpec(_text(random), "1", inputs, inputs[:1], 8, 0, False, defaults)
 
 
-def _graph(random: random.Random) -> EnsembleGraph:
-    step = Step("step 1", _text(random), 0, (("x", "a"),), (("y", "b"),), 0, (1,))
-    return EnsembleGraph(_spec(random), (step,), (Face("x", (-1, 2), None),))
-
-
 def _layout(random: random.Random) -> ChannelLayout:
     return ChannelLayout(random.randrange(1, 9), (4096,) * random.randrange(3), (8192,))
 
@@ -122,7 +116,6 @@ def _format(random: random.Random) -> SharedFormat:
 #: Objects for the fields that are a `Form`.
 FORMS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
     ModelSpec: _spec,
-    EnsembleGraph: _graph,
     SharedFormat: _format,
     RunnerDescription: _description,
     ChannelLayout: _layout,

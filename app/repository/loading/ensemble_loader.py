@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from app.config.ensemble_config import StepConfig
-from app.config.model_config import ModelConfig
 from app.repository.loaded_model import LoadedModel, LoadError
 from app.repository.loader import explained
 from app.repository.loading.missing_models import MissingModels
@@ -17,8 +15,7 @@ from app.repository.model_record import ModelRecord
 from app.repository.records import ModelRecords
 from app.repository.scan import VersionSource
 from app.serving.calls.call_graph import leads_to
-from app.serving.ensemble_graph import EnsembleGraph, compose, described, label_of
-from app.serving.ensembles import EnsembleRunner, EnsembleScheduler
+from app.serving.ensemble import EnsembleScheduler, ensemble_kind, label_of
 from app.serving.runner import RequestScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
@@ -45,18 +42,6 @@ def why_no_member(scheduler: RequestScheduler | None) -> str:
     return _CONVERTED
 
 
-def assemble_ensemble(
-    name: str, source: VersionSource, config: ModelConfig, specs: Sequence[ModelSpec]
-) -> EnsembleGraph:
-    """Return the ensemble whose steps run models of these `specs`.
-    Raises ValueError.
-    """
-    assert config.ensemble is not None
-    version = str(source.version)
-    graph = compose(name, version, config.ensemble, specs, source.declared)
-    return replace(graph, spec=described(graph.spec, config))
-
-
 class EnsembleLoader:
     """Loads ensembles, after their member models.
 
@@ -80,25 +65,24 @@ class EnsembleLoader:
         assert config is not None
         specs = []
         for number, step in enumerate(config.step):
-            label = label_of(number, step)
+            label = label_of(number, step.model)
             try:
                 specs.append(await self._member(record.name, step))
             except LoadError as e:
                 raise LoadError(f"{label}: {e}") from None
         with explained(f"{record.name}/{source.version}"):
-            graph = assemble_ensemble(record.name, source, record.config, specs)
-        runner = EnsembleRunner(
-            graph,
-            specs,
-            self._table,
-            lambda members: compose(
-                graph.spec.name, graph.spec.version, config, members, source.declared
-            ),
-        )
+            runner = ensemble_kind().ensemble(
+                record.name,
+                str(source.version),
+                record.config,
+                specs,
+                source.declared,
+                self._table,
+            )
         # The members have run before they were ready, and the ensemble itself runs
         # nothing.
         return LoadedModel(
-            graph.spec,
+            runner.spec,
             runner,
             record.config,
             source,

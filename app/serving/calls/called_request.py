@@ -14,11 +14,10 @@ from typing import Protocol
 import orjson
 
 from app.codec.messages import Encoding, InferRequest
-from app.errors import ModelNotReady, RequestError, UnknownModel, row_of
+from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
 from app.serving.calls.requester import Asker, Requester, owner_in
-from app.serving.ensembles import named
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.runner import RequestScheduler, Submitted
 from app.serving.sequences import SequenceScheduler
@@ -267,7 +266,7 @@ class CalledRequest:
             took = time.monotonic_ns() - self._began
             self._entry.stats.failure(row_of(error), took)
         self._keep(submitted, row_of(error).code)
-        told = named(_as_engine_error(error), f"model {self._message.model!r}")
+        told = labelled(_as_engine_error(error), f"model {self._message.model!r}")
         self._caller.answer(self._message, told)
 
     def give_up(self, error: EngineError) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from app.serving.ensemble_graph import EnsembleGraph, Face, Step
 from app.spec import ModelSpec, TensorSpec
 from app.workers.messages import (
     TO_WORKER,
     ModelChanged,
-    SharedEnsemble,
     SharedEntry,
     SharedModel,
 )
@@ -66,24 +63,6 @@ def test_a_version_arrives_as_it_was() -> None:
         assert getattr(found.spec.value, attribute) == getattr(spec, attribute)
     assert found.spec.value.defaults["x"].tobytes() == default.tobytes()
     assert found.spec.value.defaults["x"].shape == default.shape
-
-
-def test_an_ensemble_arrives_as_it_was_and_knows_its_members() -> None:
-    x, y = (TensorSpec.make(name, "FP32", (-1, 2)) for name in "xy")
-    member = ModelSpec("m", "1", (x,), (y,), max_batch_size=8)
-    step = Step("step 1 (m)", "m", 0, (("x", "a"),), (("y", "b"),), 0, ())
-    whole = ModelSpec("e", "1", (x,), (y,), max_batch_size=8)
-    faces = (Face("x", (-1, 2), None),), (Face("y", (-1, 2), (-1, 2)),)
-    graph = EnsembleGraph(whole, (step,), *faces)
-    ensemble = SharedEnsemble(Form(graph), (Form(member),))
-    shared = arrived(SharedEntry(6, 2, Form(whole), ensemble)).runner
-    assert isinstance(shared, SharedEnsemble)
-    found = shared.graph.value
-    assert found.steps == (step,)
-    assert (found.inputs, found.outputs) == faces
-    assert shared.compose([member]) is found
-    with pytest.raises(ValueError, match="other tensors"):
-        shared.compose([replace(member, inputs=(y,))])
 
 
 def test_damaged_messages_are_refused_and_leak_nothing() -> None:

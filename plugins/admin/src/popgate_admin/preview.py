@@ -25,7 +25,7 @@ from app.repository.compile_cache import CompileCache
 from app.repository.formats import format_named
 from app.repository.loaded_model import LoadError
 from app.repository.loader import compiled_files, explained, input_defaults
-from app.repository.loading.ensemble_loader import assemble_ensemble, why_no_member
+from app.repository.loading.ensemble_loader import why_no_member
 from app.repository.model_sources import RemoteCaches, RemoteError
 from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
@@ -41,7 +41,7 @@ from app.repository.scan import (
     names_in,
 )
 from app.repository.warmup import warm_up
-from app.serving.ensemble_graph import label_of
+from app.serving.ensemble import ensemble_kind, label_of
 from app.serving.runner import Submitted
 from app.sizes import counted, size_text
 from app.spec import ModelSpec
@@ -313,27 +313,29 @@ class _Previewer:
         for number, step in enumerate(config.ensemble.step):
             if step.model in self._begun:
                 raise LoadError(
-                    f"{label_of(number, step)}: the ensemble would run itself"
+                    f"{label_of(number, step.model)}: the ensemble would run itself"
                 )
             member = self._model(step.model)
             if member is not None and member.to_come:
                 msg = f"{step.model!r} is not downloaded yet, so it is not checked"
-                raise _NotKnown(f"{label_of(number, step)}: {msg}")
+                raise _NotKnown(f"{label_of(number, step.model)}: {msg}")
             there = [v for v in member.versions if v.spec] if member else []
             wanted = [v for v in there if step.version in (0, v.version)]
             if not wanted:
                 which = f" version {step.version}" if step.version else ""
                 raise LoadError(
-                    f"{label_of(number, step)}: model {step.model!r}{which} would not "
-                    f"be served"
+                    f"{label_of(number, step.model)}: model {step.model!r}{which} "
+                    "would not be served"
                 )
             spec = wanted[-1].spec
             assert spec is not None
             specs.append(spec)
             if reason := wanted[-1].no_member:
-                raise LoadError(f"{label_of(number, step)}: {reason}")
+                raise LoadError(f"{label_of(number, step.model)}: {reason}")
         with explained(f"{name}/{source.version}"):
-            return assemble_ensemble(name, source, config, specs).spec
+            return ensemble_kind().spec(
+                name, str(source.version), config, specs, source.declared
+            )
 
 
 def _python(name: str, source: VersionSource, config: ModelConfig) -> Assembled:

@@ -9,27 +9,12 @@ from typing import Any
 from app.config.declared import DeclaredTensor, DeclaredTensors
 from app.config.ensemble_config import EnsembleConfig, StepConfig
 from app.config.model_config import ModelConfig
+from app.serving.ensemble import Step, label_of
+from app.serving.tensor_fit import common_shape
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 
 NOTHING_DECLARED = DeclaredTensors()
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step of the graph; each pair is (tensor of the model, tensor of the ensemble).
-
-    `needs` counts the steps whose outputs this step needs. `followers` are the steps
-    that need its own.
-    """
-
-    label: str
-    model: str
-    version: int
-    inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[tuple[str, str], ...]
-    needs: int = 0
-    followers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +63,6 @@ class _Known:
     batched: bool
 
 
-def label_of(number: int, step: StepConfig) -> str:
-    """Return the name of a step for messages."""
-    return f"step {number + 1} ({step.model})"
-
-
 def compose(
     name: str,
     version: str,
@@ -99,7 +79,7 @@ def compose(
     different types or shapes, and a circle of steps.
     """
     steps = [
-        _step(label_of(n, step), step, spec, config)
+        _step(label_of(n, step.model), step, spec, config)
         for n, (step, spec) in enumerate(zip(config.step, members, strict=True))
     ]
     producers = _producers(steps)
@@ -327,19 +307,6 @@ def fitting(
             common = common_shape(mine[1:], theirs)
             return (mine[0], *(common or ()))
     return common_shape(mine, theirs)
-
-
-def common_shape(
-    first: tuple[int, ...] | None, second: tuple[int, ...] | None
-) -> tuple[int, ...] | None:
-    """Return the shape that satisfies both; -1 is any size. Raises ValueError."""
-    if first is None or second is None:
-        return second if first is None else first
-    if len(first) != len(second):
-        raise ValueError("ranks differ")
-    if any(a != b and -1 not in (a, b) for a, b in zip(first, second, strict=True)):
-        raise ValueError("sizes differ")
-    return tuple(max(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _shown(shape: tuple[int, ...] | None) -> str:

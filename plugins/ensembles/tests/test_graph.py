@@ -1,19 +1,30 @@
 """Ensembles on paper: what fits together, and what is said where it does not.
 
-Covers: app/config/ensemble_config.py.
+Covers: app/config/ensemble_config.py,
+plugins/ensembles/src/popgate_ensembles/kind.py.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 
 from app.config.ensemble_config import EnsembleConfig, StepConfig
 from app.config.model_config import ModelConfig, ModelConfigError, parse_model_config
-from app.serving.ensemble_graph import EnsembleGraph, common_shape, compose
+from app.limits import Limits
+from app.serving.ensemble import Step as GraphStep
+from app.serving.table import ModelTable
+from app.serving.tensor_fit import common_shape
 from app.spec import ModelSpec, TensorSpec
+from app.workers.messages import TO_WORKER, ModelChanged, SharedEnsemble, SharedEntry
+from engine import Form
+from engine.transport.messages import encode
+from popgate_ensembles.graph import EnsembleGraph, Face, compose
+from popgate_ensembles.kind import KIND
+from popgate_ensembles.runner import EnsembleRunner
 
 
 def tensor(text: str) -> TensorSpec:
@@ -214,3 +225,25 @@ def test_configurations_that_cannot_be(
     with pytest.raises(ModelConfigError) as caught:
         parse_model_config({"ensemble": ensemble, **more})
     assert text in str(caught.value)
+
+
+def test_it_arrives_in_a_worker_as_it_was_and_knows_its_members() -> None:
+    x, y = (TensorSpec.make(name, "FP32", (-1, 2)) for name in "xy")
+    member = ModelSpec("m", "1", (x,), (y,), max_batch_size=8)
+    step = GraphStep("step 1 (m)", "m", 0, (("x", "a"),), (("y", "b"),), 0, ())
+    whole = ModelSpec("e", "1", (x,), (y,), max_batch_size=8)
+    faces = (Face("x", (-1, 2), None),), (Face("y", (-1, 2), (-1, 2)),)
+    graph = EnsembleGraph(whole, (step,), *faces)
+    table = ModelTable(Limits())
+    made = EnsembleRunner(graph, [member], table, lambda members: graph)
+    sent = SharedEntry(6, 2, Form(whole), SharedEnsemble(made.shared, (Form(member),)))
+    message = TO_WORKER.decode(encode(ModelChanged(1, "e", "1", (sent,), ())))
+    assert isinstance(message, ModelChanged)
+    shared = message.entries[0].runner
+    assert isinstance(shared, SharedEnsemble)
+    joined = KIND.join(shared.graph, [one.value for one in shared.members], table)
+    assert joined.graph.steps == (step,)
+    assert (joined.graph.inputs, joined.graph.outputs) == faces
+    assert joined.compose([member]) is joined.graph
+    with pytest.raises(ValueError, match="other tensors"):
+        joined.compose([replace(member, inputs=(y,))])

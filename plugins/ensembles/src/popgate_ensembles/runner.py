@@ -12,38 +12,35 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
+
+import msgspec
 
 from app.codec.bounded_cache import remember
-from app.codec.messages import InferRequest
-from app.errors import InvalidTensor, ModelNotReady, row_of
+from app.errors import InvalidTensor, ModelNotReady, labelled, row_of
 from app.observe.journal import Part
-from app.serving.ensemble_graph import (
-    EnsembleGraph,
-    Plan,
-)
+from app.serving.ensemble import Ensemble
 from app.serving.pending import Pending
 from app.serving.runner import Submitted
 from app.serving.table import ModelEntry, ModelTable, infer_path
-from app.serving.tensor_fit import checked_rows, given, reshaped, with_rank
+from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from app.spec import ModelSpec
 from engine import (
     Cancelled,
     Device,
     EngineError,
-    ModelRunnerConfig,
     RunnerClosed,
     Tensor,
 )
-
-E = TypeVar("E", bound=Exception)
+from popgate_ensembles.graph import EnsembleGraph, Plan
+from popgate_ensembles.shapes import given, reshaped, with_rank
 
 _DRAIN_TICK = 0.01  # seconds
 
 
-class EnsembleRunner:
-    """Runs the requests of an ensemble, in place of an `engine.ModelRunner`.
+class EnsembleRunner(Ensemble):
+    """Runs the requests of an ensemble.
 
     The runner looks up members in the table for each request. So a member that is
     swapped for an equal one is used immediately. If a member is unloaded, requests that
@@ -58,13 +55,10 @@ class EnsembleRunner:
         table: ModelTable,
         compose: Callable[[Sequence[ModelSpec]], EnsembleGraph],
     ) -> None:
-        self.spec = graph.spec
+        super().__init__(graph.spec, graph.steps, members)
         self.graph = graph
-        self.steps = graph.steps
         self.table = table
-        self.config = ModelRunnerConfig()
-        self.members = tuple(members)
-        self._compose = compose
+        self.compose = compose
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._paths = [infer_path(step.model, step.version) for step in graph.steps]
         self._requests: set[EnsembleRequest] = set()
@@ -125,6 +119,11 @@ class EnsembleRunner:
     @property
     def in_flight(self) -> int:
         return len(self._requests)
+
+    @property
+    def shared(self) -> bytes:
+        """Return the graph as a message."""
+        return msgspec.msgpack.encode(self.graph.to_message())
 
     def submit(
         self,
@@ -209,7 +208,7 @@ class EnsembleRunner:
         mine = self.spec
         why = "the ensemble would take or return other tensors than before"
         try:
-            graph = self._compose(members)
+            graph = self.compose(members)
         except ValueError as e:
             why = str(e)
         else:
@@ -224,28 +223,6 @@ class EnsembleRunner:
             f"<EnsembleRunner {self.spec.name!r} {len(self.steps)} steps, "
             f"{self.in_flight} in flight>"
         )
-
-
-class EnsembleScheduler:
-    """Tells an ensemble which outputs a request wants."""
-
-    def __init__(self, runner: EnsembleRunner) -> None:
-        self._runner = runner
-
-    def submit(
-        self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
-    ) -> EnsembleRequest:
-        """Raise RunnerClosed."""
-        return self._runner.submit(
-            request.inputs,
-            deadline=deadline,
-            on_done=on_done,
-            priority=request.priority,
-            outputs=request.outputs,
-        )
-
-    def __repr__(self) -> str:
-        return f"<EnsembleScheduler {self._runner!r}>"
 
 
 class EnsembleRequest(Pending):
@@ -327,7 +304,7 @@ class EnsembleRequest(Pending):
         try:
             on_done = partial(self._ended, number, entry, rows)
             options: dict[str, Any] = {}
-            if isinstance(runner, EnsembleRunner):
+            if isinstance(runner, Ensemble):
                 options["outputs"] = self._plan.asked[number]
             submitted = runner.submit(
                 feed,
@@ -439,7 +416,7 @@ class EnsembleRequest(Pending):
         self._start(number)
 
     def _fail(self, number: int, error: Exception) -> None:
-        self.resolve(named(error, self._runner.steps[number].label))
+        self.resolve(labelled(error, self._runner.steps[number].label))
 
     def resolve(self, error: Exception | None = None) -> None:
         if self.done:
@@ -459,14 +436,6 @@ class EnsembleRequest(Pending):
                 submitted.abandon(gone)
         finally:
             self.tell()
-
-
-def named(error: E, label: str) -> E:
-    """Return the error with its step; a new object, because errors may be shared."""
-    copy = type(error).__new__(type(error))
-    copy.__dict__.update(error.__dict__)
-    copy.args = (f"{label}: {error}", *error.args[1:])
-    return copy
 
 
 def face_of(spec: ModelSpec) -> tuple[object, ...]:
