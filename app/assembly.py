@@ -24,7 +24,7 @@ from app.regions import Regions
 from app.reloading import Reloading
 from app.repository.absent_models import AbsentModels
 from app.repository.assembly import TimeLimits
-from app.repository.compile_cache import CompileCache
+from app.repository.compilers import CompileCache, compiler
 from app.repository.control.control_mode import ControlMode
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
@@ -123,7 +123,7 @@ def gateway_of(
     log = LogControl(
         settings.log_level, settings.log_format, on_change=others.log_changed
     )
-    cache = CompileCache(
+    cache = compiler().cache(
         settings.cache_dir, settings.compile_timeout, settings.compile_memory
     )
     uploads = Uploads(settings.cache_dir / "uploads")

@@ -27,7 +27,7 @@ from app.other_processes import OtherProcesses
 from app.pools import Pools
 from app.regions import Regions
 from app.reloading import Reloading
-from app.repository.compile_cache import CompileCache
+from app.repository.compilers import CompileCache
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.model_control import ModelControl
 from app.repository.control.uploads import Uploads

@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 #: Commands of `popgate` (a tuple of `app.cli.plugin_commands.PluginCommand`).
 COMMANDS: Final = "popgate.commands"
+#: The compiler of ONNX models, under the name `onnx`
+#: (`app.repository.compilers.Compiler`).
+COMPILERS: Final = "popgate.compilers"
 #: Configuration files of other servers, each under the file's name
 #: (`app.config.config_formats.ConfigFormat`).
 CONFIG_FORMATS: Final = "popgate.config_formats"
 #: What runs ensembles (`app.serving.ensemble.EnsembleKind`).
 ENSEMBLES: Final = "popgate.ensembles"
-#: Kinds of files besides ONNX that `popgate compile` accepts: modules with `split_name`
-#: and `compile_program` (docs/how-to/write-a-plugin.md).
-EXECUTABLES: Final = "popgate.executables"
 #: Kinds of URLs that models are downloaded from
 #: (`app.repository.model_sources.ModelSource`).
 MODEL_SOURCES: Final = "popgate.model_sources"

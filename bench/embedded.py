@@ -47,8 +47,8 @@ from bench.cases.models import doubled
 from bench.servers.machine import describe
 from bench.servers.processes import page_faults
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
-from engine.compiler import compile_model
 from engine.programs.onnx_session import session_options
+from popgate_onnx.compiler import compile_model
 
 SIZES = (64, 64 << 10, 1 << 20, 4 << 20)
 #: Rounds that are not counted, because they touch memory for the first time.

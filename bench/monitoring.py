@@ -30,7 +30,7 @@ import numpy as np
 import engine.runner.replica_channel
 from bench.cases.models import small
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig
-from engine.compiler import compile_model
+from popgate_onnx.compiler import compile_model
 
 _ALLOWED = 0.01
 _OUTSTANDING = 64

@@ -39,7 +39,7 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
 )
-from engine.compiler import CompileOptions, compile_model
+from popgate_onnx.compiler import CompileOptions, compile_model
 
 WIDTH = 16
 SCALE = np.linspace(0.5, 2.0, WIDTH, dtype=np.float32)

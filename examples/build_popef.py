@@ -32,7 +32,6 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from engine.compiler import CompileOptions, compile_fused, compile_model
 from engine.programs import executable as programs
 from popef_io import (
     Anchor,
@@ -214,6 +213,8 @@ def build_simple(folder: Path) -> Path:
         "output",
         {"weights": weights()},
     )
+    from popgate import CompileOptions, compile_model
+
     path = folder / "simple.popef"
     options = CompileOptions(batch=BATCH, weights_from=0, name="simple")
     compile_model(model, path, options)
@@ -235,6 +236,9 @@ def build_fused(folder: Path) -> Path:
         {"weights": weights()},
         shape,
     )
+    from popgate import CompileOptions
+    from popgate_onnx.compiler import compile_fused
+
     path = folder / "fused.popef"
     compile_fused(
         [("sum", add), ("scale", scale)],

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         Model,
         ModelRunnerConfig,
     )
-    from engine.compiler import CompileOptions, CompileReport, compile_model
     from popgate.client import AsyncClient, Client, ClientError
+    from popgate.compiler import CompileOptions, CompileReport, compile_model
     from popgate.routes import route
     from popgate.runner import ModelRunner, Result
 
@@ -49,8 +49,8 @@ _PLACES = {
     "AsyncClient": "popgate.client",
     "Client": "popgate.client",
     "ClientError": "popgate.client",
-    "CompileOptions": "engine.compiler",
-    "CompileReport": "engine.compiler",
+    "CompileOptions": "popgate.compiler",
+    "CompileReport": "popgate.compiler",
     "Context": "engine",
     "DeviceManager": "engine",
     "EngineError": "engine",
@@ -59,7 +59,7 @@ _PLACES = {
     "ModelRunner": "popgate.runner",
     "ModelRunnerConfig": "engine",
     "Result": "popgate.runner",
-    "compile_model": "engine.compiler",
+    "compile_model": "popgate.compiler",
     "route": "popgate.routes",
 }
 

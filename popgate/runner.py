@@ -219,10 +219,10 @@ def _python_runner(
 def _popef_of(path: Path, folder: Path) -> Path:
     if path.suffix != ".onnx":
         return path
-    from engine.compiler import CompileOptions, compile_in_process
+    from app.repository.compilers import compiler
 
     target = folder / f"{path.stem}.popef"
-    compile_in_process(path, target, CompileOptions(name=path.stem))
+    compiler().compile(path, target)
     return target
 
 

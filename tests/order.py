@@ -20,7 +20,7 @@ LONGEST = (
     "tests/app/api/test_pages.py",
     "tests/docs/test_blocks.py",
     "tests/engine/runner/test_python_code.py",
-    "tests/app/repository/test_hostile_models.py",
+    "plugins/onnx/tests/test_hostile_models.py",
     "tests/app/workers/test_workers.py",
     "tests/popgate/test_routes.py",
     "tests/engine/devices/test_device_manager.py",

@@ -31,7 +31,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engine": frozenset({"popef_io"}),
     "app": frozenset({"popef_io", "engine"}),
     # `popgate.client` is the name that programs have for the plugin's package.
-    "popgate": frozenset({"popef_io", "engine", "app", "popgate_client"}),
+    "popgate": frozenset(
+        {"popef_io", "engine", "app", "popgate_client", "popgate_onnx"}
+    ),
 }
 #: The folder of each package that a plugin installs.
 PLUGIN_FOLDERS = {
@@ -42,8 +44,8 @@ PLUGINS: dict[str, frozenset[str]] = {
     "model_runtime": frozenset({"popef_io", "engine", "popef", "popgate_sessions"}),
     "popart": frozenset({"popef_io", "engine", "popdist", "popir", "popxl"}),
     "popdist": frozenset({"popart", "popir", "popxl"}),
-    "popgate_popxl": frozenset({"engine", "app", "popir"}),
-    "popir": frozenset({"popef_io", "engine", "popgate_sessions"}),
+    "popgate_popxl": frozenset({"engine", "app", "popgate_onnx", "popir"}),
+    "popir": frozenset({"popef_io", "engine", "popgate_onnx", "popgate_sessions"}),
     "popxl": frozenset({"popef_io", "engine", "popart", "popdist", "popir"}),
     "popef": frozenset({"popef_io", "engine"}),
     "popgate_admin": frozenset({"popef_io", "engine", "app"}),
@@ -52,14 +54,17 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_images": frozenset({"popef_io", "engine", "app"}),
     "popgate_kserve": frozenset({"engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
+    "popgate_onnx": frozenset({"popef_io", "engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
-    "popgate_row_proof": frozenset({"engine"}),
+    "popgate_row_proof": frozenset({"engine", "popgate_onnx"}),
     "popgate_runtime": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_sessions"}
         | {"popgate_tools"}
     ),
-    "popgate_tools": frozenset({"popef_io", "engine", "app", "popgate_client"}),
+    "popgate_tools": frozenset(
+        {"popef_io", "engine", "app", "popgate_client", "popgate_onnx"}
+    ),
     "popgate_session_worker": frozenset({"popef_io", "engine"}),
     "popgate_sessions": frozenset({"popef_io", "engine"}),
     "popgate_telemetry": frozenset({"engine", "app"}),
@@ -75,7 +80,7 @@ WEB_AND_EVENT_LOOPS = frozenset(
 #: Roots beside the packages' own: those who only run models need not import onnx.
 OTHER_ROOTS = frozenset(
     {
-        "engine.compiler",
+        "popgate_onnx.compiler",
         "engine.programs",
         "engine.programs.onnx_session",
         "popir.session",
@@ -94,7 +99,8 @@ FACES = frozenset(
 WITHOUT_NAMES = frozenset({"app", "popgate_kserve", "popgate_tools"})
 #: Plugins that are part of the engine: they import its modules.
 OF_THE_ENGINE = frozenset(
-    {"popgate_row_proof", "popgate_session_worker", "popgate_sessions"}
+    {"popgate_onnx", "popgate_row_proof"}
+    | {"popgate_session_worker", "popgate_sessions"}
 )
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {
@@ -115,7 +121,6 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
         # A device process of Python models is a client of other devices.
         "calls": frozenset({"devices", "programs", "runner", "transport"}),
         "worker": frozenset({"calls", "model", "programs", "transport"}),
-        "compiler": frozenset({"model", "programs", "transport"}),
     },
     "app": {
         "observe": frozenset(),
@@ -156,7 +161,7 @@ GROUND: dict[str, frozenset[str]] = {
 }
 #: Modules over the rooms, and which rooms may import them.
 TOP: dict[str, dict[str, frozenset[str]]] = {
-    "engine": {"public": frozenset()},
+    "engine": {"public": frozenset(), "compiler": frozenset()},
     "app": {
         "pools": frozenset(),
         "reloading": frozenset(),
@@ -428,10 +433,10 @@ NOT_OURS = {
     "app/main.py": "front paths",
     "app/observe/log_writer.py": "args",
     "app/serving/ensembles.py": "args",
-    "engine/compiler/loading.py": "name",
-    "engine/compiler/rows/exposure.py": "name",
-    "engine/compiler/rows/row_trace.py": "name",
-    "engine/compiler/weights.py": "data_type key value",
+    "plugins/onnx/src/popgate_onnx/compiler/loading.py": "name",
+    "plugins/onnx/src/popgate_onnx/compiler/rows/exposure.py": "name",
+    "plugins/onnx/src/popgate_onnx/compiler/rows/row_trace.py": "name",
+    "plugins/onnx/src/popgate_onnx/compiler/weights.py": "data_type key value",
     "engine/errors.py": "args",
 }
 
@@ -673,7 +678,7 @@ def test_one_module_hands_the_client_on() -> None:
         for imported in _imports(path)
         if imported.module.split(".")[0] in PLUGIN_FOLDERS
     }
-    assert users == {"popgate/client.py"}
+    assert users == {"popgate/client.py", "popgate/compiler.py"}
 
 
 def test_the_core_names_no_plugin() -> None:
@@ -686,7 +691,7 @@ def test_the_core_names_no_plugin() -> None:
         for path in _files(*PACKAGES)
         if named.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"popgate/client.py"}
+    assert found == {"popgate/client.py", "popgate/compiler.py"}
 
 
 def test_container_needs_little() -> None:

@@ -47,9 +47,9 @@ _ROLES = {
         "engine.worker.device_process",
         "onnxruntime",
     ),
-    "from engine.compiler.fork_server import main; main(sys.argv[1:])": (
-        "engine.compiler.fork_server",
-        "engine.compiler.compile",
+    "from popgate_onnx.compiler.fork_server import main; main(sys.argv[1:])": (
+        "popgate_onnx.compiler.fork_server",
+        "popgate_onnx.compiler.compile",
     ),
     "from app.cli import main; main()": (
         "app.cli.settings_options",

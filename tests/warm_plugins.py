@@ -13,6 +13,7 @@ from app import plugins
 
 #: The groups of which every server imports all plugins.
 _IMPORTED = (
+    plugins.COMPILERS,
     plugins.CONFIG_FORMATS,
     plugins.ENSEMBLES,
     plugins.INPUT_DECODERS,

@@ -15,9 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from app.cli import compile as compile_command
 from app.cli import serve
-from app.cli.commands import Command
 from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
 from app.cli.plugin_commands import Commands, plugin_command
 
@@ -32,7 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("compile", cls=Command)(compile_command.compile_models)
 app.command("serve", cls=serve.ServeCommand)(serve.serve)
 
 

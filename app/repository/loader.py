@@ -29,7 +29,7 @@ from app.repository.assembly import (
     ragged_inputs,
     runner_config,
 )
-from app.repository.compile_cache import CompileCache
+from app.repository.compilers import CompileCache
 from app.repository.devices import GatewayDevices
 from app.repository.loaded_model import LoadCutOff, LoadedModel, LoadError
 from app.repository.python_models import check_kind, process_options, read_model

@@ -32,7 +32,6 @@ from app.repository.formats import SharedFormat
 from app.spec import ModelSpec, TensorSpec
 from app.workers.messages import START, TO_SUPERVISOR, TO_WORKER
 from bench.fuzzers.cases import run_cases
-from engine.compiler.fork_server import ANSWERS, QUESTIONS
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.runner.runner_description import RunnerDescription
 from engine.tensor import DataDesc, Tensor
@@ -49,6 +48,7 @@ from engine.transport.messages import (
     encode,
 )
 from popef_io import DataType
+from popgate_onnx.compiler.fork_server import ANSWERS, QUESTIONS
 
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (

@@ -62,8 +62,8 @@ from bench.text.encoder import (
 )
 from bench.text.peers import known_peers
 from engine import DeviceManager, ModelRunner, ModelRunnerConfig, Request, Tensor
-from engine.compiler import CompileOptions, compile_model
 from engine.model.ragged import MAX_PADDING, PROCESSOR_TOKENS
+from popgate_onnx.compiler import CompileOptions, compile_model
 
 TOGETHER, ALONE = "together", "alone"
 Feed = dict[str, np.ndarray[Any, Any]]

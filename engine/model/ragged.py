@@ -1,7 +1,7 @@
 """Rows of different lengths: which axes of a model are lengths, and how much padding is
 allowed to run rows together.
 
-The compiler writes its findings into the file (engine/compiler/rows/lengths.py). The
+The compiler writes its findings into the file. The
 runner makes a `RaggedPlan` from them and sends it to the device process.
 """
 

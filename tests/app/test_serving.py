@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 import engine.tensor
-from tests.app.repository.test_compile_cache import save as save_onnx
 from tests.app.served import ServedGateway
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
@@ -119,23 +118,6 @@ def test_start_print(repository: Path) -> None:
         port = gateway.url.rpartition(":")[2]
         gateway.wait_line(f"any client that can reach 0.0.0.0, port {port}, may run")
         assert gateway.stop() == 0
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_requests_wait_for_the_models_of_a_server_that_starts(
-    tmp_path: Path, workers: str
-) -> None:
-    save_onnx(tmp_path / "first.onnx")
-    (tmp_path / "broken.onnx").write_bytes(b"no model")
-    options = "--workers", workers, "--cache-dir", str(tmp_path / ".cache")
-    with ServedGateway(tmp_path, *options) as gateway:
-        # The port is open, and nothing has been compiled yet.
-        assert gateway.infer("first", x=[[1.0] * 2000])["y"] == [2.0] * 2000
-        body = {"inputs": {"x": [[1.0]]}}
-        for name, status in (("broken", 503), ("none", 404)):
-            answer = gateway.client.post(f"/v1/models/{name}/infer", json=body)
-            assert answer.status_code == status
-        assert gateway.wait_ready().client.get("/v1/health/ready").status_code == 200
 
 
 def test_sigterm_under_load_answers_everybody(repository: Path) -> None:

@@ -12,7 +12,7 @@ from bench.cases.backend import OIP_DATATYPES, Case, load_cases
 from bench.cases.sample import ODD, sample
 from bench.conformance import call, client_cannot, compile_cases, in_process
 from bench.servers.server import HOST, gateway
-from tests.engine.compiler.test_backend_cases import NODE_MODULES
+from plugins.onnx.tests.compiler.test_backend_cases import NODE_MODULES
 
 COUNT = 40
 

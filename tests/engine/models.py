@@ -26,7 +26,11 @@ from popef_io import (
 
 ONNX_TYPES = {
     DataType.F32: onnx.TensorProto.FLOAT,
+    DataType.F16: onnx.TensorProto.FLOAT16,
+    DataType.BF16: onnx.TensorProto.BFLOAT16,
+    DataType.F64: onnx.TensorProto.DOUBLE,
     DataType.S64: onnx.TensorProto.INT64,
+    DataType.U64: onnx.TensorProto.UINT64,
     DataType.STRING: onnx.TensorProto.STRING,
     DataType.BOOL: onnx.TensorProto.BOOL,
 }
@@ -61,6 +65,7 @@ def write_model(
     digest: str = "",
     iterations: int = 1,
     announced_iterations: int = 0,
+    name: str = "model",
 ) -> Path:
     """Write a model of one graph; `weights` become tensor data, `constants` stay in.
 
@@ -121,7 +126,7 @@ def write_model(
         ),
     )
     metadata = Metadata(
-        executable="model",
+        executable=name,
         anchors=anchors,
         program_flow=ProgramFlow((0,), (1,), ()),
         programs_map={0: "load", 1: "main"},
@@ -133,7 +138,7 @@ def write_model(
     )
     with Writer(path) as writer:
         writer.write(metadata)
-        with writer.create_executable("model") as blob:
+        with writer.create_executable(name) as blob:
             blob.write(executable.encode())
         for name, array in weights.items():
             with writer.create_tensor_data(TensorDataInfo(name, loaded[name])) as blob:
@@ -226,6 +231,80 @@ def weighted(path: Path) -> Path:
         [Port("output", (2, 3))],
         weights={"weights": np.arange(6, dtype=np.float32).reshape(2, 3)},
     )
+
+
+def simple(folder: Path) -> Path:
+    """Write simple.popef of `examples/build_popef.py` without the compiler."""
+    three_rows = (3, 4)
+    return write_model(
+        folder / "simple.popef",
+        [
+            helper.make_node("Mul", ["tensor_A", "weights"], ["product"]),
+            helper.make_node("Add", ["product", "tensor_B"], ["output"]),
+        ],
+        [Port("tensor_A", three_rows), Port("tensor_B", three_rows)],
+        [Port("output", three_rows)],
+        weights={"weights": np.linspace(0.5, 2.0, 4, dtype=np.float32)},
+        batching="rows",
+        batch_size=3,
+        name="simple",
+    )
+
+
+def write_graph(
+    path: Path, model: Any, batching: str = "none", options: Sequence[Option] = ()
+) -> Path:
+    """Write an `onnx.ModelProto`, whose weights stay in its graph."""
+    graph = model.graph
+    inputs, outputs = map(_infos, (graph.input, graph.output))
+    given = {name: name for name in inputs}
+    given_back = {name: name for name in outputs}
+    steps: tuple[ex.Node, ...] = (
+        *(ex.StreamIn(f"h2d_{name}", name) for name in inputs),
+        ex.Execute("main", given, given_back),
+        *(ex.StreamOut(name, f"d2h_{name}") for name in outputs),
+    )
+    executable = ex.Executable(
+        {"main": ex.Graph("main", model.SerializeToString())},
+        inputs | outputs,
+        {0: ex.Steps(()), 1: ex.Steps(steps)},
+    )
+    metadata = Metadata(
+        executable="model",
+        anchors=(
+            *(
+                Anchor(name, f"h2d_{name}", info, TensorType.INPUT, (1,))
+                for name, info in inputs.items()
+            ),
+            *(
+                Anchor(name, f"d2h_{name}", info, TensorType.OUTPUT, (1,))
+                for name, info in outputs.items()
+            ),
+        ),
+        program_flow=ProgramFlow((0,), (1,), ()),
+        programs_map={0: "load", 1: "main"},
+        engine_options=(
+            Option("popgate.batching", batching),
+            Option("popgate.batch_size", "0"),
+            *options,
+        ),
+    )
+    with Writer(path) as writer:
+        writer.write(metadata)
+        with writer.create_executable("model") as blob:
+            blob.write(executable.encode())
+    return path
+
+
+def _infos(values: Sequence[Any]) -> dict[str, TensorInfo]:
+    types = {number: data_type for data_type, number in ONNX_TYPES.items()}
+    infos = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        dims = tensor.shape.dim
+        shape = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
+        infos[value.name] = TensorInfo(shape, types[tensor.elem_type])
+    return infos
 
 
 def mean_over_rows(path: Path) -> Path:

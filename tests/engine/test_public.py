@@ -46,6 +46,7 @@ def test_a_device_process_imports_little_of_its_clients() -> None:
         "import sys, engine.worker.device_process;"
         "print(*(name for name in sys.modules"
         " if name == 'engine.public' or name.startswith(('engine.runner', 'asyncio',"
-        " 'engine.devices', 'engine.compiler', 'onnxruntime', 'importlib.metadata'))))"
+        " 'engine.devices', 'engine.compiler', 'popgate_onnx', 'onnxruntime',"
+        " 'importlib.metadata'))))"
     )
     assert _run(program) == []

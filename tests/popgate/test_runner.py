@@ -5,47 +5,21 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import build_popef
 import numpy as np
 import onnx
 import pytest
 
-from popgate import EngineError, ModelRunner, ModelRunnerConfig, compile_model
-from tests.app.served import ROOT
+from popgate import EngineError, ModelRunner
 from tests.engine import models
 
-DIGITS = ROOT / "examples" / "digits"
 ROW = [1.0, 2.0, 3.0, 4.0]
 AFFINE = [3.0, 5.0, 7.0, 9.0]
 
 
-def test_an_onnx_file_and_all_kinds_of_values() -> None:
-    images = np.load(DIGITS / "test_images.npy")[:20]
-    labels = np.load(DIGITS / "test_labels.npy")[:20].tolist()
-    with ModelRunner(DIGITS / "digits.onnx") as runner:
-        assert set(runner.inputs) == {"image"}
-        assert runner.outputs["probabilities"].shape == (-1, 10)
-        for value in (images, images.astype(np.float64), images.astype(int).tolist()):
-            for inputs in (value, {"image": value}):
-                assert runner.execute(inputs)["digit"].tolist() == labels
-        # Its file was made for it and is gone; a device that dies needs it again.
-        (device,) = set(runner.engine.devices)
-        device.kill("a test")
-        with pytest.raises(EngineError):
-            runner.execute(images)
-        device.recover(by_hand=True)
-        assert runner.execute(images)["digit"].tolist() == labels
-
-
-def test_texts_and_a_packed_file(tmp_path: Path) -> None:
+def test_texts(tmp_path: Path) -> None:
     with ModelRunner(str(models.text(tmp_path / "text.popef"))) as runner:
         (output,) = runner.execute(["hello", "Köln"]).values()
         assert [text.decode() for text in output] == ["hello!", "Köln!"]
-    target = tmp_path / "digits.popef"
-    report = compile_model(DIGITS / "digits.onnx", target)
-    assert report.batch.rows
-    with ModelRunner([target], ModelRunnerConfig()) as runner:
-        assert runner.execute(np.zeros((1, 1, 8, 8)))["digit"].shape == (1,)
 
 
 def test_results_are_awaited_while_other_tasks_run(tmp_path: Path) -> None:
@@ -85,7 +59,7 @@ def test_mistakes_are_errors_of_the_engine(
 
 def test_several_inputs_need_names(tmp_path: Path) -> None:
     with (
-        ModelRunner(build_popef.build_simple(tmp_path)) as runner,
+        ModelRunner(models.simple(tmp_path)) as runner,
         pytest.raises(EngineError, match="has 2 inputs; give values by name"),
     ):
         runner.execute([1.0])
@@ -98,8 +72,7 @@ def buyers(folder: Path) -> Path:
         buyers (float[n,1] age, double[n,1] income) => (double[n,1] sum)
         { wide = Cast <to = 11> (age)
           sum = Add(wide, income) }""")
-    onnx.save(model, target := folder / "buyers.onnx")
-    return target
+    return models.write_graph(folder / "buyers.popef", model, "rows")
 
 
 def test_columns_tables_and_plain_numbers(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from app.api.examples import shown_shape
-from app.repository.compile_cache import CompileCache
 from popgate_admin.preview import ModelPreview, RepositoryPreview, preview_repository
+from popgate_onnx.compile_cache import CompileCache
 from tests.app.repository.test_repository import bend
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models

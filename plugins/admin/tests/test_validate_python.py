@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.repository.compile_cache import CompileCache
 from popgate_admin.preview import preview_repository
+from popgate_onnx.compile_cache import CompileCache
 from tests.app.repository.test_python_models import SCORE, write
 from tests.app.served import NOTHING_TAKEN, add, run_popgate
 

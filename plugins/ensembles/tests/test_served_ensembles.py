@@ -20,10 +20,10 @@ import pytest
 from onnx import helper
 
 from engine.run_failures import MOST
-from tests.app.repository.test_hostile_models import looping
 from tests.app.served import Serve, ServedGateway, add
 from tests.app.serving.test_scheduling import Asking, in_flight
 from tests.engine import models
+from tests.engine.loops import looping
 from tests.engine.models import Port
 from tests.support import FOR_EVER, until
 

@@ -3,8 +3,10 @@
 Where a model is batched, requests that bring different numbers of rows are refused: so
 it must be sure that ONNX Runtime would have refused them too.
 
-Covers: engine/compiler/rows/column_values.py, engine/compiler/rows/row_mixers.py,
-    engine/compiler/rows/row_proof.py, plugins/row_proof/src/popgate_row_proof/call.py,
+Covers: plugins/onnx/src/popgate_onnx/compiler/rows/column_values.py,
+    plugins/onnx/src/popgate_onnx/compiler/rows/row_mixers.py,
+    plugins/onnx/src/popgate_onnx/compiler/rows/row_proof.py,
+    plugins/row_proof/src/popgate_row_proof/call.py,
     plugins/row_proof/src/popgate_row_proof/ml_rules.py,
     plugins/row_proof/src/popgate_row_proof/rules.py,
     plugins/row_proof/src/popgate_row_proof/shape_rules.py,
@@ -23,11 +25,12 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from engine.compiler import BatchDecision, compile_model
-from engine.compiler.rows.row_mixers import row_mixer
+from plugins.onnx.tests.compiler.test_backend_cases import CASES, Case, array, same
+from popgate_onnx.compiler import BatchDecision, compile_model
+from popgate_onnx.compiler.rows.row_mixers import row_mixer
 from popgate_row_proof.proof import traced
 from popgate_row_proof.values import RowCounts, Rows, Unproven, Value, reshaped
-from tests.engine.compiler.onnx_models import (
+from tests.engine.onnx_models import (
     FLOAT,
     INT64,
     Compiled,
@@ -36,8 +39,7 @@ from tests.engine.compiler.onnx_models import (
     onnx_model,
     value,
 )
-from tests.engine.compiler.test_backend_cases import CASES, Case, array, same
-from tests.engine.compiler.transformer import transformer
+from tests.engine.transformer import transformer
 
 ML = "ai.onnx.ml"
 STRING = TensorProto.STRING

@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine.compiler import compile_model
 from plugins.row_proof.tests.test_proof import pipeline
+from popgate_onnx.compiler import compile_model
 from tests.app.served import Serve, ServedGateway
 from tests.app.serving.test_batches import ask, runs
 

@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from engine.compiler import compile_fused
 from plugins.client.tests.both import Driven
 from popgate_client import InvalidRequest, NotFound
+from popgate_onnx.compiler import compile_fused
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from app.repository.compile_cache import CompileCache
 from plugins.triton.tests.folders import tensors, write_config, write_onnx
 from popgate_admin.preview import preview_repository
+from popgate_onnx.compile_cache import CompileCache
 from tests.app.served import NOTHING_TAKEN, Serve, ServedGateway
 
 OPTIONAL = "dims: [ {} ] optional: true"

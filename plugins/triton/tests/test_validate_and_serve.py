@@ -15,7 +15,6 @@ import pytest
 from onnx import helper, numpy_helper
 
 from app.api.examples import shown_shape
-from app.repository.compile_cache import CompileCache
 from plugins.triton.tests.folders import (
     Dims,
     ensemble,
@@ -30,6 +29,7 @@ from popgate_admin.preview import (
     RepositoryPreview,
     preview_repository,
 )
+from popgate_onnx.compile_cache import CompileCache
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 

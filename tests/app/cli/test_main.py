@@ -23,7 +23,7 @@ from app.sizes import parse_size
 from tests.app.cli.calls import Call
 from tests.app.served import run_popgate
 
-COMMANDS = ("compile", "serve")
+COMMANDS = ("serve",)
 
 
 def test_help_lists_the_commands(popgate: Call) -> None:
@@ -68,7 +68,6 @@ def test_no_command_shows_the_help(popgate: Call) -> None:
     ("arguments", "said"),
     [
         (["severe"], "No such command 'severe'"),
-        (["compile"], "Missing argument 'MODEL'; see popgate compile -h"),
         (["run", "--bogus", "x"], "No such option"),
         (["run", "-n", "many", "x"], "Invalid value for '--iterations' / '-n'"),
         (["bench", "callbacks", "--threads"], "--threads"),

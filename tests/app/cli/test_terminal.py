@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from plugins.onnx.tests.test_compile_command import save
 from tests.app.cli.terminal import in_terminal, shown
-from tests.app.cli.test_compile import save
 from tests.engine import models
 
 

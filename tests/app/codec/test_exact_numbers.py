@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 from onnx import TensorProto, helper
 
-from engine.compiler import compile_model
 from tests.app.served import Serve, ServedGateway
+from tests.engine import models
 
 Array = npt.NDArray[Any]
 BINARY = "application/octet-stream"
@@ -64,7 +64,7 @@ def fill(root: Path) -> None:
         )
         opsets = [helper.make_opsetid("", 17)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-        compile_model(model, root / f"{datatype}.popef")
+        models.write_graph(root / f"{datatype}.popef", model, batching="rows")
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from build_popef import FEED_LENGTH, build_accumulator, build_feed, build_simple
+from build_popef import FEED_LENGTH, build_accumulator, build_feed
 
 from tests.app.served import ServedGateway
+from tests.engine import models
 
 ONES = np.ones((3, 4)).tolist()
 
@@ -64,7 +65,7 @@ def test_state_is_saved_when_a_model_leaves_and_frozen_when_it_comes(
 def test_frozen_inputs_feeds_and_replicas(tmp_path: Path) -> None:
     root = tmp_path / "models"
     frozen = "instances = 3\n[frozen_inputs]\ntensor_B = 10\n"
-    folder = put(root, build_simple(tmp_path), frozen)
+    folder = put(root, models.simple(tmp_path), frozen)
     np.save(folder / "w.npy", np.arange(4, dtype=np.float32))
     feed = put(root, build_feed(tmp_path), "[warmup]\nenabled = false\n")
     with ServedGateway(root, "--devices", "cpu:2") as gateway:

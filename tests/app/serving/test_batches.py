@@ -11,12 +11,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from engine.compiler import compile_model
 from tests.app.served import Serve, ServedGateway, add
 from tests.engine import models
-from tests.engine.compiler.onnx_models import FLOAT, node, onnx_model, value
-from tests.engine.compiler.transformer import texts, transformer
 from tests.engine.fused import write_fused
+from tests.engine.onnx_models import FLOAT, node, onnx_model, value
+from tests.engine.transformer import texts, transformer
 
 #: Only a full batch runs before the tests are over, so nothing is run to warm up.
 GATHERED = """
@@ -33,7 +32,7 @@ def fill(root: Path) -> None:
     models.regular(root / "rows.popef", (3, 4), iterations=2, batching="rows")
     models.regular(root / "exact.popef", (3, 4))
     write_fused(root / "fused.popef")
-    compile_model(repeated(), root / "repeated.popef")
+    models.write_graph(root / "repeated.popef", repeated())
     add(
         root,
         "columns",
@@ -41,11 +40,11 @@ def fill(root: Path) -> None:
         config="batching_dim = 1",
     )
     add(root, "whole", write_fused, config="optional_inputs = false")
-    compile_model(transformer(), root / "texts.popef")
+    models.write_graph(root / "texts.popef", transformer(), "rows")
     add(
         root,
         "gathered",
-        lambda path: compile_model(transformer(), path).target,
+        lambda path: models.write_graph(path, transformer(), "rows"),
         config=GATHERED,
     )
 

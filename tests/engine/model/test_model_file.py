@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_popef import SHAPE, build_simple, build_split
+from build_popef import SHAPE, build_split
 
 from engine import Device, InvalidModel, ModelRunner, ModelRunnerConfig
 from engine.model.model_file import handed_over, open_model
 from popef_io import Model, ModelBuilder, Reader, load_model
+from tests.engine import models
 
 ONES = np.ones(SHAPE, np.float32)
 
@@ -44,7 +45,7 @@ def test_a_model_from_streams_can_be_run(tmp_path: Path, shared_device: Device) 
 def test_a_file_that_is_deleted_after_it_was_read(
     tmp_path: Path, own_device: Device
 ) -> None:
-    path = build_simple(tmp_path)
+    path = models.simple(tmp_path)
     model = load_model(path)
     path.unlink()
     given = {"tensor_A": ONES, "tensor_B": ONES}
@@ -58,7 +59,7 @@ def test_a_file_that_is_deleted_after_it_was_read(
 def test_a_file_that_was_replaced_is_loaded_as_it_was_read(
     tmp_path: Path, shared_device: Device
 ) -> None:
-    path = build_simple(tmp_path)
+    path = models.simple(tmp_path)
     model = load_model(path)
     other = tmp_path / "other"
     other.write_bytes(b"This is not cache")
@@ -68,7 +69,7 @@ def test_a_file_that_was_replaced_is_loaded_as_it_was_read(
 
 
 def test_a_file_is_not_copied_and_no_descriptor_stays_open(tmp_path: Path) -> None:
-    path = build_simple(tmp_path)
+    path = models.simple(tmp_path)
     model = open_model(path)
     before = os.listdir("/proc/self/fd")
     with handed_over(model) as (names, fds):
@@ -78,7 +79,7 @@ def test_a_file_is_not_copied_and_no_descriptor_stays_open(tmp_path: Path) -> No
 
 
 def test_too_many_files_are_refused(tmp_path: Path) -> None:
-    model = open_model(build_simple(tmp_path))
+    model = open_model(models.simple(tmp_path))
     many = Model(
         model.metadata, model.executable, {}, {}, {}, tuple(model.sources * 253)
     )

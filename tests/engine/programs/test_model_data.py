@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_popef import FEED_LENGTH, SHAPE, build_feed, build_simple
+from build_popef import FEED_LENGTH, SHAPE, build_feed
 
 from engine import Device, InvalidModel, ModelRunner, ModelRunnerConfig
 from engine.programs.model_data import ModelData
 from popef_io import load_model
+from tests.engine import models
 
 ZEROS = np.zeros(SHAPE, np.float32)
 
@@ -85,7 +86,7 @@ def test_frozen_over_tensor_data(tmp_path: Path, shared_device: Device) -> None:
     config = ModelRunnerConfig(
         replica_to_device={0: shared_device}, frozen_inputs={"weights": weights}
     )
-    with ModelRunner(build_simple(tmp_path), config) as runner:
+    with ModelRunner(models.simple(tmp_path), config) as runner:
         ones = np.ones(SHAPE, np.float32)
         got = runner.execute({"tensor_A": ones, "tensor_B": ones})["output"]
         assert np.array_equal(got, ones * weights + 1)

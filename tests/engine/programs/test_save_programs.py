@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from build_popef import SHAPE, build_accumulator, build_simple
+from build_popef import SHAPE, build_accumulator
 
 from engine import (
     Device,
@@ -20,6 +20,7 @@ from engine import (
     ModelRunnerConfig,
     RunnerClosed,
 )
+from tests.engine import models
 
 ONES = np.ones(SHAPE, np.float32)
 
@@ -87,7 +88,7 @@ def test_a_model_without_save_programs_saves_nothing(
     tmp_path: Path, shared_device: Device
 ) -> None:
     with ModelRunner(
-        build_simple(tmp_path), on(shared_device, run_save_programs=True)
+        models.simple(tmp_path), on(shared_device, run_save_programs=True)
     ) as runner:
         assert runner.run_save_programs() == {}
 

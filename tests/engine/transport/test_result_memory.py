@@ -27,7 +27,6 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
 )
-from engine.compiler import CompileOptions, compile_model
 from engine.transport.result_memory import (
     FORGOTTEN_AFTER,
     LEAST_BYTES,
@@ -36,6 +35,7 @@ from engine.transport.result_memory import (
     RESULT_MEMORY,
     ResultMemory,
 )
+from tests.engine import models
 from tests.engine.worker.test_memory_return import resident
 
 MIB = 1 << 20
@@ -223,8 +223,7 @@ def doubled(path: Path) -> Path:
     )
     opset = helper.make_opsetid("", 17)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=8)
-    compile_model(model.SerializeToString(), path, CompileOptions(batch="off"))
-    return path
+    return models.write_graph(path, model)
 
 
 def on(device: Device) -> ModelRunnerConfig:

@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from engine import Device, ModelRunner, ModelRunnerConfig
-from engine.compiler import compile_model
 from engine.programs.onnx_session import OnnxSession, give_back_memory
+from tests.engine import models
 from tests.plain import plain
 
 MIB = 1 << 20
@@ -63,7 +64,7 @@ def test_a_device_gives_back_what_a_model_took(
     tmp_path: Path, shared_device: Device
 ) -> None:
     path = tmp_path / "m.popef"
-    compile_model(expanding(), path)
+    models.write_graph(path, onnx.load_from_string(expanding()))
     config = ModelRunnerConfig(replica_to_device={0: shared_device})
     with ModelRunner(path, config) as runner:
         assert runner.execute(inputs(1))["y"] == 1

@@ -1,7 +1,7 @@
 """Rows of different length in one batch: gathered by length, padded, cut back.
 
-Covers: engine/worker/ragged.py, engine/model/ragged.py,
-engine/compiler/rows/lengths.py.
+Covers: engine/worker/ragged.py,
+    engine/model/ragged.py.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ from engine import (
     ModelRunnerConfig,
     Tensor,
 )
-from engine.compiler import CompileOptions, compile_model
 from engine.devices.request import Request
-from engine.model.ragged import ShownLengths
+from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON, ShownLengths
 from engine.worker.ragged import WINDOW
+from popef_io import Option
 from tests.engine import models
-from tests.engine.compiler.onnx_models import FLOAT, INT64, floats, node, onnx_model
-from tests.engine.compiler.onnx_models import value as tensor
+from tests.engine.onnx_models import (
+    FLOAT,
+    INT64,
+    floats,
+    node,
+    onnx_model,
+)
+from tests.engine.onnx_models import value as tensor
 from tests.support import occupied, until
 
 Array = np.ndarray[Any, Any]
@@ -72,13 +78,18 @@ def network(*, masked: bool = True) -> Any:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("ragged")
-    ragged = CompileOptions(ragged=PADS)
+    lengths = ShownLengths(PADS, {"mean": (), "tokens": (1,)})
+    ragged = [
+        Option(OPTION_RAGGED, lengths.to_text()),
+        Option(OPTION_RAGGED_REASON, "the same if padded"),
+    ]
+    reason = Option(OPTION_RAGGED_REASON, "'mean' changes when it is padded")
     return {
-        "masked": compile_model(network(), folder / "m.popef", ragged).target,
-        "unmasked": compile_model(
-            network(masked=False), folder / "u.popef", ragged
-        ).target,
-        "plain": compile_model(network(), folder / "p.popef").target,
+        "masked": models.write_graph(folder / "m.popef", network(), "rows", ragged),
+        "unmasked": models.write_graph(
+            folder / "u.popef", network(masked=False), "rows", [reason]
+        ),
+        "plain": models.write_graph(folder / "p.popef", network(), "rows"),
         "slow": models.slow(folder / "slow.popef"),
     }
 
@@ -348,24 +359,6 @@ def test_a_model_that_padding_changes_runs_rows_of_one_length(
     with ModelRunner(files["plain"], on(shared_device)) as runner:
         assert not runner.ragged
         assert runner.interface.ragged_reason == ""
-
-
-@pytest.mark.parametrize(
-    ("pads", "why"),
-    [
-        ({"nothing": 0.0}, "the model has no input 'nothing'"),
-        ({"ids": 0.0}, "input 'mask' has the same length but no padding"),
-        ({"ids": 0.0, "mask": 1.0}, "changes when it is padded"),
-    ],
-)
-def test_the_compiler_says_why(
-    tmp_path: Path, shared_device: Device, pads: dict[str, float], why: str
-) -> None:
-    options = CompileOptions(ragged=pads)
-    path = compile_model(network(), tmp_path / "m.popef", options).target
-    with ModelRunner(path, on(shared_device)) as runner:
-        assert not runner.ragged
-        assert why in runner.interface.ragged_reason
 
 
 def test_a_file_whose_lengths_make_no_sense_is_refused() -> None:

@@ -21,7 +21,7 @@ from app.repository.assembly import (
     named_optional_inputs,
     runner_config,
 )
-from app.repository.compile_cache import CompileCache
+from app.repository.compilers import CompileCache
 from app.repository.formats import format_named
 from app.repository.loaded_model import LoadError
 from app.repository.loader import compiled_files, explained, input_defaults

@@ -64,7 +64,7 @@ def validate(
     For a remote model (s3://bucket/digits, or `source` in config.toml) it lists the
     files to download and the files in the cache. It downloads nothing.
     """
-    from app.repository.compile_cache import CompileCache
+    from app.repository.compilers import compiler
     from app.repository.model_sources import FetchOptions, RemoteCaches
     from app.settings import default_cache_dir
     from popgate_admin.preview import preview_repository
@@ -79,7 +79,7 @@ def validate(
     if not root.is_dir():
         raise CommandError(f"the folder {root} does not exist", EXIT_USAGE)
     count = _count(devices)
-    cache = CompileCache(cache_dir)
+    cache = compiler().cache(cache_dir)
     try:
         found = preview_repository(
             root, cache, remote, devices=count, allow_python=allow_python

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from app.cli.errors import CommandError
 
 if TYPE_CHECKING:
-    from engine.compiler import CompileOptions, CompileReport
+    from popgate_onnx.compiler import CompileOptions, CompileReport
     from popir import Ir
 
 

@@ -21,8 +21,8 @@ from popir.errors import IrError, NotYet
 from popir.ir import Ir, Tensor
 
 if TYPE_CHECKING:
-    from engine.compiler import BatchDecision, CompileReport
     from popef_io import Anchor, Metadata
+    from popgate_onnx.compiler import BatchDecision, CompileReport
     from popir.lowering.compile import Program
 
 
@@ -59,8 +59,8 @@ def export_popef(
     IrError if the program is wrong, NotYet for features that do not run yet, OSError if
     the file cannot be written.
     """
-    from engine.compiler import BatchDecision, CompileReport, TensorReport
     from popef_io import TensorType
+    from popgate_onnx.compiler import BatchDecision, CompileReport, TensorReport
     from popir.lowering.compile import MAIN
 
     ir = program if isinstance(program, Ir) else program._below
@@ -149,7 +149,7 @@ def write_program(
     run that, it serves nothing.
     name: of the executable. Raises IrError if it has variables that no file holds.
     """
-    from engine.compiler import BatchDecision
+    from popgate_onnx.compiler import BatchDecision
 
     served: Program | None = compiled
     ends = compiled.ends
@@ -177,7 +177,7 @@ def _about() -> dict[str, bytes]:
 
 
 def _rows(compiled: Program, batch: str, threads: int) -> BatchDecision:
-    from engine.compiler import BatchDecision, CompileOptions, decide_rows
+    from popgate_onnx.compiler import BatchDecision, CompileOptions, decide_rows
     from popir.lowering.compile import MAIN
 
     if compiled.metadata.device_iterations > 1:

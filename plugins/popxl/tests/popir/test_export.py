@@ -1,7 +1,8 @@
 """Programs become files, files are served: with the bits that the session gives.
 
-Covers: plugins/popxl/src/popir/export.py, engine/compiler/executable_rows.py,
-engine/compiler/rows/varied_weights.py.
+Covers: plugins/popxl/src/popir/export.py,
+    plugins/onnx/src/popgate_onnx/compiler/executable_rows.py,
+    plugins/onnx/src/popgate_onnx/compiler/rows/varied_weights.py.
 """
 
 from __future__ import annotations

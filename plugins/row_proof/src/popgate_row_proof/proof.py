@@ -3,7 +3,7 @@
 The proof goes through the graph node by node. Each operator has a rule. The rule
 returns the axis of the rows in the results, and the numbers of rows that must be equal
 for the operator to run. If a node has no rule, or its rule gives no answer, there is no
-proof. The result of `unproven` is used as engine/compiler/rows/row_proof.py says.
+proof. `popgate_onnx.compiler.rows.row_proof` says how the result of `unproven` is used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from engine.compiler.graphs import label
-from engine.compiler.interface import GraphTensor, Interface
+from popgate_onnx.compiler import GraphTensor, Interface, label
 from popgate_row_proof.call import OperatorCall, Rule
 from popgate_row_proof.ml_rules import LEARNING
 from popgate_row_proof.rules import CALCULATING

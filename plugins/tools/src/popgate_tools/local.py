@@ -69,7 +69,7 @@ def opened(
 
 def _compiled(source: Path, target: Path, batch: Batch) -> Path:
     from engine import InvalidModel
-    from engine.compiler import CompileOptions, compile_in_process
+    from popgate_onnx.compiler import CompileOptions, compile_in_process
 
     try:
         options = CompileOptions(name=source.stem, batch=batch)
