@@ -142,6 +142,7 @@ def gateway_of(
         budget=models.budget,
         loads=models.loads,
         control=models.control,
+        polls=models.polls,
         on_demand=on_demand,
         calls=calls,
         devices=devices,
@@ -171,6 +172,7 @@ class _Models(NamedTuple):
     repository: ModelRepository
     loads: FolderLoads
     control: ModelControl
+    polls: FolderPolls | None
 
 
 def _models(
@@ -233,7 +235,6 @@ def _models(
         repository,
         loads,
         watch,
-        polls if does_poll else None,
         pools.load,
         pools.scan,
         mode,
@@ -241,7 +242,7 @@ def _models(
         uploads=uploads,
     )
     missing.register(control.load_member)
-    return _Models(budget, repository, loads, control)
+    return _Models(budget, repository, loads, control, polls if does_poll else None)
 
 
 def places_of(settings: Settings) -> ModelPlaces:

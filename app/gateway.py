@@ -29,6 +29,7 @@ from app.regions import Regions
 from app.reloading import Reloading
 from app.repository.compilers import CompileCache
 from app.repository.control.folder_loads import FolderLoads
+from app.repository.control.folder_polls import FolderPolls
 from app.repository.control.model_control import ModelControl
 from app.repository.control.uploads import Uploads
 from app.repository.devices import GatewayDevices
@@ -71,6 +72,7 @@ class Gateway:
     budget: MemoryBudget
     loads: FolderLoads
     control: ModelControl
+    polls: FolderPolls | None
     on_demand: OnDemandLoader
     calls: ModelCalls
     # what they need
@@ -162,6 +164,8 @@ class Gateway:
             self.calls.open()
             self.stage.enter(Phase.LOADING)
             await self.control.start()
+            if self.polls is not None:
+                self.polls.start()
         except (EngineError, OSError) as e:
             self.stage.enter(Phase.FAILED)
             self.on_failed(e)
@@ -215,6 +219,8 @@ class Gateway:
             if task is not None:
                 task.cancel()
         self.reloading.stop()
+        if self.polls is not None:
+            self.polls.stop()
         self.control.stop()
         self.on_demand.close()
         await self.repository.save()

@@ -26,7 +26,7 @@ COMPILERS: Final = "popgate.compilers"
 #: Configuration files of other servers, each under the file's name
 #: (`app.config.config_formats.ConfigFormat`).
 CONFIG_FORMATS: Final = "popgate.config_formats"
-#: What runs ensembles (`app.serving.ensemble.EnsembleKind`).
+#: What runs ensembles (`app.serving.ensemble_kind.EnsembleKind`).
 ENSEMBLES: Final = "popgate.ensembles"
 #: Kinds of URLs that models are downloaded from
 #: (`app.repository.model_sources.ModelSource`).

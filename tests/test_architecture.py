@@ -184,7 +184,7 @@ LARGEST_FILE = 500
 
 #: The longest chain of module imports in each package of the core, those for types and
 #: inside functions included. The aim for `app` is 14. These numbers only get smaller.
-LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 29}
+LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 25}
 #: A class has at most so many lines and methods.
 LARGEST_CLASS = 300
 MOST_METHODS = 25
@@ -389,7 +389,7 @@ def test_the_list_of_large_classes_only_gets_shorter() -> None:
 #: channel. The list only gets shorter.
 SET_FROM_OUTSIDE = {
     "app/codec/document.py": (
-        "binary id nan null_is_nan parameters priority read_from rows timeout"
+        "binary id nan null_is_nan parameters priority read_from timeout"
     ),
     "app/codec/files/file_body.py": "classes",
     "app/codec/files/form.py": "id",

@@ -94,21 +94,21 @@ def _versions(gateway: Gateway) -> Iterator[Family]:
 
 
 def _sources(gateway: Gateway) -> Iterator[Family]:
-    control = gateway.control
-    if control.polls is not None:
+    polls = gateway.polls
+    if polls is not None:
         yield _single(
             "popgate_repository_poll_failures_total",
             "counter",
             "Failed scans of the model repository",
-            control.polls.failed,
+            polls.failed,
         )
         yield _single(
             "popgate_repository_last_poll_timestamp_seconds",
             "gauge",
             "Time of the last scan of the model repository; 0 if there was none",
-            control.polls.polled_at,
+            polls.polled_at,
         )
-    looks = sorted(control.watch.looks().items())
+    looks = sorted(gateway.control.watch.looks().items())
     if looks:
         yield Family(
             "popgate_remote_failures_total",

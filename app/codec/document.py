@@ -14,7 +14,7 @@ from typing import Any, Final
 from app.codec.chunks import Chunks
 from app.codec.inputs import Input
 from app.codec.media import nan_policy
-from app.codec.messages import Encoding, InferRequest, Reply
+from app.codec.messages import InferRequest, Reply, count_rows, new_request
 from app.codec.nesting import check_depth
 from app.codec.output_selection import (
     boolean,
@@ -26,7 +26,6 @@ from app.codec.output_selection import (
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
 from app.regions import Regions
-from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Tensor
 
@@ -368,39 +367,6 @@ def read_parameters(request: InferRequest, parameters: object, limits: Limits) -
             msg = f"'missing' must be one of 'nan', 'refuse', got {missing!r:.80}"
             raise InvalidRequest(msg)
         request.null_is_nan = missing == "nan"
-
-
-def new_request(reply: Reply) -> InferRequest:
-    """Return an empty request whose answer has the encoding `reply`."""
-    encoding = reply.encoding
-    if encoding is Encoding.BINARY:
-        request = InferRequest({}, Encoding.JSON)
-        request.binary = True
-    else:
-        request = InferRequest({}, encoding)
-        if encoding is Encoding.MSGPACK:  # msgpack holds bytes, numbers only on request
-            request.binary = True
-    if reply.nan is not None:
-        request.nan = reply.nan
-    return request
-
-
-def count_rows(request: InferRequest, spec: ModelSpec) -> None:
-    """Count the rows of a request, on which the inputs of a batched model
-    must agree.
-    """
-    rows = -1
-    for name, tensor in request.inputs.items():
-        got = tensor.shape[0] if tensor.shape else 1
-        if rows not in (-1, got):
-            first = next(iter(request.inputs))
-            msg = (
-                f"input '{name}' batch size does not match other inputs for "
-                f"'{spec.name}': it has {counted(got, 'row')}, '{first}' has {rows}"
-            )
-            raise InvalidTensor(msg)
-        rows = got
-    request.rows = rows
 
 
 def check_parameter(key: object, value: object) -> None:

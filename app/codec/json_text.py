@@ -29,7 +29,7 @@ from app.codec.nesting import (
     too_many_strings,
     too_many_values,
 )
-from app.errors import InvalidRequest, RepeatedKey, malformed_json
+from app.errors import BodyTooLarge, InvalidRequest, RepeatedKey, malformed_json
 from app.give_way import give_way
 from app.limits import Limits
 
@@ -316,3 +316,13 @@ def may_hold_booleans(text: bytes, inputs: list[Any] | dict[str, Any]) -> bool:
         if find(b"u", start, end) >= 0 or find(b"s", start, end) >= 0:
             return True
     return False
+
+
+def check_json_size(size: int, limits: Limits) -> None:
+    if size > limits.max_json_bytes:
+        msg = (
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size "
+            f"of {limits.max_json_bytes} bytes for JSON; send large tensors as binary "
+            "data, msgpack or .npy"
+        )
+        raise BodyTooLarge(msg)

@@ -10,7 +10,10 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from app.errors import InvalidTensor
 from app.regions import Extent, HeldPlaces, Region
+from app.sizes import counted
+from app.spec import ModelSpec
 from engine import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -201,3 +204,36 @@ def sized_lines(media_type: bytes, size: int) -> bytes:
 def json_response(text: bytes) -> Response:
     """Return a response that is a JSON text."""
     return Response(200, sized_lines(Encoding.JSON.value, len(text)), [text])
+
+
+def new_request(reply: Reply) -> InferRequest:
+    """Return an empty request whose answer has the encoding `reply`."""
+    encoding = reply.encoding
+    if encoding is Encoding.BINARY:
+        request = InferRequest({}, Encoding.JSON)
+        request.binary = True
+    else:
+        request = InferRequest({}, encoding)
+        if encoding is Encoding.MSGPACK:  # msgpack holds bytes, numbers only on request
+            request.binary = True
+    if reply.nan is not None:
+        request.nan = reply.nan
+    return request
+
+
+def count_rows(request: InferRequest, spec: ModelSpec) -> None:
+    """Count the rows of a request, on which the inputs of a batched model
+    must agree.
+    """
+    rows = -1
+    for name, tensor in request.inputs.items():
+        got = tensor.shape[0] if tensor.shape else 1
+        if rows not in (-1, got):
+            first = next(iter(request.inputs))
+            msg = (
+                f"input '{name}' batch size does not match other inputs for "
+                f"'{spec.name}': it has {counted(got, 'row')}, '{first}' has {rows}"
+            )
+            raise InvalidTensor(msg)
+        rows = got
+    request.rows = rows

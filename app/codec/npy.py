@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from app.codec.bounded_cache import remember
 from app.codec.chunks import Chunks
-from app.codec.document import count_rows, new_request
 from app.codec.inputs import Input
 from app.codec.media import NPY_MAGIC
 from app.codec.memory_check import reserve
@@ -28,6 +27,8 @@ from app.codec.messages import (
     InferRequest,
     Reply,
     Response,
+    count_rows,
+    new_request,
     sized_lines,
 )
 from app.codec.outputs import Output

@@ -13,11 +13,17 @@ from __future__ import annotations
 
 from app.codec.bounded_cache import remember
 from app.codec.chunks import Chunks
-from app.codec.document import DocumentReader, count_rows, new_request
+from app.codec.document import DocumentReader
 from app.codec.inputs import Input
-from app.codec.json_text import parse_json
-from app.codec.messages import Body, Encoding, InferRequest, Reply
-from app.codec.oip_json import check_json_size
+from app.codec.json_text import check_json_size, parse_json
+from app.codec.messages import (
+    Body,
+    Encoding,
+    InferRequest,
+    Reply,
+    count_rows,
+    new_request,
+)
 from app.codec.shapes import Accepted
 from app.errors import InvalidRequest, InvalidTensor, MalformedBody
 from app.limits import Limits

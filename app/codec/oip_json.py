@@ -14,7 +14,7 @@ import orjson
 from app.codec.bounded_cache import remember
 from app.codec.chunks import JOIN_BELOW, in_parts, join
 from app.codec.document import DocumentReader
-from app.codec.json_text import may_hold_booleans, parse_json
+from app.codec.json_text import check_json_size, may_hold_booleans, parse_json
 from app.codec.messages import (
     Body,
     Buffer,
@@ -31,7 +31,7 @@ from app.codec.number_lists import (
     parse_with_lists,
 )
 from app.codec.outputs import Output, json_strings, strings_of
-from app.errors import BodyTooLarge, RequestError
+from app.errors import RequestError
 from app.give_way import AT_ONCE
 from app.limits import Limits
 from app.spec import ModelSpec
@@ -44,16 +44,6 @@ _BINARY_LINES: Final = (
 )
 
 Outputs: TypeAlias = Mapping[str, Tensor]
-
-
-def check_json_size(size: int, limits: Limits) -> None:
-    if size > limits.max_json_bytes:
-        msg = (
-            f"request JSON size of {size} bytes exceeds the maximum allowed input size "
-            f"of {limits.max_json_bytes} bytes for JSON; send large tensors as binary "
-            "data, msgpack or .npy"
-        )
-        raise BodyTooLarge(msg)
 
 
 def decode_json(

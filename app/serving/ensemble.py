@@ -1,6 +1,5 @@
-"""Ensembles as the server knows them: models that run other models. A plugin runs them.
-
-`popgate.ensembles` is the group of its entry point (an `EnsembleKind`).
+"""Ensembles as the server knows them: models that run other models. A plugin runs them
+(`ensemble_kind`).
 """
 
 from __future__ import annotations
@@ -8,18 +7,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from app.codec.messages import InferRequest
-from app.config.declared import DeclaredTensors
-from app.config.model_config import ModelConfig
-from app.plugins import ENSEMBLES, plugins
 from app.serving.runner import Submitted
-from app.serving.table import ModelEntry, ModelTable
 from app.spec import ModelSpec
 from engine import Device, ModelRunnerConfig, Tensor
-
-NO_PLUGIN = "it is an ensemble, but no plugin that runs ensembles is installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +82,6 @@ class Ensemble(ABC):
         """Return the graph for `EnsembleKind.join` in another process."""
 
     @abstractmethod
-    def entries(self) -> list[ModelEntry | None]:
-        """Return the present entries of its members."""
-
-    @abstractmethod
     def submit(
         self,
         inputs: Mapping[str, Tensor],
@@ -138,48 +127,6 @@ class EnsembleScheduler:
         return f"<EnsembleScheduler {self._runner!r}>"
 
 
-class EnsembleKind(Protocol):
-    """Makes ensembles of `[ensemble]` in a configuration.
-
-    `members` are the models of its steps, and `declared` are its declared tensors. The
-    methods raise ValueError if they do not fit together.
-    """
-
-    def spec(
-        self,
-        name: str,
-        version: str,
-        config: ModelConfig,
-        members: Sequence[ModelSpec],
-        declared: DeclaredTensors,
-    ) -> ModelSpec:
-        """Return the ensemble as a model."""
-
-    def ensemble(
-        self,
-        name: str,
-        version: str,
-        config: ModelConfig,
-        members: Sequence[ModelSpec],
-        declared: DeclaredTensors,
-        table: ModelTable,
-    ) -> Ensemble:
-        """Return the ensemble, which runs the models of `table`."""
-
-    def join(
-        self, shared: bytes, members: Sequence[ModelSpec], table: ModelTable
-    ) -> Ensemble:
-        """Return an ensemble that another process has made (`Ensemble.shared`)."""
-
-
 def label_of(number: int, model: str) -> str:
     """Return the name of a step for messages."""
     return f"step {number + 1} ({model})"
-
-
-def ensemble_kind() -> EnsembleKind:
-    """Return what makes ensembles. Raises ValueError if no plugin has it."""
-    for kind in plugins(ENSEMBLES).values():
-        found: EnsembleKind = kind
-        return found
-    raise ValueError(NO_PLUGIN)

@@ -15,7 +15,7 @@ from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
-from app.serving.table import ModelEntry, ModelTable
+from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
 from engine import Device, Form, ModelRunner
 
@@ -105,7 +105,8 @@ class Publication:
         if is_watched or not entry.ready or _why_relayed(scheduler):
             return None
         if isinstance(runner, Ensemble):
-            entries = runner.entries()
+            paths = (infer_path(step.model, step.version) for step in runner.steps)
+            entries = map(self._table.paths.get, paths)
             if any(one is None or self._described(one) is None for one in entries):
                 return None
             members = tuple(map(Form, runner.members))

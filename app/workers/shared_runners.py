@@ -10,7 +10,8 @@ from typing import TypeAlias
 
 from app.observe.shared_counters import CounterSegment
 from app.repository.formats import join_format
-from app.serving.ensemble import Ensemble, EnsembleScheduler, ensemble_kind
+from app.serving.ensemble import Ensemble, EnsembleScheduler
+from app.serving.ensemble_kind import ensemble_kind
 from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
 from app.serving.steps import StepScheduler

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.codec.chunks import Chunks, beginning
-from app.codec.document import DocumentReader, new_request
+from app.codec.document import DocumentReader
 from app.codec.inputs import Input
 from app.codec.media import UNCERTAIN_TYPES, media_type_of, unrecognised
-from app.codec.messages import Body, Encoding, InferRequest, Reply
+from app.codec.messages import Body, Encoding, InferRequest, Reply, new_request
 from app.errors import MalformedBody, UnsupportedMediaType
 from app.limits import Limits
 from app.spec import ModelSpec, TensorSpec, notation

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from time import monotonic_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
@@ -21,7 +21,7 @@ from app.errors import HttpError
 from app.http.access import key_group
 from app.http.asgi import BARE, BASE, CONNECTION, Scope
 from app.http.connection.cycle import AsgiCycle
-from app.http.connection.ends import Ends
+from app.http.connection.ends import Peer
 from app.http.connection.exchange import Connection, Exchange
 from app.http.connection.framing import Head, bad_http
 from app.http.connection.known_head import LARGEST_BODY, KnownHead
@@ -30,17 +30,6 @@ from app.http.front import NAMES, InferFront
 from app.http.streaming import wants_events
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
-
-
-class Peer(Protocol):
-    """The part of a connection (protocol.py) that the scope of a request needs."""
-
-    base: str
-    is_bare: bool
-    ends: Ends
-
-    def client_of(self, headers: Mapping[bytes, bytes]) -> str:
-        """Return the address of the client that sends these headers."""
 
 
 class Dispatch:

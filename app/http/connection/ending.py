@@ -6,7 +6,8 @@ import asyncio
 from typing import Final, Protocol
 
 from app.http.connection.cycle import AsgiCycle
-from app.http.connection.dispatch import Dispatch, Peer
+from app.http.connection.dispatch import Dispatch
+from app.http.connection.ends import Peer
 from app.http.connection.exchange import Exchange
 from app.http.connection.framing import CALL, Framer
 from app.http.connection.intake import Intake
@@ -90,7 +91,7 @@ class Ending:
         else:
             asked, headers = asked_so_far(self._framer.so_far(), connection)
         transport.write(
-            last_answer(self._dispatch, connection, error, asked, headers, stood)
+            last_answer(self._dispatch.front, connection, error, asked, headers, stood)
         )
         if cycle is not None:
             cycle.drop()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
@@ -35,3 +36,14 @@ def ends_of(transport: asyncio.Transport) -> Ends:
         "https" if is_ssl(transport) else "http",
         names_of(certificate) if certificate else (),
     )
+
+
+class Peer(Protocol):
+    """The part of a connection (protocol.py) that the scope of a request needs."""
+
+    base: str
+    is_bare: bool
+    ends: Ends
+
+    def client_of(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the address of the client that sends these headers."""

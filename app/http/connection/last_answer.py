@@ -7,15 +7,16 @@ from time import monotonic_ns
 
 from app.errors import ErrorResponse, row_of
 from app.http.answer_watch import route_of
-from app.http.connection.dispatch import Dispatch, Peer
+from app.http.connection.ends import Peer
 from app.http.connection.framing import Head
 from app.http.connection.response_framing import STATUS_LINE
+from app.http.front import InferFront
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 
 
 def last_answer(
-    dispatch: Dispatch,
+    front: InferFront,
     peer: Peer,
     error: BaseException,
     asked: Asked,
@@ -28,10 +29,10 @@ def last_answer(
     """
     answer = ErrorResponse.of(error, asked.request_id, close=True)
     lines = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
-    lines += dispatch.front.lines_for_origin(headers.get(b"origin"))
-    service, code = dispatch.service, row_of(error).code
+    lines += front.lines_for_origin(headers.get(b"origin"))
+    service, code = front.service, row_of(error).code
     route = route_of(asked.path.removeprefix(peer.base), asked.method)
-    key = dispatch.access.label(headers, peer.ends.names)
+    key = front.access.label(headers, peer.ends.names)
     service.answers.count(route, answer.status, code, key)
     now, why = monotonic_ns(), str(error)
     service.journal.fail(Failed(asked, None, answer.status, code, why, now, stood))

@@ -10,7 +10,6 @@ from pathlib import Path
 from app.background import DaemonPool
 from app.repository.control.control_mode import ControlMode, ControlRefused
 from app.repository.control.folder_loads import FolderLoads, versions_text
-from app.repository.control.folder_polls import FolderPolls
 from app.repository.control.remote_watch import RemoteWatch
 from app.repository.control.uploads import Uploads
 from app.repository.load_overrides import LoadOverrides
@@ -30,8 +29,7 @@ class ModelControl:
     """Loads models at the start and on request, as the mode allows. For the event
     loop's thread.
 
-    `startup` are the models of mode ``explicit``. `polls` starts with the server, if
-    there are any.
+    `startup` are the models of mode ``explicit``.
     """
 
     def __init__(
@@ -40,7 +38,6 @@ class ModelControl:
         repository: ModelRepository,
         loads: FolderLoads,
         watch: RemoteWatch,
-        polls: FolderPolls | None,
         pool: DaemonPool,
         scan_pool: DaemonPool,
         mode: ControlMode,
@@ -54,7 +51,6 @@ class ModelControl:
         self._loads = loads
         self._remote = loads.remote
         self.watch = watch
-        self.polls = polls
         self._pool = pool
         self._scan_pool = scan_pool
         self._startup = startup
@@ -78,8 +74,6 @@ class ModelControl:
             records.record(name).expect()
         loads = (self._load_quietly(name, looks=True) for name in sorted(wanted))
         await asyncio.gather(*loads)
-        if self.polls is not None:
-            self.polls.start()
 
     async def load(
         self, name: str, request: LoadOverrides = FROM_THE_FOLDER
@@ -142,8 +136,6 @@ class ModelControl:
 
     def stop(self) -> None:
         """Poll no more."""
-        if self.polls is not None:
-            self.polls.stop()
         self.watch.stop()
 
     async def _store(self, name: str, request: LoadOverrides) -> Path:

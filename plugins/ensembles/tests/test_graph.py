@@ -1,6 +1,6 @@
 """Ensembles on paper: what fits together, and what is said where it does not.
 
-Covers: app/config/ensemble_config.py,
+Covers: app/config/ensemble_config.py, app/serving/ensemble.py,
 plugins/ensembles/src/popgate_ensembles/kind.py.
 """
 

@@ -41,7 +41,8 @@ from app.repository.scan import (
     names_in,
 )
 from app.repository.warmup import warm_up
-from app.serving.ensemble import ensemble_kind, label_of
+from app.serving.ensemble import label_of
+from app.serving.ensemble_kind import ensemble_kind
 from app.serving.runner import Submitted
 from app.sizes import counted, size_text
 from app.spec import ModelSpec

@@ -16,7 +16,7 @@ from popgate_ensembles.runner import EnsembleRunner, face_of
 
 
 class _Kind:
-    """Makes ensembles (`app.serving.ensemble.EnsembleKind`)."""
+    """Makes ensembles (`app.serving.ensemble_kind.EnsembleKind`)."""
 
     def spec(
         self,

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.codec.chunks import join
-from app.codec.json_text import parse_json
+from app.codec.json_text import check_json_size, parse_json
 from app.codec.messages import Body, Encoding, InferRequest
 from app.codec.model import ModelCodec
-from app.codec.oip_json import check_json_size
 from app.errors import HttpError, InvalidRequest, InvalidTensor
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import ModelSpec

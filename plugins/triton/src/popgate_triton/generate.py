@@ -13,12 +13,11 @@ from typing import Any
 import orjson
 
 from app.codec.chunks import join
-from app.codec.json_text import parse_json
+from app.codec.json_text import check_json_size, parse_json
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
 from app.codec.nesting import check_depth
 from app.codec.number_lists import LARGE, listed, parse_large
-from app.codec.oip_json import check_json_size
 from app.codec.outputs import Output, texts_of, write_strings
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey

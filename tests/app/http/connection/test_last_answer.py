@@ -26,7 +26,7 @@ def test_it_says_what_is_wrong_and_is_counted_and_logged() -> None:
     )
     assert (asked.request_id, asked.traceparent) == (b"me", b"t")
     error = HttpError(408, "too slow", "head_too_slow")
-    sent = last_answer(dispatch, peer, error, asked, headers, 3.0)
+    sent = last_answer(dispatch.front, peer, error, asked, headers, 3.0)
     head, _, body = sent.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert b"connection: close" in head
@@ -42,6 +42,6 @@ def test_of_what_never_was_a_request_nothing_is_known() -> None:
     dispatch, peer = Dispatch(front(Doubler())), Peer()
     asked, headers = asked_so_far(Framer().so_far(), peer)
     assert (asked.method, asked.path, headers) == ("-", "-", {})
-    sent = last_answer(dispatch, peer, BodyStopped(2.0), asked, headers, 2.0)
+    sent = last_answer(dispatch.front, peer, BodyStopped(2.0), asked, headers, 2.0)
     assert sent.startswith(b"HTTP/1.1 408")
     assert asked.request_id in sent

@@ -99,7 +99,6 @@ def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -
         repository,
         loads,
         RemoteWatch(records, loads, polls=False, seconds=15.0),
-        None,
         loading,
         scanning,
         ControlMode.MANAGED,

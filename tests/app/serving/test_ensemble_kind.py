@@ -10,7 +10,7 @@ import pytest
 from app import plugins
 from app.repository.loaded_model import LoadError
 from app.repository.loader import explained
-from app.serving.ensemble import ensemble_kind
+from app.serving.ensemble_kind import ensemble_kind
 
 
 @pytest.fixture
