@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 class FaultKind(Enum):
@@ -49,20 +48,6 @@ class DeviceFault:
         return (
             self.kind is FaultKind.APPLICATION
             or self.action is RecoveryAction.IPU_RESET
-        )
-
-    def to_message(self) -> dict[str, str]:
-        action = "" if self.action is None else self.action.value
-        return {"fault": self.kind.value, "text": self.message, "action": action}
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any]) -> DeviceFault:
-        """Raise ValueError if it is not a fault report."""
-        action = str(message.get("action", ""))
-        return cls(
-            FaultKind(message.get("fault")),
-            str(message.get("text", "")),
-            RecoveryAction(action) if action else None,
         )
 
     def __str__(self) -> str:

@@ -40,10 +40,10 @@ def occupied(runner: ModelRunner) -> Iterator[None]:
     """Lets the device of `runner`, of `models.slow`, run something to the end of the
     block: what is submitted meanwhile waits, however long submitting takes."""
     (device,) = set(runner.devices)
-    until(lambda: device.ping()["running_ns"] == 0)
+    until(lambda: device.ping().running_ns == 0)
     work = Tensor.from_numpy(np.array(FOR_EVER, np.int64))
     request = runner.submit({"count": work})
-    until(lambda: device.ping()["running_ns"] > 0)
+    until(lambda: device.ping().running_ns > 0)
     try:
         yield
     finally:

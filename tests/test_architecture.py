@@ -65,8 +65,11 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_tools": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_onnx"}
     ),
-    "popgate_session_worker": frozenset({"popef_io", "engine"}),
-    "popgate_sessions": frozenset({"popef_io", "engine"}),
+    "popgate_session_messages": frozenset({"engine"}),
+    "popgate_session_worker": frozenset(
+        {"popef_io", "engine", "popgate_session_messages"}
+    ),
+    "popgate_sessions": frozenset({"popef_io", "engine", "popgate_session_messages"}),
     "popgate_telemetry": frozenset({"engine", "app"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
     "popgate_triton": frozenset({"engine", "app"}),
@@ -99,8 +102,8 @@ FACES = frozenset(
 WITHOUT_NAMES = frozenset({"app", "popgate_kserve", "popgate_tools"})
 #: Plugins that are part of the engine: they import its modules.
 OF_THE_ENGINE = frozenset(
-    {"popgate_onnx", "popgate_row_proof"}
-    | {"popgate_session_worker", "popgate_sessions"}
+    {"popgate_onnx", "popgate_row_proof", "popgate_sessions"}
+    | {"popgate_session_messages", "popgate_session_worker"}
 )
 #: Runs the coroutines of Python models, which are their authors'.
 AUTHORS_LOOP = {

@@ -23,7 +23,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import msgspec
@@ -37,7 +37,10 @@ from engine.runner.runner_description import RunnerDescription
 from engine.tensor import DataDesc, Tensor
 from engine.transport.call_messages import TO_MODEL, TO_OWNER
 from engine.transport.channel import ChannelLayout
-from engine.transport.control import CONTROL
+from engine.transport.control import CONTROL, answers_of
+from engine.transport.device_messages import ANSWERS as DEVICE_ANSWERS
+from engine.transport.device_messages import DOOR, FAULTS
+from engine.transport.device_messages import QUESTIONS as DEVICE_QUESTIONS
 from engine.transport.messages import (
     MAX_FDS,
     Form,
@@ -49,12 +52,16 @@ from engine.transport.messages import (
 )
 from popef_io import DataType
 from popgate_onnx.compiler.fork_server import ANSWERS, QUESTIONS
+from popgate_session_messages import SESSION_MODEL
 
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (
     *(START, TO_WORKER, TO_SUPERVISOR),
     *(TO_OWNER, TO_MODEL),
     *(QUESTIONS, ANSWERS, CONTROL),
+    *(DEVICE_QUESTIONS, DOOR, FAULTS),
+    *map(answers_of, DEVICE_ANSWERS),
+    SESSION_MODEL,
 )
 #: The errors that `Receiver.receive` names.
 NAMED: Final = (MalformedMessage, EOFError)
@@ -125,6 +132,9 @@ FORMS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
 def sample(random: random.Random, kind: Any) -> Any:
     """Return a value of a type that a field of a message may have."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:  # a number within bounds
+        low, high = arguments[1].ge, arguments[1].le
+        return random.choice((low, high, random.randint(low, min(low + 99, high))))
     if origin is Form:
         return Form(FORMS[arguments[0]](random))
     if origin in (Union, UnionType):

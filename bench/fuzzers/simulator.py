@@ -56,8 +56,15 @@ from engine.runner import channel_rings, replica_lines
 from engine.transport import bulk_copy
 from engine.transport.bulk_copy import COPIED_AT_ONCE, BulkCopy
 from engine.transport.channel import Channel, ChannelLayout
-from engine.transport.control import Message
+from engine.transport.control import A
+from engine.transport.device_messages import (
+    ChannelOpened,
+    CloseChannel,
+    Done,
+    OpenChannel,
+)
 from engine.transport.link import Link
+from engine.transport.messages import Message
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable, RunningBatch
 from engine.worker.batching_policy import BatchingPolicy
@@ -263,15 +270,16 @@ class DeviceProcess:
         batches.
         """
         number = next(self._numbers)
-        if message["op"] == "close_channel":
-            self.scheduler.close_channel(client.number, int(message["channel"]))
+        if isinstance(message, CloseChannel):
+            self.scheduler.close_channel(client.number, message.channel)
             return 0
-        assert message["op"] == "channel"
-        layout = ChannelLayout.from_message(message["layout"])
-        channel = Channel.attach(os.dup(fds[0]), layout)
-        line = (int(message[key]) for key in ("priority", "weight", "lane"))
+        assert isinstance(message, OpenChannel)
+        channel = Channel.attach(
+            os.dup(fds[0]), ChannelLayout.from_message(message.layout)
+        )
+        line = message.priority, message.weight, message.lane
         self.scheduler.add_channel(
-            number, channel, client.number, int(message["replica"]), *line
+            number, channel, client.number, message.replica, *line
         )
         return number
 
@@ -333,11 +341,18 @@ class SimulatedDevice(JoinedDevice):
         self.adopt()
 
     def call(
-        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
-    ) -> Message:
+        self,
+        message: Message,
+        kind: type[A],
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> A:
         if self.state is not DeviceState.READY:
             raise DeviceLost(f"device {self.id} was lost")
-        return {"channel": self.process.obey(self.connected.client, message, fds)}
+        number = self.process.obey(self.connected.client, message, fds)
+        answer = ChannelOpened(number) if isinstance(message, OpenChannel) else Done()
+        assert isinstance(answer, kind)
+        return answer
 
     def close(self) -> None:
         self.state = DeviceState.CLOSED

@@ -8,6 +8,7 @@ import socket
 from engine.errors import DeviceLost
 from engine.faults import DeviceFault
 from engine.transport import control
+from engine.transport.device_messages import FAULTS, Linked, LinkUp
 from engine.transport.link import Link
 from engine.transport.messages import close_all
 
@@ -37,7 +38,7 @@ class Connection:
         self.sock = sock
         try:
             fds = [link.memory.fd, result_fd]
-            answer, eventfds = control.ask(self.sock, {"op": "link"}, fds, watch)
+            answer, eventfds = control.ask(self.sock, LinkUp(), Linked, fds, watch)
         except BaseException as error:
             self.sock.close()
             link.close()
@@ -47,7 +48,7 @@ class Connection:
         link.memory.detach_fd()
         # With a timeout set, even a poll would wait.
         self.sock.settimeout(None)
-        self.number = int(answer["link"])
+        self.number = answer.link
         self.wake_fd, self.cancel_fd = eventfds
 
     def wake(self) -> None:
@@ -75,9 +76,9 @@ class Connection:
         """
         self.sock.setblocking(False)
         try:
-            message, fds = control.receive(self.sock)
+            message, fds = FAULTS.receive(self.sock)
             close_all(fds)
-            return DeviceFault.from_message(message)
+            return message.fault
         except (OSError, EOFError, ValueError):
             return None
 

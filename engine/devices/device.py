@@ -27,9 +27,10 @@ from engine.devices.run_limits import RunLimits
 from engine.devices.session_lease import SessionLease
 from engine.errors import DeviceClosed, DeviceLost
 from engine.run_failures import Death
-from engine.transport.control import Message
+from engine.transport.control import A
+from engine.transport.device_messages import Done, Invite, Status
 from engine.transport.held_socket import HeldSocket
-from engine.transport.messages import close_all
+from engine.transport.messages import Message, close_all
 
 logger = logging.getLogger(__name__)
 
@@ -139,27 +140,35 @@ class Device(LinkedDevice):
         return self.process.check_responsive()
 
     def call(
-        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
-    ) -> Message:
+        self,
+        message: Message,
+        kind: type[A],
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> A:
         """Send a control message to the process and return its answer. Raises the
         errors of `ask`.
         """
-        answer, answer_fds = self.process.ask(message, fds, timeout)
+        answer, answer_fds = self.process.ask(message, kind, fds, timeout)
         close_all(answer_fds)
         return answer
 
     def ask(
-        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
-    ) -> tuple[Message, list[int]]:
+        self,
+        message: Message,
+        kind: type[A],
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> tuple[A, list[int]]:
         """Send a control message to the process. Return its answer and the descriptors
         beside it, which the caller owns.
 
         Raises the error in the answer, TimeoutError after `timeout` seconds,
         DeviceClosed, and DeviceLost if the process dies or hangs meanwhile.
         """
-        return self.process.ask(message, fds, timeout)
+        return self.process.ask(message, kind, fds, timeout)
 
-    def ping(self, timeout: float = 5.0) -> Message:
+    def ping(self, timeout: float = 5.0) -> Status:
         """Ask the process for its state. Raises DeviceLost if it does not answer in
         time.
         """
@@ -180,7 +189,7 @@ class Device(LinkedDevice):
         """
         mine, theirs = HeldSocket.pair()
         try:
-            self.call({"op": "invite"}, [theirs.fileno()], STOP_TIMEOUT)
+            self.call(Invite(), Done, [theirs.fileno()], STOP_TIMEOUT)
         except BaseException:
             mine.close()
             raise

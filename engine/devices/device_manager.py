@@ -61,6 +61,7 @@ from engine.errors import (
     counted,
 )
 from engine.transport import control
+from engine.transport.device_messages import Ping, Status
 from engine.transport.messages import close_all
 from popef_io import Model
 
@@ -531,8 +532,8 @@ def _info(unit: str, claimed: bool) -> DeviceInfo:
     if not claimed:
         return DeviceInfo(unit, "free")
     try:
-        answer, fds = control.call(address_of(unit), {"op": "ping"}, timeout=1.0)
+        answer, fds = control.call(address_of(unit), Ping(), Status, timeout=1.0)
         close_all(fds)
     except (EngineError, OSError):
         return DeviceInfo(unit, "attached")
-    return DeviceInfo(unit, "attached", int(answer["pid"]), int(answer["owner"]))
+    return DeviceInfo(unit, "attached", answer.pid, answer.owner)

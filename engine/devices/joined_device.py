@@ -27,9 +27,10 @@ from engine.errors import (
 )
 from engine.run_failures import too_long
 from engine.transport import control
-from engine.transport.control import Message
+from engine.transport.control import A
+from engine.transport.device_messages import Connect, Ping, Status
 from engine.transport.held_socket import HeldSocket
-from engine.transport.messages import close_all
+from engine.transport.messages import Message, close_all, send
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +68,16 @@ class JoinedDevice(LinkedDevice):
     # -- talking to the process
 
     def call(
-        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
-    ) -> Message:
+        self,
+        message: Message,
+        kind: type[A],
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> A:
         self.origin.check("JoinedDevice")
         self.refuse_if_closed()
         with self._dial(timeout) as sock:
-            answer, answer_fds = control.ask(sock, message, fds)
+            answer, answer_fds = control.ask(sock, message, kind, fds)
         close_all(answer_fds)
         return answer
 
@@ -81,7 +86,7 @@ class JoinedDevice(LinkedDevice):
         mine, theirs = HeldSocket.pair()
         try:
             mine.settimeout(timeout or ANSWER_TIMEOUT)
-            control.send(self._door, {"op": "connect"}, [theirs.fileno()])
+            send(self._door, Connect(), [theirs.fileno()])
         except OSError as error:
             mine.close()
             raise self._loss() from error
@@ -89,12 +94,12 @@ class JoinedDevice(LinkedDevice):
             theirs.close()
         return mine
 
-    def ping(self, timeout: float = 5.0) -> Message:
+    def ping(self, timeout: float = 5.0) -> Status:
         """Ask the process for its state. Raises DeviceLost if it does not answer in
         time.
         """
         try:
-            return self.call({"op": "ping"}, (), timeout)
+            return self.call(Ping(), Status, (), timeout)
         except TimeoutError as error:
             raise DeviceLost(f"device {self.id} does not respond") from error
 

@@ -27,8 +27,15 @@ from engine.devices.waiting import BlockingDriver
 from engine.errors import DeviceClosed, DeviceLost, EngineError
 from engine.origin import here
 from engine.transport.channel import Channel, ChannelLayout
-from engine.transport.control import Message
+from engine.transport.control import A
+from engine.transport.device_messages import (
+    ChannelOpened,
+    CloseChannel,
+    Done,
+    OpenChannel,
+)
 from engine.transport.link import ALONE, BACKPRESSURE, Completion
+from engine.transport.messages import Message
 
 
 class LinkedDevice(ABC):
@@ -63,9 +70,13 @@ class LinkedDevice(ABC):
 
     @abstractmethod
     def call(
-        self, message: Message, fds: Sequence[int] = (), timeout: float | None = None
-    ) -> Message:
-        """Send a control message to the process and return its answer.
+        self,
+        message: Message,
+        kind: type[A],
+        fds: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> A:
+        """Send a control message to the process. Return its answer, which is a `kind`.
 
         Raises the error in the answer, TimeoutError after `timeout` seconds,
         DeviceClosed, and DeviceLost if the process dies or hangs meanwhile.
@@ -265,16 +276,15 @@ class LinkedDevice(ABC):
         """Hand a channel over to the process. Return the channel's number in
         completions.
         """
-        message = {
-            "op": "channel",
-            "link": self._link_number(),
-            "replica": mine.replica,
-            "layout": layout.to_message(),
-            "priority": mine.priority,
-            "weight": mine.weight,
-            "lane": mine.lane,
-        }
-        number = int(self.call(message, [channel.memory.fd])["channel"])
+        message = OpenChannel(
+            self._link_number(),
+            mine.replica,
+            layout.to_message(),
+            mine.priority,
+            mine.weight,
+            mine.lane,
+        )
+        number = self.call(message, ChannelOpened, [channel.memory.fd]).channel
         channel.memory.detach_fd()
         self.channels.add(number, mine)
         return number
@@ -283,8 +293,8 @@ class LinkedDevice(ABC):
         self.channels.remove(mine)
         with contextlib.suppress(EngineError, OSError):
             link = self._link_number()
-            message = {"op": "close_channel", "link": link, "channel": mine.number}
-            self.call(message, timeout=STOP_TIMEOUT)
+            message = CloseChannel(link, mine.number)
+            self.call(message, Done, timeout=STOP_TIMEOUT)
         mine.close()
 
     def _link_number(self) -> int:

@@ -13,8 +13,9 @@ from engine.errors import DeviceClosed, DeviceFailed, DeviceLost, EngineError
 from engine.faults import DeviceFault
 from engine.run_failures import Death
 from engine.transport import control
-from engine.transport.control import Message
-from engine.transport.messages import close_all
+from engine.transport.control import A
+from engine.transport.device_messages import Done, Ping, Status, Stop
+from engine.transport.messages import Message, close_all
 
 #: Seconds a device process may take to start and answer for the first time.
 START_TIMEOUT = 60.0
@@ -54,15 +55,19 @@ class OwnedProcess:
     # -- asking
 
     def ask(
-        self, message: Message, fds: Sequence[int], timeout: float | None
-    ) -> tuple[Message, list[int]]:
+        self,
+        message: Message,
+        kind: type[A],
+        fds: Sequence[int],
+        timeout: float | None,
+    ) -> tuple[A, list[int]]:
         """Send a control message to the process: see `Device.ask`."""
         device = self._device
         device.origin.check("Device")
         device.refuse_if_closed()
         process = self._launcher.process
         try:
-            return control.call(self.address, message, fds, timeout, self.watch)
+            return control.call(self.address, message, kind, fds, timeout, self.watch)
         except DeviceLost as error:
             # A dying process closes its sockets one after the other. A caller that
             # tries again must not find the process alive through another socket.
@@ -72,12 +77,12 @@ class OwnedProcess:
                 raise self._loss_by(death) from error
             raise self.loss() from error
 
-    def ping(self, timeout: float) -> Message:
+    def ping(self, timeout: float) -> Status:
         """Ask the process for its state. Raises TimeoutError if it does not answer in
         time.
         """
         self._device.refuse_if_closed()
-        answer, fds = control.call(self.address, {"op": "ping"}, (), timeout)
+        answer, fds = control.call(self.address, Ping(), Status, (), timeout)
         close_all(fds)
         return answer
 
@@ -184,8 +189,7 @@ class OwnedProcess:
         """
         if not kill:
             try:
-                message: Message = {"op": "stop"}
-                _, fds = control.call(self.address, message, (), STOP_TIMEOUT)
+                _, fds = control.call(self.address, Stop(), Done, (), STOP_TIMEOUT)
                 close_all(fds)
             except (EngineError, OSError):
                 kill = True  # the process has died or hangs

@@ -13,7 +13,7 @@ from engine.devices.linked_device import LinkedDevice
 from engine.devices.owned_process import OwnedProcess
 from engine.errors import ExecutionFailed, counted
 from engine.run_failures import Death, RunFailure, too_long
-from engine.transport.control import Message
+from engine.transport.device_messages import Done, EndRun, Status
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class RunLimits:
         """
         return self._device.in_flight > 0 or self._is_shared or bool(self._cancelled)
 
-    def judge(self, status: Message) -> Callable[[], None] | None:
+    def judge(self, status: Status) -> Callable[[], None] | None:
         """Check in the answer of a `ping` whether the present run exceeds its time
         limit.
 
@@ -78,10 +78,10 @@ class RunLimits:
         with its models. A model that is warming up, or has failed too often in a row
         (engine/run_failures.py), fails for good.
         """
-        if self._is_python and int(status["unwanted_ns"]) > RUN_GRACE * 1e9:
+        if self._is_python and status.unwanted_ns > RUN_GRACE * 1e9:
             self._process.kill("a run has not ended although all its clients have left")
             return None
-        replica, seconds = int(status["running"]), int(status["running_ns"]) / 1e9
+        replica, seconds = status.running, status.running_ns / 1e9
         if self._device.state is not DeviceState.READY:
             return None
         if not replica:
@@ -93,7 +93,7 @@ class RunLimits:
             limit = user.run_limit(self._device, replica) or 0.0
             if not limit or seconds <= limit:
                 return None
-            since = int(status["running_since"])
+            since = status.running_since
             if replica not in self._cancelled:
                 return self._end(user, replica, since, seconds, limit)
         if replica in self._cancelled and seconds > limit + RUN_GRACE:
@@ -130,11 +130,10 @@ class RunLimits:
             self._models.give_up(Death(why, name, failures.times(name)))
             self._process.kill(why, culprit=name)
             return None
-        message: Message = {"op": "end_run", "replica": replica, "since": since}
-        return partial(self._tell, {**message, "why": why})
+        return partial(self._tell, EndRun(replica, since, why))
 
-    def _tell(self, message: Message) -> None:
-        self._device.call(message, timeout=STOP_TIMEOUT)
+    def _tell(self, message: EndRun) -> None:
+        self._device.call(message, Done, timeout=STOP_TIMEOUT)
 
     def __repr__(self) -> str:
         shared = ", shared" if self._is_shared else ""

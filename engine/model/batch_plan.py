@@ -179,7 +179,7 @@ class BatchPlan:
         shape = (*shape[: self.dim], extent, *shape[self.dim + 1 :])
         return replace(desc, shape=shape)
 
-    def to_message(self) -> list[object]:
+    def to_message(self) -> Any:
         anchors = [
             [[a.name, a.size, a.span, a.transfers] for a in group]
             for group in (self.inputs, self.outputs)

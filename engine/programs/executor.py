@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from engine.errors import InvalidModel, RunnerClosed
 from engine.programs.assembler import Assembler
@@ -276,14 +276,16 @@ def _weights_loaded_by(
     return loads
 
 
-def make_executor(model: Model, message: Mapping[str, Any]) -> Executor:
+def make_executor(
+    model: Model, threads: int, providers: Sequence[str], check_package_hash: bool
+) -> Executor:
     """Return the executor of a model as described in a message of the owner."""
     return Executor(
         Executable.decode(
             model.executable.raw(),
-            check_digests=bool(message.get("check_package_hash", True)),
+            check_digests=check_package_hash,
         ),
         model.metadata,
-        threads=int(message["threads"]),
-        providers=tuple(message.get("providers", ("CPUExecutionProvider",))),
+        threads=threads,
+        providers=tuple(providers),
     )

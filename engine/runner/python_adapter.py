@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from engine.errors import InvalidConfig
+from engine.transport.device_messages import AdapterTold
 
 GROUP = "popgate.python_models"
 
@@ -32,8 +33,8 @@ class PythonAdapter:
     module: str = ""
     folder: str = ""
 
-    def to_message(self) -> dict[str, str]:
-        return {"module": self.module, "folder": self.folder}
+    def to_message(self) -> AdapterTold:
+        return AdapterTold(self.module, self.folder)
 
 
 NO_ADAPTER = PythonAdapter()

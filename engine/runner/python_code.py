@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from msgspec.structs import asdict
+
 from engine.devices.device import Device
 from engine.errors import InvalidConfig, InvalidModel
 from engine.model.anchors import BATCHING_ROWS, OPTION_BATCHING
@@ -33,6 +35,7 @@ from engine.programs.python_model import GRAPH
 from engine.programs.python_routes import OPTION_ROUTES
 from engine.runner.python_adapter import NO_ADAPTER, PythonAdapter, adapter_for
 from engine.transport.call_messages import CallSocket
+from engine.transport.device_messages import Describe, Described, PythonTold
 from popef_io import (
     Anchor,
     Metadata,
@@ -70,7 +73,7 @@ class PythonCode:
     declared: Mapping[str, Any] = field(default_factory=dict)
     adapter: PythonAdapter = NO_ADAPTER
 
-    def to_message(self, device: Device) -> dict[str, Any]:
+    def to_message(self, device: Device) -> PythonTold:
         """Return the message for the device process that loads the model. Raises
         InvalidConfig if the device runs no Python models.
         """
@@ -79,16 +82,16 @@ class PythonCode:
                 f"device {device.id} cannot run a Python model; use a device of "
                 "DeviceManager.create_python_device"
             )
-        return {
-            "file": str(self.file),
-            "config": dict(self.parameters),
-            "requirements": list(self.requirements),
-            "device": device.id,
-            "models": self.models,
-            "calls": self.on_calls is not None,
-            "declared": dict(self.declared),
-            "adapter": self.adapter.to_message(),
-        }
+        return PythonTold(
+            file=str(self.file),
+            config=dict(self.parameters),
+            requirements=self.requirements,
+            device=device.id,
+            models=self.models,
+            calls=self.on_calls is not None,
+            declared=dict(self.declared),
+            adapter=self.adapter.to_message(),
+        )
 
     @contextmanager
     def calling(self) -> Iterator[list[int]]:
@@ -148,15 +151,15 @@ def read_python_model(
             if len(source) > MAX_SOURCE:
                 raise InvalidModel(f"{path.name} exceeds {MAX_SOURCE} bytes")
             code = replace(code, adapter=adapter_for(source))
-            message = {"op": "describe", **code.to_message(device)}
-            answer = device.call(message, [stream.fileno()], timeout)
+            message = Describe(code.to_message(device))
+            answer = device.call(message, Described, [stream.fileno()], timeout)
     except TimeoutError:
         device.process.end(f"the import of {path.name} exceeded {timeout:g} s")
         text = f"the import of {path.name} exceeded {timeout:g} s"
         raise InvalidModel(text) from None
     except OSError as error:
         raise InvalidModel(f"cannot read {path}: {error.strerror or error}") from error
-    interface = PythonInterface.from_message(answer)
+    interface = PythonInterface.from_message(asdict(answer))
     name = name or path.parent.name or "model"
     return PythonModel(code, _container(name, interface, source))
 

@@ -26,7 +26,15 @@ from engine.runner.python_code import PythonCode
 from engine.runner.replica_lines import ReplicaLines
 from engine.tensor import DataDesc, Tensor
 from engine.transport.channel import ChannelLayout
-from engine.transport.control import Message
+from engine.transport.device_messages import (
+    Done,
+    Load,
+    Loaded,
+    Save,
+    Saved,
+    Unload,
+    WaitingTimes,
+)
 from engine.transport.messages import close_all
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import Model
@@ -140,27 +148,29 @@ class ReplicaLoader:
         calling `fail`.
         """
         plan, config = self._plan, self._config
-        message: Message = {
-            "op": "load",
-            "count": count,
-            "name": plan.name,
-            "executable": plan.model.metadata.executable,
-            "threads": device.threads,
-            "providers": list(device.providers),
-            "plan": plan.batches.to_message(),
-            "delay_ns": int(config.max_queue_delay * 1e9),
-            "preferred": _preferred_sizes(config, plan.batches.max_units),
-            **waiting_times(config),
-            "check_package_hash": config.check_package_hash,
-            "frozen": None,
-            "python": None if plan.python is None else plan.python.to_message(device),
-            "load_timeout": config.load_timeout,
-        }
+        python = None if plan.python is None else plan.python.to_message(device)
         frozen = frozen_tensors(plan.model, config.frozen_inputs)
-        with handed_over(plan.model) as (message["sources"], fds), ExitStack() as held:
+        place = None
+        with handed_over(plan.model) as (sources, fds), ExitStack() as held:
             if frozen:
-                message["frozen"], memory = pack_tensors("frozen", frozen)
+                place, memory = pack_tensors("frozen", frozen)
                 fds = [*fds, held.enter_context(memory).fd]
+            message = Load(
+                count=count,
+                name=plan.name,
+                sources=tuple(sources),
+                executable=plan.model.metadata.executable,
+                threads=device.threads,
+                providers=tuple(device.providers),
+                plan=plan.batches.to_message(),
+                delay_ns=int(config.max_queue_delay * 1e9),
+                preferred=_preferred_sizes(config, plan.batches.max_units),
+                waiting=waiting_times(config),
+                check_package_hash=config.check_package_hash,
+                frozen=place,
+                python=python,
+                load_timeout=config.load_timeout,
+            )
             if plan.python is not None:
                 fds = [*fds, *held.enter_context(plan.python.calling())]
             held.enter_context(device.models.loading(plan.name))
@@ -169,17 +179,17 @@ class ReplicaLoader:
     def _call(
         self,
         device: Device,
-        message: Message,
+        message: Load,
         fds: list[int],
         fail: Callable[[EngineError], None],
     ) -> list[int]:
         timeout = self._config.load_timeout or None
         try:
             if timeout is None:
-                return list(device.call(message, fds)["replicas"])
+                return list(device.call(message, Loaded, fds).replicas)
             # The device ends programs in time, and then needs a moment to report it.
             grace = timeout + LOAD_GRACE
-            return list(device.call(message, fds, grace)["replicas"])
+            return list(device.call(message, Loaded, fds, grace).replicas)
         except TimeoutError:
             why = f"loading exceeded {timeout:g} s and cannot be cancelled"
             error = InvalidModel(f"model {self._plan.name!r}: {why}")
@@ -191,15 +201,14 @@ class ReplicaLoader:
 
     def save(self, device: Device, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica. Return their outputs by tensor name."""
-        message = {"op": "save", "replica": replica}
         try:
-            answer, fds = device.ask(message, timeout=SAVE_TIMEOUT)
+            answer, fds = device.ask(Save(replica), Saved, timeout=SAVE_TIMEOUT)
         except TimeoutError as error:
             raise DeviceLost(
                 f"device {device.id} has not answered for {SAVE_TIMEOUT:g} s"
             ) from error
         try:
-            return unpack_tensors(answer["tensors"], fds[0])
+            return unpack_tensors(answer.place, fds[0])
         finally:
             close_all(fds)
 
@@ -211,9 +220,8 @@ class ReplicaLoader:
         for line in lines.all:
             device.close_channel(line)
         timeout = UNLOAD_TIMEOUT if device.python is None else CLOSE_TIMEOUT
-        message = {"op": "unload", "replica": lines.number}
         try:
-            device.call(message, timeout=timeout)
+            device.call(Unload(lines.number), Done, timeout=timeout)
         except TimeoutError:
             logger.warning(
                 "%r on device %s was not unloaded within %g s%s",
@@ -236,21 +244,21 @@ class ReplicaLoader:
         return f"<ReplicaLoader of {self._plan.name!r}>"
 
 
-def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> list[int]:
+def _preferred_sizes(config: ModelRunnerConfig, max_rows: int) -> tuple[int, ...]:
     """Return the possible preferred batch sizes in ascending order."""
-    return sorted({n for n in config.preferred_batch_sizes if n <= max_rows})
+    return tuple(sorted({n for n in config.preferred_batch_sizes if n <= max_rows}))
 
 
-def waiting_times(config: ModelRunnerConfig) -> dict[str, int]:
-    """Return the waiting times for incomplete runs, for a `load` message."""
+def waiting_times(config: ModelRunnerConfig) -> WaitingTimes:
+    """Return the waiting times for incomplete runs, for a `Load` message."""
     batch = run = config.timeout_ns or NEVER_NS
     if config.is_batch_size_timeout_enabled:
         batch, run = config.batch_size_timeout_ns, config.data_parallel_timeout_ns
     look_ahead = config.max_look_ahead
-    return {
-        "fill_batch_ns": batch,
-        "fill_run_ns": run,
-        "asks": config.flush_callback is not None,
-        "drops_cancelled": config.flush_on_waiting_outputs,
-        "look_ahead": -1 if look_ahead == UNLIMITED else int(look_ahead),
-    }
+    return WaitingTimes(
+        batch,
+        run,
+        config.flush_callback is not None,
+        config.flush_on_waiting_outputs,
+        -1 if look_ahead == UNLIMITED else int(look_ahead),
+    )

@@ -57,7 +57,7 @@ class ReplicaSet:
             plan.batches,
             plan.layout,
             config,
-            max(waits["fill_batch_ns"], waits["fill_run_ns"]),
+            max(waits.fill_batch_ns, waits.fill_run_ns),
         )
         self._loader = ReplicaLoader(plan, config)
         self._devices: list[Device] = []

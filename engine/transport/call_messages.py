@@ -18,7 +18,7 @@ import msgspec
 
 from engine.errors import EngineBug, EngineError
 from engine.tensor import Tensor
-from engine.transport.control import Failed
+from engine.transport.failure import Failed
 from engine.transport.messages import Message, Receiver, close_all, send
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType

@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from engine.transport.anchor_ring import ANCHOR_SLOT, AnchorRing
 from engine.transport.ring_buffer import CONTROL_SIZE, RingCounters
@@ -96,7 +96,7 @@ class ChannelLayout:
         payload = sum(map(page_aligned, self.input_bytes + self.output_bytes))
         return self.payload_at + payload
 
-    def to_message(self) -> list[object]:
+    def to_message(self) -> Any:
         sizes = (self.input_bytes, self.output_bytes, self.usual)
         return [self.slots, *map(list, sizes)]
 
@@ -109,7 +109,7 @@ class ChannelLayout:
             raise ValueError(f"slots of a channel: {slots!r}")
         sizes = []
         for group in groups:
-            if not (isinstance(group, list) and len(group) <= 65536):
+            if not (isinstance(group, list | tuple) and len(group) <= 65536):
                 raise ValueError("anchors of a channel")
             if not all(isinstance(n, int) and PAGE <= n <= MAX_PAYLOAD for n in group):
                 raise ValueError(f"payload sizes of a channel: {group!r}")

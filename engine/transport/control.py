@@ -2,8 +2,8 @@
 
 A device process listens on a Unix socket of the abstract namespace. The name vanishes
 with its owner, so no socket file is left behind. The socket keeps message borders
-(SOCK_SEQPACKET): one message is one msgpack document, with file descriptors beside it
-for shared memory or an eventfd. Tensors never travel here.
+(SOCK_SEQPACKET). engine/transport/device_messages.py has the kinds of messages, and the
+descriptors beside them. Tensors never travel here.
 
 Each call opens its own connection, which costs 30 µs. So a ping is answered even while
 a model of gigabytes is being loaded.
@@ -11,34 +11,27 @@ a model of gigabytes is being loaded.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
-from engine import errors
-from engine.errors import (
-    DeviceLost,
-    EngineBug,
-    EngineError,
-    InvalidModel,
-    OutOfMemory,
-)
+from engine.errors import DeviceLost, EngineError
 from engine.transport import messages
+from engine.transport.failure import Failed
 from engine.transport.held_socket import HeldSocket
-from engine.transport.messages import MAX_MESSAGE, close_all
-from popef_io import PopefError
+from engine.transport.messages import MAX_MESSAGE, Message, Receiver, close_all
 
 #: The most bytes of a message of a session's run.
 RUN_MESSAGE = 16 * 1024
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
 
-Message = dict[str, Any]
+A = TypeVar("A", bound=Message)
 
 
 class Watch(NamedTuple):
@@ -50,30 +43,32 @@ class Watch(NamedTuple):
     look: Callable[[], object]
 
 
-class Document(messages.Message, frozen=True):
-    """A control message, and how many descriptors are beside it."""
+class Document(Message, frozen=True):
+    """A message of a session's run, and how many descriptors are beside it."""
 
-    content: Message
+    content: dict[str, Any]
     fds: int
 
     def descriptors(self) -> int:
         return self.fds
 
 
-CONTROL = messages.Receiver[Document](Document)
+CONTROL = Receiver[Document](Document)
 _receivers = {
     MAX_MESSAGE: CONTROL,
-    RUN_MESSAGE: messages.Receiver[Document](Document, most=RUN_MESSAGE),
+    RUN_MESSAGE: Receiver[Document](Document, most=RUN_MESSAGE),
 }
 
 
-def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
-    """Send one message. Raises as `messages.send`."""
-    messages.send(sock, Document(message, len(fds)), fds)
+def send(sock: socket.socket, content: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one document. Raises as `messages.send`."""
+    messages.send(sock, Document(content, len(fds)), fds)
 
 
-def receive(sock: socket.socket, limit: int = MAX_MESSAGE) -> tuple[Message, list[int]]:
-    """Return the next message and the descriptors beside it. The caller closes them.
+def receive(
+    sock: socket.socket, limit: int = MAX_MESSAGE
+) -> tuple[dict[str, Any], list[int]]:
+    """Return the next document and the descriptors beside it. The caller closes them.
 
     `limit` is the most bytes of the message: MAX_MESSAGE or RUN_MESSAGE. Raises as
     `Receiver.receive`.
@@ -82,21 +77,28 @@ def receive(sock: socket.socket, limit: int = MAX_MESSAGE) -> tuple[Message, lis
     return document.content, fds
 
 
+@cache
+def answers_of(kind: type[A]) -> Receiver[A | Failed]:
+    """Return the receiver of answers of this kind, or of an error."""
+    return Receiver[A | Failed](kind, Failed)
+
+
 def call(
     address: str,
     message: Message,
+    kind: type[A],
     fds: Sequence[int] = (),
     timeout: float | None = None,
     watch: Watch | None = None,
-) -> tuple[Message, list[int]]:
-    """Ask the device process at `address` and wait for its answer.
+) -> tuple[A, list[int]]:
+    """Ask the device process at `address` and wait for its answer, which is a `kind`.
 
     Raises the engine error in the answer, and DeviceLost if the peer does not exist or
     disconnects. Raises TimeoutError after `timeout` seconds (None: wait for ever, or as
     long as `watch` allows).
     """
     with connect(address, timeout, watch) as sock:
-        return ask(sock, message, fds, watch)
+        return ask(sock, message, kind, fds, watch)
 
 
 def connect(
@@ -143,22 +145,23 @@ def limit_blocking(sock: socket.socket, direction: int, seconds: float) -> None:
 def ask(
     sock: socket.socket,
     message: Message,
+    kind: type[A],
     fds: Sequence[int] = (),
     watch: Watch | None = None,
-) -> tuple[Message, list[int]]:
-    """Ask one question on an open connection and return the answer. Raises the errors
-    of `call`.
+) -> tuple[A, list[int]]:
+    """Ask one question on an open connection and return the answer, which is a `kind`.
+    Raises the errors of `call`.
     """
     try:
-        send(sock, message, fds)
+        messages.send(sock, message, fds)
         if watch is not None:
             _await_answer(sock, watch)
-        answer, answer_fds = receive(sock)
+        answer, answer_fds = answers_of(kind).receive(sock)
     except (ConnectionError, EOFError) as error:
         raise DeviceLost("the device process ended") from error
-    if "error" in answer:
+    if isinstance(answer, Failed):
         close_all(answer_fds)
-        raise to_error(answer)
+        raise answer.to_error()
     return answer, answer_fds
 
 
@@ -179,44 +182,12 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
         watch.look()
 
 
-class Failed(messages.Message, frozen=True):
-    """An error of the engine: the name of its class, and its text."""
-
-    error: str
-    message: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failed:
-        """Return an error as a message. An error of a PopEF file becomes InvalidModel,
-        because a file's damage shows only when its content is used.
-        """
-        if isinstance(error, PopefError):
-            error = InvalidModel(str(error))
-        is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
-        if is_full or isinstance(error, MemoryError):  # such as no memory to map a file
-            why = f"the device does not have enough memory: {error}"
-            error = OutOfMemory(why.removesuffix(": "))
-        if not isinstance(error, EngineError):
-            return cls("EngineBug", f"{type(error).__name__}: {error}")
-        return cls(type(error).__name__, str(error)[: MAX_MESSAGE // 2])
-
-    def to_error(self) -> EngineError:
-        """Return the error that the message stands for."""
-        kind = getattr(errors, self.error, None)
-        if not (isinstance(kind, type) and issubclass(kind, EngineError)):
-            text = f"unknown error {self.error!r} from a device: {self.message}"
-            return EngineBug(text)
-        if kind is EngineBug:
-            return EngineBug(self.message.removesuffix("; this is a bug"))
-        return kind(self.message)
-
-
-def from_error(error: BaseException) -> Message:
+def from_error(error: BaseException) -> dict[str, Any]:
     found = Failed.of(error)
     return {"error": found.error, "message": found.message}
 
 
-def to_error(message: Message) -> EngineError:
+def to_error(message: dict[str, Any]) -> EngineError:
     return Failed(str(message["error"]), str(message.get("message", ""))).to_error()
 
 

@@ -24,7 +24,7 @@ _ALIGNMENT = 64
 
 def pack_tensors(
     name: str, tensors: Mapping[str, Tensor]
-) -> tuple[list[int], SharedMemory]:
+) -> tuple[tuple[int, int], SharedMemory]:
     """Return the place of the table, for the message, and the segment. The caller owns
     the segment.
     """
@@ -39,7 +39,7 @@ def pack_tensors(
     for (*_, start, nbytes), tensor in zip(table, tensors.values(), strict=True):
         memory.view[start : start + nbytes] = tensor.buffer
     memory.view[offset : offset + len(raw)] = raw
-    return [offset, len(raw)], memory
+    return (offset, len(raw)), memory
 
 
 def unpack_tensors(place: Any, fd: int) -> dict[str, Tensor]:

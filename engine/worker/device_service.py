@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
@@ -21,9 +22,43 @@ from engine.programs.save_programs import SavePrograms
 from engine.tensor import Tensor
 from engine.transport import control
 from engine.transport.channel import Channel, ChannelLayout
-from engine.transport.control import Message
+from engine.transport.device_messages import (
+    DOOR,
+    QUESTIONS,
+    ChannelOpened,
+    CloseChannel,
+    Describe,
+    Done,
+    EndRun,
+    EndSession,
+    FaultTold,
+    GuestQuestion,
+    InjectFailure,
+    Invite,
+    Linked,
+    LinkUp,
+    Load,
+    Loaded,
+    OpenChannel,
+    OpenSession,
+    Ping,
+    Question,
+    Save,
+    Saved,
+    SessionOpened,
+    Status,
+    Stop,
+    Unload,
+)
+from engine.transport.failure import Failed
 from engine.transport.link import Link
-from engine.transport.messages import close_all
+from engine.transport.messages import (
+    MAX_MESSAGE,
+    MalformedMessage,
+    Message,
+    close_all,
+    send,
+)
 from engine.transport.tensor_pack import pack_tensors
 from engine.worker import injected_failures
 from engine.worker.cancellation import Terminator
@@ -38,8 +73,9 @@ logger = logging.getLogger(__name__)
 class SessionService(Protocol):
     """A session's part in this process. The owner of the device names the class.
 
-    Its arguments are a number, the connection, the message that requests it, and the
-    message's descriptors. Raises EngineError.
+    Its arguments are a number, the connection, the content of the `OpenSession`
+    message, and the descriptors beside it. It raises EngineError, or MalformedMessage
+    for other content.
     """
 
     over: threading.Event
@@ -51,10 +87,6 @@ class SessionService(Protocol):
         """End the present run."""
 
 
-#: Commands that a joined process may send, which only feed loaded models.
-_OF_GUESTS = frozenset({"ping", "link", "channel", "close_channel"})
-
-
 class _Guests:
     """The connections of one process that the owner has invited."""
 
@@ -62,12 +94,15 @@ class _Guests:
         #: The numbers of its links. The process may open channels only on these.
         self.links: set[int] = set()
 
-    def check(self, message: Message) -> None:
-        """Raise InvalidInput for commands that only the owner may send."""
-        op = message.get("op")
-        if op not in _OF_GUESTS:
-            raise InvalidInput(f"only the owner of the device may request {op!r}")
-        if "link" in message and int(message["link"]) not in self.links:
+    def check(self, message: Question) -> None:
+        """Raise InvalidInput for messages that only the owner may send."""
+        if not isinstance(message, GuestQuestion):
+            name = type(message).__name__
+            raise InvalidInput(f"only the owner of the device may send {name}")
+        if (
+            isinstance(message, OpenChannel | CloseChannel)
+            and message.link not in self.links
+        ):
             raise InvalidInput("the link belongs to another process")
 
 
@@ -100,9 +135,10 @@ class DeviceService:
 
     def report(self, fault: DeviceFault) -> None:
         """Report to every client process the fault that will end this process."""
+        said = replace(fault, message=fault.message[: MAX_MESSAGE // 8])
         for sock in list(self._links):
             with contextlib.suppress(OSError):
-                control.send(sock, dict(fault.to_message()))
+                send(sock, FaultTold(said))
 
     def _accept(self) -> None:
         while True:
@@ -121,7 +157,7 @@ class DeviceService:
         guests = _Guests()
         with door, contextlib.suppress(OSError, EOFError, ValueError):
             while True:
-                _, fds = control.receive(door)
+                _, fds = DOOR.receive(door)
                 for fd in fds:
                     sock = socket.socket(fileno=fd)
                     arguments = sock, guests
@@ -135,24 +171,17 @@ class DeviceService:
             if control.peer_uid(sock) not in (os.getuid(), 0):
                 return
             while True:
-                message, fds = control.receive(sock)
-                if message.get("op") == "session" and guests is None:
+                try:
+                    message, fds = QUESTIONS.receive(sock)
+                except MalformedMessage as error:
+                    send(sock, Failed.of(EngineBug(str(error))))
+                    continue
+                if isinstance(message, OpenSession) and guests is None:
                     self._serve_session(sock, message, fds)
                     break
+                answer, answer_fds = self._answered(sock, message, fds, owned, guests)
                 try:
-                    if guests is not None:
-                        guests.check(message)
-                    answer, answer_fds = self._answer(sock, message, fds, owned)
-                    if guests is not None and message["op"] == "link":
-                        guests.links.add(answer["link"])
-                except Exception as error:
-                    if not isinstance(error, EngineError | PopefError):
-                        logger.exception("control message %r", message.get("op"))
-                    answer, answer_fds = control.from_error(error), []
-                finally:
-                    close_all(fds)
-                try:
-                    control.send(sock, answer, answer_fds)
+                    send(sock, answer, answer_fds)
                 finally:
                     close_all(answer_fds)
         self._links.discard(sock)
@@ -164,28 +193,51 @@ class DeviceService:
             self._terminator.wake()
             self._scheduler.commands.do(partial(self._scheduler.drop_client, client))
 
+    def _answered(
+        self,
+        sock: socket.socket,
+        message: Question,
+        fds: list[int],
+        owned: list[ClientProcess],
+        guests: _Guests | None,
+    ) -> tuple[Message, list[int]]:
+        """Carry out a message, close its descriptors, and return the answer."""
+        try:
+            if guests is not None:
+                guests.check(message)
+            answer, answer_fds = self._answer(sock, message, fds, owned)
+            if guests is not None and isinstance(answer, Linked):
+                guests.links.add(answer.link)
+        except Exception as error:
+            if not isinstance(error, EngineError | PopefError):
+                logger.exception("control message %s", type(message).__name__)
+            return Failed.of(error), []
+        finally:
+            close_all(fds)
+        return answer, answer_fds
+
     def _serve_session(
-        self, sock: socket.socket, message: Message, fds: list[int]
+        self, sock: socket.socket, message: OpenSession, fds: list[int]
     ) -> None:
         """Serve a session on the connection to its end."""
         number = next(self._numbers)
         try:
             self._refuse_unless(python=False)
-            module, _, name = str(message["service"]).partition(":")
+            module, _, name = message.service.partition(":")
             # Guests may not request sessions, because only the owner of this process
             # may name the module to import.
             make: Any = getattr(import_module(module), name)
-            session: SessionService = make(number, sock, message, fds)
+            session: SessionService = make(number, sock, message.content, fds)
         except Exception as error:
             if not isinstance(error, EngineError):
                 logger.exception("loading a session")
-            control.send(sock, control.from_error(error))
+            send(sock, Failed.of(error))
             return
         finally:
             close_all(fds)
         self._sessions[number] = session
         try:
-            control.send(sock, {"session": number})
+            send(sock, SessionOpened(number))
             session.serve()
         finally:
             del self._sessions[number]
@@ -194,98 +246,99 @@ class DeviceService:
     def _answer(
         self,
         sock: socket.socket,
-        message: Message,
+        message: Question,
         fds: list[int],
         owned: list[ClientProcess],
     ) -> tuple[Message, list[int]]:
         scheduler = self._scheduler
-        match message.get("op"):
-            case "ping":
+        match message:
+            case Ping():
                 return self._status(), []
-            case "describe" | "load":
-                return self._load_or_describe(message, fds), []
-            case "save":
-                return self._save(int(message["replica"]))
-            case "unload":
-                number = int(message["replica"])
-                self._saves.pop(number, None)
-                scheduler.commands.call(partial(scheduler.unload, number))
-                scheduler.commands.do(scheduler.give_back_memory)
-                logger.debug("unloaded replica %s", number)
-                return {}, []
-            case "link":
+            case Load():
+                return Loaded(tuple(self._load_replicas(message, fds))), []
+            case Describe():
+                return self._describe(message, fds), []
+            case Save():
+                return self._save(message.replica)
+            case LinkUp():
                 client = self._link(sock, fds)
                 owned.append(client)
                 self._links.add(sock)
                 eventfds = (scheduler.wake_fd, self._terminator.cancel_fd)
-                return {"link": client.number}, [os.dup(fd) for fd in eventfds]
-            case "channel":
-                return {"channel": self._channel(message, fds)}, []
-            case "close_channel":
-                link, channel = int(message["link"]), int(message["channel"])
-                scheduler.commands.call(partial(scheduler.close_channel, link, channel))
-                return {}, []
-            case "invite" | "inject" | "end_run" | "end_session" | "stop":
+                return Linked(client.number), [os.dup(fd) for fd in eventfds]
+            case OpenChannel():
+                return ChannelOpened(self._channel(message, fds)), []
+            case OpenSession():
+                raise EngineBug("a session needs a connection of its owner")
+            case _:
                 self._obey(message, fds)
-                return {}, []
-            case other:
-                raise EngineBug(f"unknown control message {other!r}")
+                return Done(), []
 
-    def _obey(self, message: Message, fds: list[int]) -> None:
-        """Carry out a message of the owner that has no answer."""
+    def _obey(
+        self,
+        message: Unload | CloseChannel | Invite | InjectFailure | EndRun | EndSession
+        | Stop,
+        fds: list[int],
+    ) -> None:  # fmt: skip
+        """Carry out a message whose answer is `Done`."""
         scheduler = self._scheduler
-        match message["op"]:
-            case "invite":
+        match message:
+            case Unload(replica):
+                self._saves.pop(replica, None)
+                scheduler.commands.call(partial(scheduler.unload, replica))
+                scheduler.commands.do(scheduler.give_back_memory)
+                logger.debug("unloaded replica %s", replica)
+            case CloseChannel(link, channel):
+                scheduler.commands.call(partial(scheduler.close_channel, link, channel))
+            case Invite():
                 door = socket.socket(fileno=os.dup(fds[0]))
                 threading.Thread(
                     target=self._open_door, args=(door,), name="door", daemon=True
                 ).start()
-            case "inject":
+            case InjectFailure(failure, after):
                 replicas = list(scheduler.replicas.values())
-                what = message["failure"], int(message["after"])
                 scheduler.commands.call(
-                    partial(injected_failures.obey, replicas, *what)
+                    partial(injected_failures.obey, replicas, failure, after)
                 )
-            case "end_run":
-                self._terminator.end_run(int(message["since"]), str(message["why"]))
-                failed = partial(scheduler.has_failed, int(message["replica"]))
-                scheduler.commands.do(failed)
-            case "end_session":
-                session = self._sessions.get(int(message["session"]))
+            case EndRun(replica, since, why):
+                self._terminator.end_run(since, why)
+                scheduler.commands.do(partial(scheduler.has_failed, replica))
+            case EndSession(number):
+                session = self._sessions.get(number)
                 if session is not None:
                     session.end()
-            case "stop":
+            case Stop():
                 scheduler.commands.do(scheduler.stop)
 
-    def _status(self) -> Message:
+    def _status(self) -> Status:
         scheduler = self._scheduler
         run = scheduler.status()
-        return {
-            "pid": os.getpid(),
-            "owner": os.getppid(),
-            "uptime": time.monotonic() - self._started,
-            "running_ns": run.running_ns,
-            "running_since": run.since,
-            "running": run.replica,
-            "unwanted_ns": run.unwanted_ns,
-            "batches": scheduler.batches,
-            "replicas": len(scheduler.replicas),
-            "clients": len(scheduler.clients),
-            "sessions": len(self._sessions),
-        }
+        return Status(
+            pid=os.getpid(),
+            owner=os.getppid(),
+            uptime=time.monotonic() - self._started,
+            running_ns=run.running_ns,
+            running_since=run.since,
+            running=run.replica,
+            unwanted_ns=run.unwanted_ns,
+            batches=scheduler.batches,
+            replicas=len(scheduler.replicas),
+            clients=len(scheduler.clients),
+            sessions=len(self._sessions),
+        )
 
-    def _load_or_describe(self, message: Message, fds: list[int]) -> Message:
-        if message["op"] == "load":
-            return {"replicas": self._load_replicas(message, fds)}
+    def _describe(self, message: Describe, fds: list[int]) -> Message:
         self._refuse_unless(python=True)
-        described: Message = {}
-        self._scheduler.commands.call(lambda: described.update(describe(message, fds)))
-        return described
+        found: list[Message] = []
+        self._scheduler.commands.call(
+            lambda: found.append(describe(message.python, fds))
+        )
+        return found[0]
 
-    def _load_replicas(self, message: Message, fds: list[int]) -> list[int]:
-        numbers = [next(self._numbers) for _ in range(int(message["count"]))]
+    def _load_replicas(self, message: Load, fds: list[int]) -> list[int]:
+        numbers = [next(self._numbers) for _ in range(message.count)]
         scheduler = self._scheduler
-        self._refuse_unless(python=message.get("python") is not None)
+        self._refuse_unless(python=message.python is not None)
         loaded: list[LoadedReplica] = []
 
         def load() -> None:
@@ -299,7 +352,7 @@ class DeviceService:
         for number, one in zip(numbers, loaded, strict=True):
             self._saves[number] = one.save
             scheduler.commands.call(partial(scheduler.add_replica, number, one.replica))
-            logger.debug("loaded %r from %s", one.replica, message["sources"])
+            logger.debug("loaded %r from %s", one.replica, message.sources)
         return numbers
 
     def _refuse_unless(self, *, python: bool) -> None:
@@ -321,11 +374,9 @@ class DeviceService:
         place, memory = pack_tensors("saved", saved)
         fd = os.dup(memory.fd)
         memory.close()
-        return {"tensors": place}, [fd]
+        return Saved(place), [fd]
 
     def _link(self, sock: socket.socket, fds: list[int]) -> ClientProcess:
-        if len(fds) != 2:
-            raise EngineBug("a link needs a segment and an eventfd")
         link = Link.attach(os.dup(fds[0]))
         pid = control.peer_pid(sock)
         client = ClientProcess(next(self._numbers), link, os.dup(fds[1]), pid)
@@ -333,16 +384,18 @@ class DeviceService:
         logger.debug("%r connected", client)
         return client
 
-    def _channel(self, message: Message, fds: list[int]) -> int:
-        layout = ChannelLayout.from_message(message["layout"])
+    def _channel(self, message: OpenChannel, fds: list[int]) -> int:
+        try:
+            layout = ChannelLayout.from_message(message.layout)
+        except ValueError as error:
+            raise EngineBug(str(error)) from error
         channel = Channel.attach(os.dup(fds[0]), layout)
         number = next(self._numbers)
-        link, replica = int(message["link"]), int(message["replica"])
-        line = (int(message.get(key, 0)) for key in ("priority", "weight", "lane"))
+        line = message.priority, message.weight, message.lane
         add = self._scheduler.add_channel
         try:
             self._scheduler.commands.call(
-                partial(add, number, channel, link, replica, *line)
+                partial(add, number, channel, message.link, message.replica, *line)
             )
         except BaseException:
             channel.close()

@@ -54,7 +54,7 @@ class Failure(Enum):
         return DeviceFault(FaultKind.RECOVERABLE, text, RecoveryAction[self.name])
 
 
-def obey(replicas: Iterable[Replica], failure: object, after: int) -> None:
+def obey(replicas: Iterable[Replica], failure: str, after: int) -> None:
     """Carry out the order. For the thread that runs programs."""
     if os.environ.get(VARIABLE) != "1":
         raise InvalidInput(

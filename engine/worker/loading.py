@@ -17,6 +17,7 @@ from engine.programs.model_data import ModelData, ProgramStreams
 from engine.programs.save_programs import SavePrograms
 from engine.programs.time_limit import TimeLimit
 from engine.programs.transfers import is_conditional, stream_transfers
+from engine.transport.device_messages import Load
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
 from engine.worker.batching_policy import BatchingPolicy
@@ -40,32 +41,34 @@ class LoadedReplica:
 
 def load_replicas(
     numbers: Sequence[int],
-    message: Mapping[str, Any],
+    message: Load,
     fds: Sequence[int],
     wait_room: Waiter,
     running: Running = lambda: None,
 ) -> list[LoadedReplica]:
-    """Carry out a `load` message: map the files, load, run the load programs.
+    """Carry out a `Load` message: map the files, load, run the load programs.
 
     Makes one replica for each of `numbers`. They share the graphs and the weights. Each
     has its own variables and positions in feeds, which begin with the same values.
     """
-    names = [str(name) for name in message["sources"]]
-    model = receive_model(names, fds, message.get("executable"))
+    names = message.sources
+    model = receive_model(names, fds, message.executable)
     frozen = {}
-    if message["frozen"] is not None:
-        tensors = unpack_tensors(message["frozen"], fds[len(names)])
+    if message.frozen is not None:
+        tensors = unpack_tensors(message.frozen, fds[len(names)])
         frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = ModelData(model, frozen)
-    if message.get("python") is not None:
-        executor = python_executor(model, message, fds, running)
+    if message.python is not None:
+        threads = message.threads
+        executor = python_executor(model, message.python, threads, fds, running)
     else:
-        executor = make_executor(model, message)
+        executor = make_executor(
+            model, message.threads, message.providers, message.check_package_hash
+        )
     try:
         anchors = main_anchors(model, frozen.keys())
         rules = _rules(model, executor.executable, message, anchors)
-        seconds = float(message.get("load_timeout", 0.0))
-        with TimeLimit(seconds, executor.new_options) as limit:
+        with TimeLimit(message.load_timeout, executor.new_options) as limit:
             load = model.metadata.program_flow.load
             executor.run(load, ProgramStreams(data), limit.options)
         for anchor in anchors.constants:
@@ -87,13 +90,13 @@ def load_replicas(
 def _rules(
     model: Model,
     executable: Executable,
-    message: Mapping[str, Any],
+    message: Load,
     anchors: MainAnchors,
 ) -> tuple[BatchPlan, BatchingPolicy]:
     """Return the rules for turning requests into runs, from the client's plan and the
     programs.
     """
-    plan = BatchPlan.from_message(message["plan"])
+    plan = BatchPlan.from_message(message.plan)
     flow = model.metadata.program_flow
     main = flow.main
     for number in (*flow.load, *main, *flow.save):
@@ -113,15 +116,15 @@ def _rules(
     policy = BatchingPolicy(
         max_rows=0 if conditional else plan.max_units,
         conditional=conditional,
-        delay_ns=int(message["delay_ns"]),
-        preferred=tuple(map(int, message.get("preferred", ()))),
+        delay_ns=message.delay_ns,
+        preferred=message.preferred,
         same_shapes=any(_free_tail(a, plan.dim) for a in anchors.inputs),
-        fill_batch_ns=int(message["fill_batch_ns"]),
-        fill_run_ns=int(message["fill_run_ns"]),
-        asks=bool(message["asks"]),
-        drops_cancelled=bool(message["drops_cancelled"]),
-        look_ahead=int(message["look_ahead"]),
-        max_tokens=plan.ragged.tokens_on(message["providers"]) if plan.ragged else 0,
+        fill_batch_ns=message.waiting.fill_batch_ns,
+        fill_run_ns=message.waiting.fill_run_ns,
+        asks=message.waiting.asks,
+        drops_cancelled=message.waiting.drops_cancelled,
+        look_ahead=message.waiting.look_ahead,
+        max_tokens=plan.ragged.tokens_on(message.providers) if plan.ragged else 0,
     )
     return plan, policy
 
@@ -160,7 +163,7 @@ def _check_transfers(
 def _replica(
     number: int,
     model: Model,
-    message: Mapping[str, Any],
+    message: Load,
     frozen: Mapping[str, Any],
     mine: tuple[Executor, ModelData],
     rules: tuple[BatchPlan, BatchingPolicy],
@@ -171,7 +174,7 @@ def _replica(
     anchors = main_anchors(model, frozen.keys())
     replica = _kind(plan, policy)(
         number,
-        str(message["name"]),
+        message.name,
         executor,
         model.metadata.program_flow.main,
         AnchorTable(anchors.inputs, anchors.outputs, data),

@@ -10,7 +10,7 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -33,28 +33,33 @@ from engine.programs.python_requirements import check_installed
 from engine.programs.python_session import PythonSession, import_model, load_error
 from engine.programs.session import PlainOptions
 from engine.transport.call_messages import MetricsTold, MetricTold
+from engine.transport.device_messages import Described, PythonTold
 from popef_io import Model
 
 #: The described module, by file and digest, so that it is not imported twice.
 _described: dict[tuple[str, bytes], ModuleType] = {}
 
 
-def describe(message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+def describe(given: PythonTold, fds: Sequence[int]) -> Described:
     """Return the inputs and outputs of the model in a file. The file comes as a
     descriptor.
 
     Raises InvalidModel, with the file, line and code of the author's failure.
     """
-    check_installed(map(str, message.get("requirements", ())))
+    check_installed(given.requirements)
     source = _read(fds[0])
-    file = Path(message["file"])
-    face = _face(message)
-    module = _module(file, source)
-    return find_model(module, _adapted(face, module, message))[1].to_message()
+    face = _face(given)
+    module = _module(Path(given.file), source)
+    interface = find_model(module, _adapted(face, module, given))[1]
+    return Described(**interface.to_message())
 
 
 def python_executor(
-    model: Model, message: Mapping[str, Any], fds: Sequence[int], running: Running
+    model: Model,
+    given: PythonTold,
+    threads: int,
+    fds: Sequence[int],
+    running: Running,
 ) -> Executor:
     """Return the executor of a Python model, as described in a load message.
 
@@ -62,17 +67,15 @@ def python_executor(
     them. `running` returns the run in progress.
     """
     executable = Executable.decode(model.executable.raw())
-    given = message["python"]
-    check_installed(map(str, given.get("requirements", ())))
-    file = Path(given["file"])
-    threads = int(message["threads"])
+    check_installed(given.requirements)
+    file = Path(given.file)
     run = PresentRun()
     about: dict[str, Any] = {
         "run": run,
         "rows_now": lambda: _rows(running()),
     }
     with ExitStack() as ends:
-        if given.get("calls"):
+        if given.calls:
             sock = socket.socket(fileno=os.dup(fds[-1]))
             client = CallClient(sock, run, running)
             ends.callback(client.close)
@@ -82,12 +85,10 @@ def python_executor(
                 )
             )
             ends.callback(metrics.close)
-            about["models"] = ServedModels(client, given.get("models"))
+            about["models"] = ServedModels(client, given.models)
             about["askers_now"] = client.askers
             about["metrics"] = metrics
-        context = Context(
-            file.parent, given["config"], str(given["device"]), threads, **about
-        )
+        context = Context(file.parent, given.config, given.device, threads, **about)
         source = executable.graphs[GRAPH].model
         face = _face(given)
         module = _module(file, source)
@@ -107,18 +108,18 @@ def _rows(running: RunningBatch | None) -> tuple[int, ...]:
     return () if running is None else tuple(entry.rows for entry in running.entries)
 
 
-def _face(given: Mapping[str, Any]) -> ModuleType | None:
+def _face(given: PythonTold) -> ModuleType | None:
     """Return the adapter of a file of another kind, if `given` names one
     (`engine.runner.python_adapter`). Make the adapter's package importable before the
     file imports it.
     """
-    adapter = str(given["adapter"]["module"])
+    adapter = given.adapter.module
     if not adapter:
         return None
     name = adapter.partition(".")[0]
-    spec = PathFinder.find_spec(name, [str(given["adapter"]["folder"])])
+    spec = PathFinder.find_spec(name, [given.adapter.folder])
     if spec is None or spec.loader is None:
-        raise EngineBug(f"{name} is not in {given['adapter']['folder']}")
+        raise EngineBug(f"{name} is not in {given.adapter.folder}")
     if name not in sys.modules:
         module = sys.modules[name] = module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -126,7 +127,7 @@ def _face(given: Mapping[str, Any]) -> ModuleType | None:
 
 
 def _adapted(
-    face: ModuleType | None, module: ModuleType, given: Mapping[str, Any]
+    face: ModuleType | None, module: ModuleType, given: PythonTold
 ) -> type[Any] | None:
     """Return the model class that the adapter `face` makes from a module.
 
@@ -136,13 +137,13 @@ def _adapted(
         return None
     pid = os.getpid()
     try:
-        found: type[Any] | None = face.adapt(module, given["declared"])
+        found: type[Any] | None = face.adapt(module, given.declared)
         leave_if_forked(pid)
     except BaseException as error:  # this may run the author's code
         leave_if_forked(pid, error)
         if not isinstance(error, Exception):
             raise
-        raise load_error(error, Path(given["file"])) from None
+        raise load_error(error, Path(given.file)) from None
     return found
 
 

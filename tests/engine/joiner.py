@@ -23,6 +23,8 @@ from engine import (
 )
 from engine.owner import environment
 from engine.transport import control
+from engine.transport.failure import Failed
+from engine.transport.messages import send
 from tests.support import WAIT
 
 
@@ -33,7 +35,9 @@ class Joiner:
 
     def ask(self, op: str, fds: tuple[int, ...] = (), **message: Any) -> Any:
         """Raises what the other side raises, as an engine error."""
-        return control.ask(self._sock, {"op": op, **message}, fds)[0].get("answer")
+        question = control.Document({"op": op, **message}, len(fds))
+        answer, _ = control.ask(self._sock, question, control.Document, fds)
+        return answer.content["answer"]
 
     def join(self, device: Device, runner: ModelRunner) -> None:
         door = device.invite()
@@ -96,7 +100,7 @@ def main(sock: socket.socket) -> None:
         try:
             control.send(sock, {"answer": obey(message, fds)})
         except Exception as error:
-            control.send(sock, control.from_error(error))
+            send(sock, Failed.of(error))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 from engine.devices.device_lock import address_of
 from engine.run_failures import MOST
 from engine.transport import control
+from engine.transport.device_messages import Done, InjectFailure
 from engine.worker.injected_failures import VARIABLE, Failure
 from tests.app.served import ServedGateway, add
 from tests.engine import models
@@ -37,8 +38,8 @@ def test_faults_are_told_and_cured_where_that_can_be(
         monkeypatch.setenv("POPGATE_POOL", gateway.pool)
 
         def fail(failure: Failure) -> str:
-            message = {"op": "inject", "failure": failure.value, "after": 0}
-            control.call(address_of("cpu:0"), message)
+            message = InjectFailure(failure.value, 0)
+            control.call(address_of("cpu:0"), message, Done)
             response = gateway.client.post(INFER, json=BODY)
             assert response.status_code == 503
             assert response.json()["code"] == "device_lost"

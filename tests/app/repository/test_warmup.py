@@ -44,9 +44,9 @@ def run(
     options = ModelRunnerConfig(replication_factor=replicas, replica_to_device=placed)
     with ModelRunner(path, options) as runner:
         spec = ModelSpec.from_runner("m", "1", runner)
-        before = [device.ping()["batches"] for device in devices]
+        before = [device.ping().batches for device in devices]
         ran = warm_up(spec, runner, wanted, folder, preferred)
-        after = [device.ping()["batches"] for device in devices]
+        after = [device.ping().batches for device in devices]
     return ran, [b - a for a, b in zip(before, after, strict=True)]
 
 
@@ -96,10 +96,10 @@ def test_an_example_that_suits(tmp_path: Path, devices: list[Device]) -> None:
     options = ModelRunnerConfig(replica_to_device={0: devices[0]})
     with ModelRunner(path, options) as runner:
         spec = ModelSpec.from_runner("m", "1", runner)
-        before = devices[0].ping()["batches"]
+        before = devices[0].ping().batches
         run_example(spec, spec, runner, {"index": [3, 4]})
         run_example(spec, spec, runner, {})  # ones
-        assert devices[0].ping()["batches"] == before + 2
+        assert devices[0].ping().batches == before + 2
         for example, message in (
             ({"index": [99]}, "warm-up with the example failed: .*99"),
             ({"index": ["x"]}, "example: "),

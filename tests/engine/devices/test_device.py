@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -30,6 +31,9 @@ from engine import (
     Tensor,
 )
 from engine.transport import control
+from engine.transport.device_messages import Done, Invite, Ping, Status
+from engine.transport.failure import Failed
+from engine.transport.messages import encode
 from tests.engine import models
 from tests.support import is_gone, until
 
@@ -138,7 +142,7 @@ def test_closing_ends_the_process_and_frees_the_device(tmp_path: Path) -> None:
     assert is_gone(pid)
     assert manager.list()[0].state == "free"
     with pytest.raises(DeviceClosed):
-        device.call({"op": "ping"})
+        device.call(Ping(), Status)
     runner.close()
     device.close()
     assert "closed" in repr(device)
@@ -203,13 +207,26 @@ def test_an_unknown_message_is_answered_with_a_named_error(
 ) -> None:
     from engine import EngineBug
 
-    with pytest.raises(EngineBug, match="nonsense"):
-        own_device.call({"op": "nonsense"})
-    with pytest.raises(EngineBug):
-        own_device.call({"op": "load"})
-    with pytest.raises(EngineBug):
-        own_device.call({"op": "channel", "layout": [0, [], []]})
-    assert own_device.ping()["replicas"] == 0
+    with pytest.raises(EngineBug, match="Invalid value 'Done'"):
+        own_device.call(Done(), Done)
+    with control.connect(own_device.process.address, 30) as sock:
+        for raw, why in (
+            (b"nonsense", "malformed"),
+            (msgspec.msgpack.encode(["Load", 0]), "at least length 15"),
+            (msgspec.msgpack.encode(["Unload", "1"]), "Expected `int`, got `str`"),
+            (msgspec.msgpack.encode(["Save", -1]), "Expected `int` >= 0"),
+            (
+                msgspec.msgpack.encode(["OpenChannel", 1, 1, [0, [], [], []]]),
+                "Expected `int` >= 1",
+            ),
+            (encode(Invite()), "Invite expects 1 descriptors beside it, got 0"),
+        ):
+            sock.send(raw)
+            answer, _ = control.answers_of(Done).receive(sock)
+            assert isinstance(answer, Failed)
+            assert why in answer.message
+        # The connection still answers.
+        assert control.ask(sock, Ping(), Status)[0].replicas == 0
 
 
 def test_a_model_whose_file_was_cut_short_keeps_no_other_away(

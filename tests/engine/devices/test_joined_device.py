@@ -30,6 +30,16 @@ from engine import (
     RunnerDescription,
     Tensor,
 )
+from engine.transport.device_messages import (
+    CloseChannel,
+    Done,
+    EndRun,
+    EndSession,
+    OpenSession,
+    Save,
+    Stop,
+    Unload,
+)
 from tests.engine import models
 from tests.engine.joiner import joiner
 from tests.support import FOR_EVER, is_gone, occupied, until
@@ -68,7 +78,7 @@ def test_batches_mix_the_rows_of_two_processes_and_one_may_be_killed(
     with ModelRunner(blocker, config_of(own_device)) as busy, joiner() as other:
         before = descriptors(device_pid), memory_maps(device_pid)
         other.join(own_device, runner)
-        assert own_device.ping()["clients"] == 2
+        assert own_device.ping().clients == 2
         with occupied(busy):
             mine = [runner.submit(rows(1)), runner.submit(rows(2, 2))]
             other.ask("submit", input="input", rows=[[5, 5, 5, 5]])
@@ -84,7 +94,7 @@ def test_batches_mix_the_rows_of_two_processes_and_one_may_be_killed(
             until(lambda: is_gone(other.pid))
         assert mine[0].wait(60)
         np.testing.assert_array_equal(mine[0].outputs["output"].numpy(), [[7.0] * 4])
-        until(lambda: own_device.ping()["clients"] == 1)
+        until(lambda: own_device.ping().clients == 1)
         until(lambda: (descriptors(device_pid), memory_maps(device_pid)) == before)
     assert own_device.pid == device_pid
 
@@ -130,7 +140,7 @@ def test_a_run_whose_process_is_ended_because_it_is_too_long(
         )
         count = {"count": Tensor.from_numpy(np.array(FOR_EVER, np.int64))}
         long, behind = other.submit(count), other.submit(count)
-        until(lambda: own_device.ping()["running_ns"] > limit * 1e9)
+        until(lambda: own_device.ping().running_ns > limit * 1e9)
         assert joined.report.since(replica)
         own_device.kill("the run takes too long")
         assert long.wait(60)
@@ -147,18 +157,18 @@ def test_who_has_joined_cannot_load_unload_or_stop(
     (_, number), *_ = runner.description.replicas
     with JoinedDevice("d", own_device.invite()) as joined:
         for message in (
-            {"op": "stop"},
-            {"op": "unload", "replica": number},
-            {"op": "load"},
-            {"op": "save", "replica": number},
-            {"op": "session"},
-            {"op": "invite"},
+            Stop(),
+            Unload(number),
+            Save(number),
+            OpenSession("os:system", b"", 0),
+            EndSession(1),
+            EndRun(number, 0, ""),
         ):
             with pytest.raises(InvalidInput, match="only the owner"):
-                joined.call(message)
+                joined.call(message, Done)
         with pytest.raises(InvalidInput, match="belongs to another process"):
-            joined.call({"op": "close_channel", "link": 1, "channel": 1})
-        assert joined.ping()["replicas"] == 1
+            joined.call(CloseChannel(1, 1), Done)
+        assert joined.ping().replicas == 1
     assert runner.execute({"input": np.ones((1, 4), np.float32)}, timeout=60)
 
 
@@ -176,7 +186,7 @@ def test_leaving_frees_the_channels_and_what_is_in_flight_fails(
             joined.close()
             assert isinstance(request.error, DeviceLost | RunnerClosed)
         joined.close()  # once is enough
-        until(lambda: own_device.ping()["clients"] == 1)
+        until(lambda: own_device.ping().clients == 1)
         assert joined.state is DeviceState.CLOSED
         with pytest.raises(DeviceLost):
             mine.submit(feed)

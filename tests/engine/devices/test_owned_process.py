@@ -65,7 +65,7 @@ def test_a_device_that_does_not_answer_is_noticed_and_can_be_killed(
     with ModelRunner(models.affine(tmp_path / "m.popef"), config) as runner:
         pid = own_device.pid
         assert pid is not None
-        assert own_device.ping()["pid"] == pid
+        assert own_device.ping().pid == pid
         os.kill(pid, signal.SIGSTOP)
         request = runner.submit(
             {"input": Tensor.from_numpy(np.zeros((1, 4), np.float32))}

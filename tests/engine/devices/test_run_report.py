@@ -27,7 +27,7 @@ def test_how_long_it_was_busy(tmp_path: Path, own_device: Device) -> None:
     assert own_device.report.busy_ns == 0
     with ModelRunner(models.slow(tmp_path / "m.popef"), config) as runner:
         runner.submit(count_of(1)).wait(WAIT)
-        until(lambda: own_device.ping()["running_ns"] == 0)
+        until(lambda: own_device.ping().running_ns == 0)
         once = own_device.report.busy_ns
         assert once > 0
         assert own_device.report.busy_ns == once

@@ -40,6 +40,7 @@ from engine import (
 )
 from engine.devices import run_limits
 from engine.runner import replica_loader
+from engine.transport.device_messages import Describe, Described
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 
@@ -119,7 +120,7 @@ def test_a_class_is_called_with_all_rows_of_a_batch(tmp_path: Path) -> None:
         assert runner.max_batch_size == 64
         device = runner.devices[0]
         requests = [runner.submit({"x": Tensor.from_numpy(rows(1))})]
-        until(lambda: device.ping()["running_ns"])
+        until(lambda: device.ping().running_ns)
         for value in range(6):
             tensor = Tensor.from_numpy(rows(2, value))
             requests.append(runner.submit({"x": tensor}))
@@ -350,7 +351,7 @@ def test_a_process_that_ends_comes_back(tmp_path: Path) -> None:
             assert (runner.execute({"x": rows(2, 5)})["y"] == 5).all()
         assert device.restarts == 2
         assert not unconcerned.wait(0)
-        assert beside.ping()["running_ns"] > 0
+        assert beside.ping().running_ns > 0
         assert beside.restarts == 0
         unconcerned.cancel()
 
@@ -392,7 +393,7 @@ def test_a_run_that_does_not_end_costs_its_process(
         (device,) = runner.devices
         pid = device.pid
         request = runner.submit({"x": Tensor.from_numpy(rows(1, 3))})
-        until(lambda: device.ping()["running_ns"])
+        until(lambda: device.ping().running_ns)
         if waits == "cancelled":
             request.cancel()
 
@@ -422,9 +423,9 @@ def test_a_cancelled_run_may_look(tmp_path: Path) -> None:
     with served(tmp_path, text) as runner:
         (device,) = runner.devices
         request = runner.submit({"x": Tensor.from_numpy(rows(1, 3))})
-        until(lambda: device.ping()["running_ns"])
+        until(lambda: device.ping().running_ns)
         request.cancel()
-        until(lambda: not device.ping()["running_ns"])
+        until(lambda: not device.ping().running_ns)
         assert (runner.execute({"x": rows(2, 5)})["y"] == 5).all()
         assert device.restarts == 0
 
@@ -536,9 +537,12 @@ def test_devices_of_the_two_kinds_are_kept_apart(tmp_path: Path) -> None:
             )
         with pytest.raises(InvalidModel, match="cannot load the model"):
             ModelRunner(model.interface, config)
-        message = {"op": "load", "count": 1, "python": {"file": str(file)}}
-        with pytest.raises(InvalidModel, match="runs no Python models"):
-            other.call(message)
+        about = model.code.to_message(device)
+        with (
+            file.open("rb") as stream,
+            pytest.raises(InvalidModel, match="runs no Python models"),
+        ):
+            other.call(Describe(about), Described, [stream.fileno()])
 
 
 def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:

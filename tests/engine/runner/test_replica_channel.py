@@ -111,7 +111,7 @@ def test_requests_that_wait_for_room_end_with_a_device_that_dies_behind_results(
             requests = [runner.submit(count(1)) for _ in range(MIN_SLOTS + 5)]
         # All that the device has is done, and nobody has looked.
         until(lambda: runner.stats.awaiting == 6)
-        until(lambda: own_device.ping()["running_ns"] == 0)
+        until(lambda: own_device.ping().running_ns == 0)
         pid = own_device.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_what_interrupts_one_completion_leaves_those_behind_it(
         first = runner.submit(row(1), on_done=interrupt)
         second = runner.submit(row(2))
         until(lambda: runner.stats.awaiting == 0)
-        until(lambda: shared_device.ping()["running_ns"] == 0)
+        until(lambda: shared_device.ping().running_ns == 0)
         with pytest.raises(KeyboardInterrupt):
             finish(shared_device, first, second)
         finish(shared_device, first, second)
@@ -171,7 +171,7 @@ with DeviceManager("cpu:1").get_device() as device:
             requests = [runner.submit(row, into=OutputArrays(None)),
                         runner.submit(row), runner.submit(row)]
             until(lambda: runner.stats.awaiting == 0)
-            until(lambda: device.ping()["running_ns"] == 0)
+            until(lambda: device.ping().running_ns == 0)
             _testcapi.set_nomemory(number, number + 1)
             try:
                 device.poll()

@@ -86,8 +86,8 @@ def test_a_reload_loads_all_replicas_of_a_device(
         for replica in range(3):
             got = runner.execute({"input": ROW}, replica_id=replica)["output"]
             assert np.all(got == 3)
-        assert own_device.ping()["replicas"] == 3
-    assert own_device.ping()["replicas"] == 0
+        assert own_device.ping().replicas == 3
+    assert own_device.ping().replicas == 0
 
 
 def test_without_an_id_the_least_busy_takes_it(

@@ -76,7 +76,7 @@ def submit(runner: ModelRunner, value: float, **options: Any) -> Request:
 def occupy(runner: ModelRunner) -> list[Request]:
     """Each replica runs a request, and has some that wait; the first two run."""
     running = [submit(runner, 0) for _ in range(2)]
-    until(lambda: all(d.ping()["running_ns"] for d in runner.devices))
+    until(lambda: all(d.ping().running_ns for d in runner.devices))
     return running
 
 

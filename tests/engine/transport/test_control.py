@@ -1,4 +1,7 @@
-"""Control messages: errors keep their kind, descriptors are not lost or leaked."""
+"""Control messages: errors keep their kind, descriptors are not lost or leaked.
+
+Covers: engine/transport/failure.py, engine/transport/device_messages.py.
+"""
 
 from __future__ import annotations
 

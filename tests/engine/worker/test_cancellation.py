@@ -20,6 +20,7 @@ from engine import (
 )
 from engine.transport import control
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
+from engine.transport.device_messages import ChannelOpened, Linked, LinkUp, OpenChannel
 from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
 from tests.engine import models
@@ -42,7 +43,7 @@ def submit(runner: ModelRunner, count: int, **options: float) -> Request:
 
 
 def running(runner: ModelRunner) -> bool:
-    return bool(runner.devices[0].ping()["running_ns"] > 0)
+    return bool(runner.devices[0].ping().running_ns > 0)
 
 
 def test_a_cancelled_run_frees_the_device(runner: ModelRunner) -> None:
@@ -114,14 +115,10 @@ def test_requests_of_a_client_that_died_end(
     layout = ChannelLayout(4, (PAGE,), (PAGE << 8,))
     channel = Channel.create("other", layout)
     with control.connect(address, 30) as sock:
-        answer, eventfds = control.ask(sock, {"op": "link"}, [link.memory.fd, news])
-        message = {
-            "op": "channel",
-            "link": answer["link"],
-            "replica": replica,
-            "layout": layout.to_message(),
-        }
-        number = control.call(address, message, [channel.memory.fd])[0]["channel"]
+        answer, eventfds = control.ask(sock, LinkUp(), Linked, [link.memory.fd, news])
+        message = OpenChannel(answer.link, replica, layout.to_message())
+        opened, _ = control.call(address, message, ChannelOpened, [channel.memory.fd])
+        number = opened.channel
         anchor, data = channel.inputs[0], np.int64(FOR_EVER).tobytes()
         offset = anchor.place(len(data))
         anchor.payload[offset : offset + len(data)] = data

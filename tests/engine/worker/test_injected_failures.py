@@ -24,6 +24,14 @@ from engine import (
     Tensor,
 )
 from engine.faults import DeviceFault, FaultKind, RecoveryAction
+from engine.transport.device_messages import (
+    FAULTS,
+    Done,
+    FaultTold,
+    InjectFailure,
+    Ping,
+)
+from engine.transport.messages import MalformedMessage, encode
 from engine.worker.injected_failures import VARIABLE, Failure
 from tests.engine import models
 from tests.support import until
@@ -51,7 +59,7 @@ def devices() -> Iterator[list[Device]]:
 
 def inject(device: Device, failure: Failure, *, after: int = 0) -> None:
     """Let each replica of `device` fail in its next run, or `after` so many runs."""
-    device.call({"op": "inject", "failure": failure.value, "after": after})
+    device.call(InjectFailure(failure.value, after), Done)
 
 
 def config(devices: list[Device], *, auto_reset: bool) -> ModelRunnerConfig:
@@ -146,7 +154,7 @@ def test_a_hang_lasts_until_somebody_ends_it(path: Path, devices: list[Device]) 
             runner.execute(ROW, timeout=0.05)
         row = {"input": Tensor.from_numpy(ROW["input"])}
         waiting = runner.submit(row, replica_id=0)
-        until(lambda: first.ping()["running_ns"] > 0)
+        until(lambda: first.ping().running_ns > 0)
         first.kill("it hangs")
         assert isinstance(waiting.error, DeviceLost)
         assert "it hangs" in str(waiting.error)
@@ -182,9 +190,9 @@ def test_errors_are_what_python_makes_of_the_originals() -> None:
 )
 def test_which_faults_a_reset_cures(fault: DeviceFault, resettable: bool) -> None:
     assert fault.resettable is resettable
-    assert DeviceFault.from_message(dict(fault.to_message())) == fault
+    assert FAULTS.decode(encode(FaultTold(fault))).fault == fault
 
 
 def test_what_is_no_fault_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not a valid FaultKind"):
-        DeviceFault.from_message({"op": "ping"})
+    with pytest.raises(MalformedMessage, match="expected is one of FaultTold"):
+        FAULTS.decode(encode(Ping()))

@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
 from engine.model.model_file import receive_model
@@ -19,9 +20,9 @@ from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData
 from engine.programs.prefetch import upcoming_reads
 from engine.transport import control
-from engine.transport.control import Message
 from engine.transport.messages import close_all
 from popef_io import PopefError
+from popgate_session_messages import SESSION_MODEL
 from popgate_session_worker.host_streams import HostStreams
 
 #: Seconds that `end` waits for the run; a single step of a graph cannot be ended.
@@ -31,25 +32,27 @@ logger = logging.getLogger("engine.session.device_session")
 
 
 class DeviceSession:
-    """One session in a device process; made by its `session` message."""
+    """One session in a device process; made by its `OpenSession` message."""
 
     def __init__(
-        self, number: int, sock: socket.socket, message: Message, fds: Sequence[int]
+        self, number: int, sock: socket.socket, content: bytes, fds: Sequence[int]
     ) -> None:
         """Load the model. Raises the errors of loading."""
         self.number = number
         self._sock = sock
         #: Set when the session has released everything.
         self.over = threading.Event()
-        names = [str(name) for name in message["sources"]]
-        model = receive_model(names, fds, message.get("executable"))
-        self._executor = make_executor(model, message)
+        told = SESSION_MODEL.decode(content)
+        model = receive_model(told.sources, fds, told.executable)
+        self._executor = make_executor(
+            model, told.threads, told.providers, told.check_package_hash
+        )
         self._options = self._executor.new_options()
         self._streams = HostStreams(
             sock,
             model.metadata.anchors,
             ModelData(model, {}),
-            int(message["look_ahead"]),
+            told.look_ahead,
         )
         self._name = model.metadata.executable
 
@@ -77,7 +80,7 @@ class DeviceSession:
             self._sock.shutdown(socket.SHUT_RDWR)
         self.over.wait(_END_TIMEOUT)
 
-    def _run(self, message: Message) -> None:
+    def _run(self, message: dict[str, Any]) -> None:
         programs = [int(number) for number in message["programs"]]
         try:
             if message["bind"] is not None:
@@ -104,7 +107,7 @@ class DeviceSession:
         return f"<DeviceSession {self.number} of {self._name!r}, {self._streams!r}>"
 
 
-def _failed(error: Exception) -> Message:
+def _failed(error: Exception) -> dict[str, Any]:
     if not isinstance(error, EngineError | PopefError):
         logger.error("programs of a session failed", exc_info=error)
     blame = isinstance(error, ExecutionFailed) and error.callers_fault

@@ -46,7 +46,7 @@ from engine.errors import (
 from engine.programs.model_data import ModelData
 from engine.tensor import Array
 from engine.transport import control
-from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.control import RUN_MESSAGE
 from engine.transport.messages import close_all
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
@@ -64,6 +64,9 @@ _WRITES_AHEAD = 4
 MAX_PREFETCHES = 64
 #: Most bytes of prefetched inputs, over all streams.
 _PREFETCH_BYTES = 64 * 1024 * 1024
+
+
+Message = dict[str, Any]
 
 
 class HostStreams:

@@ -17,8 +17,10 @@ from engine.errors import (
     SessionClosed,
 )
 from engine.model.model_file import handed_over
-from engine.transport.control import Message
+from engine.transport.device_messages import OpenSession
+from engine.transport.messages import encode
 from popef_io import TRACE, Model
+from popgate_session_messages import SessionModel
 from popgate_sessions.connections import Connections
 from popgate_sessions.session_config import SessionConfig
 from popgate_sessions.session_link import SessionEnded, SessionLink
@@ -174,16 +176,16 @@ class LoadedSession:
         other = device.lease.holder
         if other is not None and other is not self:
             other.unload(save=True)
-        message: Message = {
-            "op": "session",
-            "service": SERVICE,
-            "executable": self._model.metadata.executable,
-            "threads": device.threads,
-            "providers": list(device.providers),
-            "check_package_hash": self._config.check_package_hash,
-            "look_ahead": self._config.look_ahead,
-        }
-        with handed_over(self._model) as (message["sources"], fds):
+        with handed_over(self._model) as (sources, fds):
+            told = SessionModel(
+                tuple(sources),
+                self._model.metadata.executable,
+                device.threads,
+                tuple(device.providers),
+                self._config.check_package_hash,
+                self._config.look_ahead,
+            )
+            message = OpenSession(SERVICE, encode(told), len(fds))
             self._link = SessionLink(device, message, fds)
         self.has_weights = False
         self._restarts = device.restarts

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from engine.errors import (
     DeadlineExceeded,
@@ -24,7 +24,13 @@ from engine.errors import (
     ExecutionFailed,
 )
 from engine.transport import control
-from engine.transport.control import RUN_MESSAGE, Message
+from engine.transport.control import RUN_MESSAGE
+from engine.transport.device_messages import (
+    Done,
+    EndSession,
+    OpenSession,
+    SessionOpened,
+)
 from engine.transport.messages import close_all
 from engine.transport.shared_memory import SharedMemory
 from popgate_sessions.bindings import InputSource, OutputSink
@@ -38,6 +44,7 @@ logger = logging.getLogger("engine.session.session_link")
 #: Seconds for sending the end of a session to the device.
 _END_TIMEOUT = 2.0
 
+Message = dict[str, Any]
 PlaceMessage = list[int]
 """Segment, offset, room."""
 Prefetch = tuple[int, PlaceMessage]
@@ -54,7 +61,9 @@ class SessionLink:
     `end` is thread-safe; everything else is for one thread at a time.
     """
 
-    def __init__(self, device: Device, message: Message, fds: Iterable[int]) -> None:
+    def __init__(
+        self, device: Device, message: OpenSession, fds: Iterable[int]
+    ) -> None:
         """Load the model that `message` and `fds` describe; raise its errors."""
         self._device = device
         self._segments: dict[int, SharedMemory] = {}
@@ -66,14 +75,16 @@ class SessionLink:
         watch = device.process.watch
         self._sock = control.connect(device.process.address, None, watch)
         try:
-            answer, _ = control.ask(self._sock, message, list(fds), watch)
+            answer, _ = control.ask(
+                self._sock, message, SessionOpened, list(fds), watch
+            )
             if watch is not None:
                 for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                     control.limit_blocking(self._sock, direction, watch.interval)
         except BaseException:
             self._sock.close()
             raise
-        self._number = int(answer["session"])
+        self._number = answer.session
         self._poller = select.poll()
         self._poller.register(self._sock, select.POLLIN)
 
@@ -125,9 +136,8 @@ class SessionLink:
         self.ended = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        message = {"op": "end_session", "session": self._number}
         with contextlib.suppress(EngineError, OSError):
-            self._device.call(message, timeout=_END_TIMEOUT)
+            self._device.call(EndSession(self._number), Done, timeout=_END_TIMEOUT)
 
     def close(self) -> None:
         """End the session and release its resources; nothing may be running."""

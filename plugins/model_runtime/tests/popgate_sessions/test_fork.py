@@ -33,6 +33,7 @@ import gc, os, signal, sys, threading
 import numpy as np
 from engine import *
 from engine.transport import control
+from engine.transport.device_messages import Done, Stop
 from tests.engine.forks import *
 path = sys.argv[1]
 """
@@ -112,7 +113,7 @@ def test_what_a_parent_made_is_refused_in_its_child(model: Path) -> None:
             refused(call, "this Device was made")
         refused(lambda: device.kill("no"))
         refused(lambda: device.recover())
-        refused(lambda: device.call({"op": "stop"}))
+        refused(lambda: device.call(Stop(), Done))
         config = ModelRunnerConfig(replica_to_device={0: device})
         refused(lambda: ModelRunner(path, config), "this Device was made")
         refused(lambda: Session(path).bind_to_device(device), "this Device was made")

@@ -160,7 +160,7 @@ def test_stop_ends_a_run_that_computes(slow: Path, own_device: Device) -> None:
         session.set_callback_for_anchor("h2d_count", lambda m: m.fill(1))
         assert session.run_main_programs(timeout=30)
     # The graph of the first run is not computing any more.
-    assert own_device.ping()["sessions"] == 0
+    assert own_device.ping().sessions == 0
 
 
 def test_stop_in_a_callback(session: Session) -> None:
@@ -208,7 +208,7 @@ def test_the_device_serves_others_while_a_run_waits(
     session: Session, affine: Path, shared_device: Device
 ) -> None:
     waiting = Waiting(session)
-    assert shared_device.ping(timeout=30)["sessions"] == 1
+    assert shared_device.ping(timeout=30).sessions == 1
     config = ModelRunnerConfig(replica_to_device={0: shared_device})
     with ModelRunner(affine, config) as runner:
         result = runner.execute({"input": ROWS}, timeout=30)
@@ -361,7 +361,7 @@ def test_two_sessions_share_a_device(accumulator: Path, shared_device: Device) -
         assert two.events[-2:] == [("load", 101), ("sum", 102)]
         two.session.close()
         assert two.events[-1] == ("sum", 102)  # closing saves nothing
-    assert shared_device.ping()["sessions"] == 0
+    assert shared_device.ping().sessions == 0
 
 
 def test_outputs_that_have_nowhere_to_go_are_not_saved(
@@ -412,8 +412,8 @@ def test_binding_to_another_device(
             session.bind_to_device(device)
             assert session.device is device
             check_runs(session)
-        assert shared_device.ping()["sessions"] == 0
-        assert own_device.ping()["sessions"] == 1
+        assert shared_device.ping().sessions == 0
+        assert own_device.ping().sessions == 1
 
 
 def open_files(pid: int | str) -> int:
