@@ -29,6 +29,8 @@ NEED_PLUGINS = (
     "tests/app/test_plugins.py::test_a_plugin",
     "tests/app/test_plugins.py::test_a_section_of_a_plugin_is_checked",
     "tests/popgate/test_own.py::test_the_command_uses_its_own_packages",
+    # The messages include those of the compiler.
+    "tests/app/workers/test_messages.py",
     "tests/app/api/test_asyncio_client.py::test_shared_memory",
     "tests/app/api/test_routes.py::test_shared_memory",
     "tests/app/api/test_stock_client.py::TestSharedMemory",
