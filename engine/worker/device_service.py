@@ -352,7 +352,7 @@ class DeviceService:
         for number, one in zip(numbers, loaded, strict=True):
             self._saves[number] = one.save
             scheduler.commands.call(partial(scheduler.add_replica, number, one.replica))
-            logger.debug("loaded %r from %s", one.replica, message.sources)
+            logger.debug("loaded %r from %s", one.replica, ", ".join(message.sources))
         return numbers
 
     def _refuse_unless(self, *, python: bool) -> None:
