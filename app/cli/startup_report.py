@@ -43,6 +43,7 @@ def print_started(url: str, gateway: Gateway) -> None:
     from app.api.describe import model_summary
 
     tell = partial(say, log_format=gateway.settings.log_format)
+    url += gateway.settings.base_path.rstrip("/")
     devices = gateway.devices.summaries()
     for d in devices:
         tell(f"  device   {d.id}, process {d.pid}, {counted(d.threads, 'thread')}")

@@ -59,6 +59,13 @@ def test_the_log_has_the_whole_path(below: ServedGateway) -> None:
     assert len(lines) == 3
 
 
+def test_the_terminal_shows_whole_urls(below: ServedGateway) -> None:
+    url = f"{below.client.base_url}".rstrip("/") + "/some/pg"
+    below.wait_line(f"affine  ready        {url}/v1/models/affine")
+    below.wait_line(f"pages    {url}/")
+    below.wait_line(f"docs     {url}/docs")
+
+
 #: Paths of inference, and bodies of requests to them.
 FORMS = {
     INFER: BODY,
