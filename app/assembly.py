@@ -45,9 +45,7 @@ from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
 from app.repository.served_models import ServedModels
-from app.serving.calls.call_graph import CallGraph
-from app.serving.calls.model_calls import ModelCalls
-from app.serving.calls.requester import Requesters
+from app.serving.calls.calls_plugin import ModelCalls, make_model_calls
 from app.serving.feeders import Feeders
 from app.serving.keys import Keys
 from app.serving.table import ModelTable
@@ -102,14 +100,12 @@ def gateway_of(
     tracing.subscribe(table.renew_tracers)
     others = make_others(table, metrics)
     timeout = settings.request_timeout
-    calls = ModelCalls(
-        table,
-        CallGraph(records.needs_of),
-        Requesters(table, others),
-        timeout,
-        settings.shutdown_timeout + timeout,
-    )
-    feeders.add(calls, others)
+    calls = None
+    if make := make_model_calls():
+        leave_timeout = settings.shutdown_timeout + timeout
+        calls = make(table, records.needs_of, others, timeout, leave_timeout)
+        feeders.add(calls)
+    feeders.add(others)
     devices = GatewayDevices(
         settings.devices,
         settings.device_wait_config,
@@ -183,7 +179,7 @@ def _models(
     table: ModelTable,
     metrics: MetricsRegistry,
     feeders: Feeders,
-    calls: ModelCalls,
+    calls: ModelCalls | None,
     devices: GatewayDevices,
     cache: CompileCache,
     uploads: Uploads,
@@ -195,7 +191,7 @@ def _models(
         settings.max_body_size,
         TimeLimits(settings.load_timeout, settings.run_timeout),
         settings.allow_python,
-        calls.attach,
+        None if calls is None else calls.attach,
         table.routes.claim,
     )
     served = ServedModels(

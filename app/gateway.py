@@ -38,7 +38,7 @@ from app.repository.on_demand import OnDemandLoader
 from app.repository.readiness import Readiness, readiness_of
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.serving.calls.model_calls import ModelCalls
+from app.serving.calls.calls_plugin import ModelCalls
 from app.serving.keys import Keys
 from app.serving.table import ModelTable
 from app.serving.transfer_memory import TransferMemory
@@ -74,7 +74,7 @@ class Gateway:
     control: ModelControl
     polls: FolderPolls | None
     on_demand: OnDemandLoader
-    calls: ModelCalls
+    calls: ModelCalls | None
     # what they need
     devices: GatewayDevices
     cache: CompileCache
@@ -161,7 +161,8 @@ class Gateway:
             self.stage.enter(Phase.WAITING)
             await self.pools.device.run(self.devices.attach)
             self.devices.watch()
-            self.calls.open()
+            if self.calls is not None:
+                self.calls.open()
             self.stage.enter(Phase.LOADING)
             await self.control.start()
             if self.polls is not None:
@@ -225,7 +226,8 @@ class Gateway:
         self.on_demand.close()
         await self.repository.save()
         self.repository.close()
-        self.calls.close()
+        if self.calls is not None:
+            self.calls.close()
         self.devices.unwatch()
         await self.pools.device.run(self.devices.close)
         self.uploads.close()

@@ -28,6 +28,9 @@ COMPILERS: Final = "popgate.compilers"
 CONFIG_FORMATS: Final = "popgate.config_formats"
 #: What runs ensembles (`app.serving.ensemble_kind.EnsembleKind`).
 ENSEMBLES: Final = "popgate.ensembles"
+#: The gateway's end of calls from Python models to other models
+#: (`app.serving.calls.calls_plugin.MakeModelCalls`).
+MODEL_CALLS: Final = "popgate.model_calls"
 #: Kinds of URLs that models are downloaded from
 #: (`app.repository.model_sources.ModelSource`).
 MODEL_SOURCES: Final = "popgate.model_sources"

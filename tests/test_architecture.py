@@ -55,6 +55,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_kserve": frozenset({"engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
     "popgate_onnx": frozenset({"popef_io", "engine", "app"}),
+    "popgate_python_models": frozenset({"engine", "app"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
     "popgate_row_proof": frozenset({"engine", "popgate_onnx"}),
@@ -412,7 +413,6 @@ SET_FROM_OUTSIDE = {
         "last_inference output_ns padded pending share successes sum_ns tokens"
     ),
     "app/serving/call.py": "held owner priority",
-    "app/serving/calls/called_request.py": "outputs owner parameters rows",
     "app/serving/sequences.py": "batch_rows compute_ns device_id outputs queue_ns",
     "app/serving/steps.py": "batch_rows device_id error outputs",
     "app/workers/front.py": "is_done",

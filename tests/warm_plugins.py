@@ -17,6 +17,7 @@ _IMPORTED = (
     plugins.CONFIG_FORMATS,
     plugins.ENSEMBLES,
     plugins.INPUT_DECODERS,
+    plugins.MODEL_CALLS,
     plugins.MODEL_FORMATS,
     plugins.PROFILES,
     plugins.REGIONS,

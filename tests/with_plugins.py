@@ -44,6 +44,10 @@ NEED_PLUGINS = (
     "tests/app/repository/test_on_demand.py::test_an_ensemble_leaves_and_comes",
     "tests/app/serving/test_generators.py::test_python_models_are_members_of",
     "tests/app/workers/test_ensembles.py",
+    # Python models that call others, or ask for their clients.
+    "tests/app/repository/test_other_interpreter.py",
+    "tests/app/serving/test_keys_apart.py",
+    "tests/popgate/test_routes.py",
     "tests/app/test_pairs.py",
     "tests/app/test_pairs_at_work.py",
 )

@@ -35,6 +35,7 @@ from app.repository.loaded_model import LoadCutOff, LoadedModel, LoadError
 from app.repository.python_models import check_kind, process_options, read_model
 from app.repository.scan import VersionSource
 from app.repository.warmup import WarmupFailed, run_example, warm_up
+from app.serving.calls.calls_plugin import NO_PLUGIN
 from app.serving.route_table import ModelRoute, ModelRoutes
 from app.spec import ModelSpec
 from engine import (
@@ -184,6 +185,8 @@ class ModelLoader:
         If a process dies during the load, there is no second attempt, because no other
         model can have been at fault.
         """
+        if config.models and self._on_calls is None:
+            raise ValueError(NO_PLUGIN)
         label, seconds = f"{name}/{source.version}", self._limits.load
         options = process_options(label, source, config)
         devices = self._devices.start_python(options, config.instances)

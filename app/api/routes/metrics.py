@@ -90,8 +90,9 @@ async def _render(gateway: Gateway, is_open: bool) -> AsyncIterator[str]:
         await asyncio.sleep(0)  # with hundreds of models, let requests run in between
     for text in render_families(_families(gateway), openmetrics=is_open):
         yield text
-    for text in gateway.calls.metrics.render(openmetrics=is_open):
-        yield text
+    if gateway.calls is not None:
+        for text in gateway.calls.render(openmetrics=is_open):
+            yield text
     if is_open:
         yield END
 

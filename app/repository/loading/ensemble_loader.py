@@ -14,7 +14,7 @@ from app.repository.model_life import State
 from app.repository.model_record import ModelRecord
 from app.repository.records import ModelRecords
 from app.repository.scan import VersionSource
-from app.serving.calls.call_graph import leads_to
+from app.serving.calls.circles import leads_to
 from app.serving.ensemble import EnsembleScheduler, label_of
 from app.serving.ensemble_kind import ensemble_kind
 from app.serving.runner import RequestScheduler

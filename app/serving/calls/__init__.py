@@ -1,1 +1,1 @@
-"""The gateway's end of calls from models to other models."""
+"""The server's side of calls from models to other models, which a plugin serves."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from app.serving.calls.circles import leads_to
 from engine import Refused
 
 
@@ -33,17 +34,3 @@ class CallGraph:
     def forget(self, caller: str) -> None:
         """Forget the calls of a changed model."""
         self._called.pop(caller, None)
-
-
-def leads_to(start: str, target: str, below_of: Callable[[str], Iterable[str]]) -> bool:
-    """Return whether `target` is `start`, or is reachable from it."""
-    seen: set[str] = set()
-    below = [start]
-    while below:
-        name = below.pop()
-        if name == target:
-            return True
-        if name not in seen:
-            seen.add(name)
-            below += below_of(name)
-    return False

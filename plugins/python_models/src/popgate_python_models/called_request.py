@@ -17,7 +17,7 @@ from app.codec.messages import Encoding, InferRequest
 from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_of
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
-from app.serving.calls.requester import Asker, Requester, owner_in
+from app.serving.calls.requester import Asker, Requester
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.runner import RequestScheduler, Submitted
 from app.serving.sequences import SequenceScheduler
@@ -34,6 +34,7 @@ from engine import (
     Refused,
     Tensor,
 )
+from popgate_python_models.requesters import owner_in
 
 
 class Caller(Protocol):

@@ -1,7 +1,7 @@
 """Models in Python that call others through channels of their own.
 
-Covers: app/serving/calls/call_routes.py, engine/calls/routes.py,
-engine/transport/call_log.py.
+Covers: plugins/python_models/src/popgate_python_models/call_routes.py,
+engine/calls/routes.py, engine/transport/call_log.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Models in Python that call other models of the server.
 
-Covers: app/serving/calls/model_calls.py, app/serving/calls/call_graph.py,
-app/serving/calls/called_request.py, engine/calls/call_client.py,
-engine/calls/loop_watch.py, engine/calls/pending_call.py, engine/calls/served_models.py,
-engine/transport/call_messages.py.
+Covers: plugins/python_models/src/popgate_python_models/call_graph.py,
+plugins/python_models/src/popgate_python_models/called_request.py,
+plugins/python_models/src/popgate_python_models/requesters.py,
+engine/calls/call_client.py, engine/calls/loop_watch.py, engine/calls/pending_call.py,
+engine/calls/served_models.py, engine/transport/call_messages.py.
 """
 
 from __future__ import annotations

@@ -13,17 +13,13 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from app.observe.answers import Answers
 from app.observe.metrics import ModelMetrics
-from app.observe.own_metrics import OwnMetrics
-from app.serving.calls.call_graph import CallGraph
-from app.serving.calls.call_routes import CallRoutes, runs_any
-from app.serving.calls.called_request import CalledRequest
-from app.serving.calls.requester import Asker, Requester, Requesters
+from app.serving.calls.requester import Asker, OtherRequesters, Requester
 from app.serving.table import ModelTable, infer_path
 from engine import (
     AskersAsked,
@@ -39,26 +35,33 @@ from engine import (
     RouteLeft,
     Tensor,
 )
+from popgate_python_models.call_graph import CallGraph
+from popgate_python_models.call_routes import CallRoutes, runs_any
+from popgate_python_models.called_request import CalledRequest
+from popgate_python_models.own_metrics import OwnMetrics
+from popgate_python_models.requesters import Requesters
 
 logger = logging.getLogger(__name__)
 
 
 class ModelCalls:
-    """The calls of all models of a gateway.
+    """The calls of all models of a gateway (`app.serving.calls.calls_plugin`).
 
-    `timeout` applies to a call without a deadline. `leave_timeout` limits how long a
-    process keeps its routes to an unloaded model. Both are in seconds.
+    `needs` returns the models that a model announces. `timeout` applies to a call
+    without a deadline. `leave_timeout` limits how long a process keeps its routes to an
+    unloaded model. Both are in seconds.
     """
 
     def __init__(
         self,
         table: ModelTable,
-        graph: CallGraph,
-        requesters: Requesters,
+        needs: Callable[[str], Iterable[str]],
+        others: OtherRequesters,
         timeout: float,
         leave_timeout: float,
     ) -> None:
-        self.table, self.graph, self.requesters = table, graph, requesters
+        self.table, self.graph = table, CallGraph(needs)
+        self.requesters = Requesters(table, others)
         self.timeout = timeout
         #: The models' own metrics.
         self.metrics = OwnMetrics()
@@ -130,6 +133,10 @@ class ModelCalls:
     def route_left(self) -> None:
         """Close a route of any process."""
         self._news.set()
+
+    def render(self, *, openmetrics: bool = False) -> Iterator[str]:
+        """Yield the text of the models' own metrics, one family at a time."""
+        return self.metrics.render(openmetrics=openmetrics)
 
     def _gone(self, process: CallingProcess) -> None:
         self._processes.discard(process)

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from app.observe.exposition import END
-from app.observe.own_metrics import MAX_SERIES, OwnMetrics
 from engine import MetricTold
+from popgate_python_models.own_metrics import MAX_SERIES, OwnMetrics
 
 
 def told(
