@@ -209,13 +209,17 @@ class ReplicaSet:
         """Load the replicas of a device again, after its process was replaced.
 
         Does nothing during `load`, which undoes only the loading that it has begun
-        itself.
+        itself. Does nothing after a `load` that already was on the new process.
         """
         self.origin.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
-        mine = next((one for one in self._devices if one is device), None)
-        if wanted and mine is not None:
-            self._load_on(mine)
+        mine = [i for i, one in enumerate(self._devices) if one is device]
+        if wanted and not all(self._is_usable(i) for i in mine):
+            self._load_on(self._devices[mine[0]])
+
+    def _is_usable(self, replica: int) -> bool:
+        lines = self._replicas[replica]
+        return lines is not None and lines.default.usable
 
     def save(self, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica. Return their outputs by tensor name."""

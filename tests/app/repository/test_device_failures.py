@@ -25,6 +25,8 @@ OUTPUT = [3.0, 5.0, 7.0, 9.0]
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 BODY = {"inputs": {"input": ROW}}
 INFER = "/v1/models/affine/infer"
+# A load with it takes seconds, and so lasts until the device dies.
+SLOW_START = f"[warmup]\ncount = 1000\nbatch_sizes = {list(range(1, 17))}\n"
 
 
 def test_faults_are_told_and_cured_where_that_can_be(
@@ -78,7 +80,7 @@ def test_a_load_whose_device_dies_is_nobodys_bad_request(tmp_path: Path) -> None
     add(tmp_path, "good")
     with ServedGateway(tmp_path, "--devices", "cpu:1") as gateway:
         gateway.wait_ready()
-        add(tmp_path, "late")
+        add(tmp_path, "late", config=SLOW_START)
         calm = threading.Event()
 
         def kill() -> None:
@@ -96,6 +98,7 @@ def test_a_load_whose_device_dies_is_nobodys_bad_request(tmp_path: Path) -> None
             killer.join()
         assert (answer.status_code, answer.json()["code"]) == (503, "device_lost")
         assert answer.headers["retry-after"] == "1"
+        (tmp_path / "late" / "config.toml").unlink()
         answer = gateway.client.post("/v2/repository/models/late/load")
         assert answer.status_code == 200, answer.text
         assert gateway.infer("late", input=ROW)["output"] == OUTPUT

@@ -90,6 +90,20 @@ def test_a_reload_loads_all_replicas_of_a_device(
     assert own_device.ping().replicas == 0
 
 
+def test_a_model_that_was_loaded_anew_is_not_loaded_again_after_its_pause(
+    affine: Path, own_device: Device
+) -> None:
+    """The device died while it loaded the model, and a client has loaded it since."""
+    with ModelRunner(affine, on_one(own_device, 2), name="m") as runner:
+        own_device.models.rest("m")
+        assert own_device.models.is_to_resume
+        loaded = runner.description.replicas
+        own_device.models.resume()
+        assert not own_device.models.is_to_resume
+        assert runner.description.replicas == loaded
+        assert own_device.ping().replicas == 2
+
+
 def test_without_an_id_the_least_busy_takes_it(
     tmp_path: Path, shared_device: Device
 ) -> None:
