@@ -24,7 +24,7 @@ from engine.devices.device_manager import (
 from engine.devices.device_state import DeviceState
 from engine.devices.joined_device import JoinedDevice
 from engine.devices.linked_device import LinkedDevice
-from engine.devices.python_process import PythonOptions
+from engine.devices.python_options import PythonOptions
 from engine.devices.request import Request
 from engine.devices.thread_plan import ThreadPlan
 from engine.errors import (
@@ -68,15 +68,16 @@ from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
 from engine.owner import die_with, environment, leave_ending_to_owner, starting
 from engine.programs.own_metrics import MetricSeries, OwnMetrics
-from engine.programs.python_interface import MORE as PYTHON_MORE
-from engine.programs.python_interface import STEP as PYTHON_STEP
 from engine.programs.python_model import CalledModels, Context, Model
 from engine.programs.python_requirements import is_requirement
-from engine.programs.python_routes import ANSWER as PYTHON_ANSWER
-from engine.programs.python_routes import ROUTE as PYTHON_ROUTE
+from engine.programs.python_tensors import ANSWER as PYTHON_ANSWER
+from engine.programs.python_tensors import MORE as PYTHON_MORE
+from engine.programs.python_tensors import ROUTE as PYTHON_ROUTE
+from engine.programs.python_tensors import STEP as PYTHON_STEP
 from engine.runner.joined_runner import JoinedRunner
 from engine.runner.model_runner import ModelRunner
-from engine.runner.python_code import PythonModel, read_python_model
+from engine.runner.python_file import read_python_model
+from engine.runner.python_model import PythonModel
 from engine.runner.request_numbers import process_of, request_numbers
 from engine.runner.result import ExecuteResult
 from engine.runner.runner_description import RunnerDescription

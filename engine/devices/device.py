@@ -22,7 +22,7 @@ from engine.devices.device_models import DeviceModels
 from engine.devices.device_state import DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.devices.owned_process import PING_TIMEOUT, OwnedProcess
-from engine.devices.python_process import PythonOptions
+from engine.devices.process_options import ProcessOptions
 from engine.devices.run_limits import RunLimits
 from engine.devices.session_lease import SessionLease
 from engine.errors import DeviceClosed, DeviceLost
@@ -53,7 +53,7 @@ class Device(LinkedDevice):
         providers: Sequence[str] = ("CPUExecutionProvider",),
         spin_us: int = 0,
         ipu_version: int = -1,
-        python: PythonOptions | None = None,
+        python: ProcessOptions | None = None,
         ping_timeout: float = PING_TIMEOUT,
     ) -> None:
         super().__init__("+".join(units), spin_us)

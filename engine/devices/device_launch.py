@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.devices.python_process import Output, PythonOptions, device_process
+from engine.devices.process_options import ProcessOptions, device_process
+from engine.devices.process_output import Output
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
@@ -42,7 +43,7 @@ class Launcher:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int = 0,
-        python: PythonOptions | None = None,
+        python: ProcessOptions | None = None,
         threads: Callable[[], int] = lambda: 1,
     ) -> None:
         self._python = python
@@ -125,7 +126,7 @@ class LaunchedProcess:
         address: str,
         claims: Sequence[socket.socket],
         spin_us: int,
-        python: PythonOptions | None = None,
+        python: ProcessOptions | None = None,
         threads: int = 1,
     ) -> None:
         self._leads_group = python is not None

@@ -11,7 +11,7 @@ from engine.model.batch_plan import plan_batches
 from engine.model.channel_layout import plan_layout
 from engine.model.ragged import OPTION_RAGGED, OPTION_RAGGED_REASON
 from engine.model.validation import check_inputs, check_outputs
-from engine.programs.python_routes import ANSWER, OPTION_ROUTES, ROUTE
+from engine.programs.python_tensors import ANSWER, OPTION_ROUTES, ROUTE
 from engine.tensor import Array, DataDesc, Tensor
 from engine.transport.channel import ChannelLayout
 from popef_io import Model, PopefError, TensorType

@@ -17,7 +17,7 @@ import numpy as np
 from engine.errors import ExecutionFailed, InvalidModel
 from engine.programs.executable import Execute, Graph
 from engine.programs.output_binding import BoundRun, gate_of, offers_for
-from engine.programs.python_routes import ANSWER, ROUTE
+from engine.programs.python_tensors import ANSWER, ROUTE
 from engine.programs.session import GraphSession, Port, RunOptions
 from engine.programs.streams import ChoosingStreams, Step, Streams
 from engine.tensor import Array

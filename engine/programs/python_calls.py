@@ -129,7 +129,7 @@ class Responses:
     ) -> Any:
         """Return the next response of a request, or NOTHING.
 
-        `step` and `feed` follow STEP of engine/programs/python_interface.py. Raises the
+        `step` and `feed` follow STEP of engine/programs/python_tensors.py. Raises the
         author's exceptions.
         """
         request, number, deadline = map(int, step)

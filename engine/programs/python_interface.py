@@ -11,20 +11,14 @@ from types import ModuleType
 from typing import Annotated, Any, TypeAlias
 
 from engine.errors import InvalidModel
-from engine.programs.python_routes import ANSWER, ROUTE, find_routes
+from engine.programs.python_routes import find_routes
+from engine.programs.python_tensors import ANSWER, MORE, ROUTE, STEP
 from popef_io import DataType
 
 #: The name of a function that is a model.
 FUNCTION = "predict"
 #: The name of a function's only output.
 OUTPUT = "output"
-#: An input and an output of a model that gives several responses. The input is
-#: [request, step, deadline in ns of `time.monotonic_ns`]. Step -1 means that no more
-#: responses are wanted. The output states whether the step gave a response. The model
-#: reads its other inputs only in step 0.
-STEP = "popgate.step"
-#: The output of such a model that states whether another response follows.
-MORE = "popgate.more"
 MAX_RANK = 32
 MAX_TENSORS = 1024
 MAX_NAME = 1000

@@ -15,13 +15,6 @@ from typing import Any, Protocol
 
 import msgpack
 
-#: The input and the output of a request to a route. A model may not use these names
-#: itself.
-ROUTE = "popgate.request"
-ANSWER = "popgate.answer"
-#: The metadata option of a model with routes. Its value is a JSON document with
-#: `routes` (pairs of method and address), and the `paths` and `components` of OpenAPI.
-OPTION_ROUTES = "popgate.routes"
 #: The attribute of a marked function, which is a list of `RouteMark`.
 MARKS = "__popgate_routes__"
 MAX_ROUTES = 1000

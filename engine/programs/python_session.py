@@ -33,20 +33,13 @@ from engine.errors import (
 from engine.programs.forked_child import leave_if_forked
 from engine.programs.python_calls import NOTHING, AuthorsLoop, Responses, traceback_of
 from engine.programs.python_interface import (
-    MORE,
-    STEP,
     PythonInterface,
     PythonTensor,
     find_model,
 )
 from engine.programs.python_model import Context
-from engine.programs.python_routes import (
-    ANSWER,
-    ROUTE,
-    RouteApp,
-    failed_answer,
-    find_routes,
-)
+from engine.programs.python_routes import RouteApp, failed_answer, find_routes
+from engine.programs.python_tensors import ANSWER, MORE, ROUTE, STEP
 from engine.programs.session import GraphBinding, Port, RawRun, RunOptions
 from engine.tensor import Array
 from popef_io import DataType

@@ -23,7 +23,7 @@ from engine.model.iterations import split_iterations
 from engine.model.model_file import ModelFiles, open_model
 from engine.model.save_outputs import SaveOutputs
 from engine.runner.model_health import ModelHealth
-from engine.runner.python_code import PythonCode, PythonModel
+from engine.runner.python_model import ModelCode, PythonModel
 from engine.runner.replica_lines import drain
 from engine.runner.replica_loader import ReplicaPlan
 from engine.runner.replica_set import ReplicaSet
@@ -62,7 +62,7 @@ class ModelRunner:
         manager: DeviceManager | None = None,
     ) -> None:
         self.config = config or ModelRunnerConfig()
-        python: PythonCode | None = None
+        python: ModelCode | None = None
         if isinstance(model, PythonModel):
             python, model = model.code, model.interface
         self.model = opened = open_model(model)

@@ -22,7 +22,7 @@ from engine.model.frozen import frozen_tensors
 from engine.model.interface import ModelInterface
 from engine.model.model_file import handed_over
 from engine.runner.flushing import Flusher
-from engine.runner.python_code import PythonCode
+from engine.runner.python_model import ModelCode
 from engine.runner.replica_lines import ReplicaLines
 from engine.tensor import DataDesc, Tensor
 from engine.transport.channel import ChannelLayout
@@ -65,7 +65,7 @@ class ReplicaPlan:
     batches: BatchPlan
     layout: ChannelLayout
     flusher: Flusher | None = None
-    python: PythonCode | None = None
+    python: ModelCode | None = None
 
     @classmethod
     def of(
@@ -73,7 +73,7 @@ class ReplicaPlan:
         name: str,
         interface: ModelInterface,
         config: ModelRunnerConfig,
-        python: PythonCode | None,
+        python: ModelCode | None,
     ) -> ReplicaPlan:
         """Return the plan of a model under a configuration."""
         flusher = None

@@ -28,6 +28,7 @@ from engine.logs import OneLine, label_process
 from engine.owner import die_with, leave_ending_to_owner
 from engine.transport.shared_memory import keep_large_blocks
 from engine.worker.device_service import DeviceService
+from engine.worker.python_kind import PythonKind, python_kind
 from engine.worker.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,12 @@ def _wait_precisely() -> None:
         ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)
 
 
-def _giving_back(python: bool) -> Callable[[], object]:
+def _giving_back(python: PythonKind | None) -> Callable[[], object]:
     """Return the function that returns memory to the system. A process of Python models
     may have no ONNX Runtime.
     """
-    if python:
-        return gc.collect
+    if python is not None:
+        return python.give_back_memory
     from engine.programs.onnx_session import give_back_memory
 
     return give_back_memory
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--owner-fd", type=int, required=True)
     parser.add_argument("--spin-us", type=int, default=0)
     parser.add_argument("--name", default="device")
-    parser.add_argument("--python", action="store_true")
+    parser.add_argument("--python", default="")  # the module of a `PythonKind`
     parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     options: Any = parser.parse_args(arguments)
@@ -85,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("engine").setLevel(options.log_level)
     label_process(options.name)
     leave_ending_to_owner()
-    die_with(options.owner_fd, group=options.python)
+    die_with(options.owner_fd, group=bool(options.python))
     if options.memory:
         resource.setrlimit(resource.RLIMIT_DATA, (options.memory, options.memory))
     _set_process_name(options.name)
@@ -95,8 +96,9 @@ def main(arguments: list[str] | None = None) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL)
     listener = socket.socket(fileno=options.listen_fd)
     listener.setblocking(True)
-    scheduler = Scheduler(options.spin_us, _giving_back(options.python))
-    service = DeviceService(listener, scheduler, options.python)
+    python = python_kind(options.python)
+    scheduler = Scheduler(options.spin_us, _giving_back(python))
+    service = DeviceService(listener, scheduler, python)
     service.start()
     try:
         scheduler.run()

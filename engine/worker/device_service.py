@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
-from engine.errors import EngineBug, EngineError, InvalidInput, InvalidModel
+from engine.errors import EngineBug, EngineError, InvalidInput
 from engine.faults import DeviceFault
 from engine.programs.save_programs import SavePrograms
 from engine.tensor import Tensor
@@ -63,7 +63,7 @@ from engine.transport.tensor_pack import pack_tensors
 from engine.worker import injected_failures
 from engine.worker.cancellation import Terminator
 from engine.worker.loading import LoadedReplica, load_replicas
-from engine.worker.python_loading import describe
+from engine.worker.python_kind import PythonKind, refuse_unless
 from engine.worker.scheduler import ClientProcess, Scheduler
 from popef_io import PopefError
 
@@ -109,16 +109,16 @@ class _Guests:
 class DeviceService:
     """Listens and answers. It passes work on rings to the scheduler.
 
-    With `runs_python` it runs only Python models, otherwise no Python models.
+    With `python` it runs only Python models, otherwise no Python models.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         scheduler: Scheduler,
-        runs_python: bool = False,
+        python: PythonKind | None = None,
     ) -> None:
-        self._runs_python = runs_python
+        self._python = python
         self._listener = listener
         self._scheduler = scheduler
         self._numbers = itertools.count(1)  # atomic: one C call
@@ -222,7 +222,7 @@ class DeviceService:
         """Serve a session on the connection to its end."""
         number = next(self._numbers)
         try:
-            self._refuse_unless(python=False)
+            refuse_unless(self._python, python=False)
             module, _, name = message.service.partition(":")
             # Guests may not request sessions, because only the owner of this process
             # may name the module to import.
@@ -328,24 +328,28 @@ class DeviceService:
         )
 
     def _describe(self, message: Describe, fds: list[int]) -> Message:
-        self._refuse_unless(python=True)
+        refuse_unless(self._python, python=True)
+        kind = self._python
+        assert kind is not None
         found: list[Message] = []
         self._scheduler.commands.call(
-            lambda: found.append(describe(message.python, fds))
+            lambda: found.append(kind.describe(message.python, fds))
         )
         return found[0]
 
     def _load_replicas(self, message: Load, fds: list[int]) -> list[int]:
         numbers = [next(self._numbers) for _ in range(message.count)]
         scheduler = self._scheduler
-        self._refuse_unless(python=message.python is not None)
+        refuse_unless(self._python, python=message.python is not None)
         loaded: list[LoadedReplica] = []
 
         def load() -> None:
             room, running = scheduler.wait_room, scheduler.running
-            loaded.extend(load_replicas(numbers, message, fds, room, running))
+            loaded.extend(
+                load_replicas(numbers, message, fds, room, running, self._python)
+            )
 
-        if self._runs_python:
+        if self._python is not None:
             scheduler.commands.call(load)  # in the thread that will run it
         else:
             load()
@@ -354,15 +358,6 @@ class DeviceService:
             scheduler.commands.call(partial(scheduler.add_replica, number, one.replica))
             logger.debug("loaded %r from %s", one.replica, ", ".join(message.sources))
         return numbers
-
-    def _refuse_unless(self, *, python: bool) -> None:
-        """Raise InvalidModel if a model is of the other kind, because a process accepts
-        code only if it was started for that.
-        """
-        if python and not self._runs_python:
-            raise InvalidModel("this device runs no Python models")
-        if self._runs_python and not python:
-            raise InvalidModel("this device runs Python models only")
 
     def _save(self, replica: int) -> tuple[Message, list[int]]:
         """Run the save programs between two batches."""

@@ -21,7 +21,7 @@ from engine.transport.device_messages import Load
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
 from engine.worker.batching_policy import BatchingPolicy
-from engine.worker.python_loading import python_executor
+from engine.worker.python_kind import PythonKind
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import Replica
@@ -45,11 +45,13 @@ def load_replicas(
     fds: Sequence[int],
     wait_room: Waiter,
     running: Running = lambda: None,
+    python: PythonKind | None = None,
 ) -> list[LoadedReplica]:
     """Carry out a `Load` message: map the files, load, run the load programs.
 
     Makes one replica for each of `numbers`. They share the graphs and the weights. Each
     has its own variables and positions in feeds, which begin with the same values.
+    `python` runs Python models.
     """
     names = message.sources
     model = receive_model(names, fds, message.executable)
@@ -59,8 +61,9 @@ def load_replicas(
         frozen = {name: tensor.numpy() for name, tensor in tensors.items()}
     data = ModelData(model, frozen)
     if message.python is not None:
+        assert python is not None
         threads = message.threads
-        executor = python_executor(model, message.python, threads, fds, running)
+        executor = python.executor(model, message.python, threads, fds, running)
     else:
         executor = make_executor(
             model, message.threads, message.providers, message.check_package_hash

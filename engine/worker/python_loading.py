@@ -6,6 +6,7 @@ depend on their thread see the same one from beginning to end.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import socket
@@ -54,7 +55,7 @@ def describe(given: PythonTold, fds: Sequence[int]) -> Described:
     return Described(**interface.to_message())
 
 
-def python_executor(
+def executor(
     model: Model,
     given: PythonTold,
     threads: int,
@@ -102,6 +103,11 @@ def python_executor(
             new_options=PlainOptions,
             on_close=ends.pop_all().close,
         )
+
+
+def give_back_memory() -> None:
+    """Return memory to the system. The process may have no ONNX Runtime."""
+    gc.collect()
 
 
 def _rows(running: RunningBatch | None) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Routes of Python models: addresses of their own, under the rules of inference.
 
-Covers: popgate/routes.py, engine/programs/python_routes.py, app/serving/route_form.py.
+Covers: popgate/routes.py, engine/programs/python_routes.py,
+engine/programs/python_tensors.py, app/serving/route_form.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Python models on devices of their own: calls, batches, failures, death and return.
 
-Covers: engine/runner/python_code.py, engine/programs/python_model.py,
-engine/programs/python_session.py,
-engine/worker/python_loading.py, engine/devices/python_process.py,
-engine/programs/forked_child.py.
+Covers: engine/runner/python_model.py, engine/programs/python_model.py,
+engine/programs/python_session.py, engine/programs/forked_child.py,
+engine/worker/python_kind.py, engine/worker/python_loading.py,
+engine/devices/process_options.py, engine/devices/process_output.py,
+engine/devices/python_options.py.
 """
 
 from __future__ import annotations

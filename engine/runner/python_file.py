@@ -32,8 +32,9 @@ from engine.programs.executable import (
 )
 from engine.programs.python_interface import PythonInterface, PythonTensor
 from engine.programs.python_model import GRAPH
-from engine.programs.python_routes import OPTION_ROUTES
+from engine.programs.python_tensors import OPTION_ROUTES
 from engine.runner.python_adapter import NO_ADAPTER, PythonAdapter, adapter_for
+from engine.runner.python_model import PythonModel
 from engine.transport.call_messages import CallSocket
 from engine.transport.device_messages import Describe, Described, PythonTold
 from popef_io import (
@@ -107,17 +108,6 @@ class PythonCode:
         with theirs:
             self.on_calls(CallSocket(mine))
             yield [theirs.fileno()]
-
-
-@dataclass(frozen=True, slots=True)
-class PythonModel:
-    """A Python model for `ModelRunner`. `read_python_model` makes it.
-
-    `interface` describes the tensors as for any model, and has the content of the file.
-    """
-
-    code: PythonCode
-    interface: Model
 
 
 def read_python_model(

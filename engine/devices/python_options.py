@@ -1,0 +1,63 @@
+"""`PythonOptions`: the interpreter and the environment of a Python model's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.devices import other_interpreter
+from engine.devices.process_options import device_process
+from engine.owner import environment
+
+#: The module that runs Python models in their processes.
+KIND = "engine.worker.python_loading"
+#: The variables that tell libraries how many threads they may have.
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+#: Variables of the gateway that a model must not see.
+_SECRETS = ("POPGATE_API_KEY", "POPGATE_RESTRICTED_API")
+#: Variables of this interpreter's environment, which another interpreter must not
+#: inherit.
+_INTERPRETER = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class PythonOptions:
+    """Options for starting the process of a Python model.
+
+    `label` names the model in the log. `interpreter` is a path (empty: this process's).
+    `environment` overrides our variables. `folder` is the working folder (empty: ours).
+    The process may use `memory` bytes (0: no limit), and `start_timeout` seconds until
+    its first answer.
+    """
+
+    label: str = "model"
+    interpreter: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
+    memory: int = 0
+    start_timeout: float = 60.0
+
+    def command(self) -> list[str]:
+        """Return the command that starts `engine.worker.device_process`, without its
+        arguments.
+        """
+        kind = ["--python", KIND, "--memory", str(self.memory)]
+        if self.interpreter:
+            return [self.interpreter, "-P", other_interpreter.__file__, *kind]
+        return [*device_process(), *kind]
+
+    def variables(self, threads: int) -> dict[str, str]:
+        """Return the environment of the process. It limits libraries to this many
+        threads.
+        """
+        inherited = environment()
+        for name in (*_SECRETS, *(_INTERPRETER if self.interpreter else ())):
+            inherited.pop(name, None)
+        counts = dict.fromkeys(_THREADS, str(threads))
+        unbuffered = {"PYTHONUNBUFFERED": "1"}
+        return {**counts, **unbuffered, **inherited, **self.environment}
