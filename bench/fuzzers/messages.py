@@ -19,7 +19,6 @@ import string
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
@@ -37,7 +36,7 @@ from engine.runner.runner_description import RunnerDescription
 from engine.tensor import DataDesc, Tensor
 from engine.transport.call_messages import TO_MODEL, TO_OWNER
 from engine.transport.channel import ChannelLayout
-from engine.transport.control import CONTROL, answers_of
+from engine.transport.control import answers_of
 from engine.transport.device_messages import ANSWERS as DEVICE_ANSWERS
 from engine.transport.device_messages import DOOR, FAULTS
 from engine.transport.device_messages import QUESTIONS as DEVICE_QUESTIONS
@@ -52,16 +51,21 @@ from engine.transport.messages import (
 )
 from popef_io import DataType
 from popgate_onnx.compiler.fork_server import ANSWERS, QUESTIONS
-from popgate_session_messages import SESSION_MODEL
+from popgate_session_messages import (
+    BETWEEN_RUNS,
+    DURING_RUN,
+    FROM_DEVICE,
+    SESSION_MODEL,
+)
 
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (
     *(START, TO_WORKER, TO_SUPERVISOR),
     *(TO_OWNER, TO_MODEL),
-    *(QUESTIONS, ANSWERS, CONTROL),
+    *(QUESTIONS, ANSWERS),
     *(DEVICE_QUESTIONS, DOOR, FAULTS),
     *map(answers_of, DEVICE_ANSWERS),
-    SESSION_MODEL,
+    *(SESSION_MODEL, BETWEEN_RUNS, DURING_RUN, FROM_DEVICE),
 )
 #: The errors that `Receiver.receive` names.
 NAMED: Final = (MalformedMessage, EOFError)
@@ -151,12 +155,12 @@ def sample(random: random.Random, kind: Any) -> Any:
         return _SCALARS[kind](random)
     if issubclass(kind, Enum):
         return random.choice(list(kind))
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        names = [field.name for field in dataclass_fields(kind)]
-        made: Any = kind
-        return made(*(sample(random, hints[name]) for name in names))
-    return kind(*(sample(random, f.type) for f in msgspec.structs.fields(kind)))
+    made: Any = kind
+    if is_dataclass(kind) or issubclass(kind, tuple):
+        hints = get_type_hints(kind, include_extras=True)
+        return made(*(sample(random, hint) for hint in hints.values()))
+    fields = msgspec.structs.fields(kind)
+    return made(**{field.name: sample(random, field.type) for field in fields})
 
 
 _SCALARS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {

@@ -92,14 +92,14 @@ class ReplicaSet:
         """Return whether every replica can take requests."""
         if self._stopped or self.origin.left:
             return False
-        return all(r is not None and r.default.usable for r in self._replicas)
+        return all(map(_can_run, self._replicas))
 
     @property
     def serving(self) -> bool:
         """Return whether any replica can take requests."""
         if self._stopped or self.origin.left:
             return False
-        return any(r is not None and r.default.usable for r in self._replicas)
+        return any(map(_can_run, self._replicas))
 
     def stats(self) -> RunnerStats:
         """Return a snapshot of the state of all replicas."""
@@ -333,6 +333,11 @@ class ReplicaSet:
 
 
 def _is_usable(lines: ReplicaLines | None) -> bool:
+    return lines is not None and lines.default.usable
+
+
+def _can_run(lines: ReplicaLines | None) -> bool:
+    """Return whether a replica is loaded, and its device lives."""
     return lines is not None and lines.default.usable
 
 

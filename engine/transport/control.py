@@ -18,16 +18,14 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from engine.errors import DeviceLost, EngineError
+from engine.errors import DeviceLost
 from engine.transport import messages
 from engine.transport.failure import Failed
 from engine.transport.held_socket import HeldSocket
-from engine.transport.messages import MAX_MESSAGE, Message, Receiver, close_all
+from engine.transport.messages import Message, Receiver, close_all
 
-#: The most bytes of a message of a session's run.
-RUN_MESSAGE = 16 * 1024
 _CREDENTIALS = struct.Struct("3i")
 _TIMEVAL = struct.Struct("@ll")
 
@@ -41,40 +39,6 @@ class Watch(NamedTuple):
 
     interval: float
     look: Callable[[], object]
-
-
-class Document(Message, frozen=True):
-    """A message of a session's run, and how many descriptors are beside it."""
-
-    content: dict[str, Any]
-    fds: int
-
-    def descriptors(self) -> int:
-        return self.fds
-
-
-CONTROL = Receiver[Document](Document)
-_receivers = {
-    MAX_MESSAGE: CONTROL,
-    RUN_MESSAGE: Receiver[Document](Document, most=RUN_MESSAGE),
-}
-
-
-def send(sock: socket.socket, content: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one document. Raises as `messages.send`."""
-    messages.send(sock, Document(content, len(fds)), fds)
-
-
-def receive(
-    sock: socket.socket, limit: int = MAX_MESSAGE
-) -> tuple[dict[str, Any], list[int]]:
-    """Return the next document and the descriptors beside it. The caller closes them.
-
-    `limit` is the most bytes of the message: MAX_MESSAGE or RUN_MESSAGE. Raises as
-    `Receiver.receive`.
-    """
-    document, fds = _receivers[limit].receive(sock)
-    return document.content, fds
 
 
 @cache
@@ -180,15 +144,6 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
         if end is not None and time.monotonic() >= end:
             raise TimeoutError(f"no answer within {timeout} s")
         watch.look()
-
-
-def from_error(error: BaseException) -> dict[str, Any]:
-    found = Failed.of(error)
-    return {"error": found.error, "message": found.message}
-
-
-def to_error(message: dict[str, Any]) -> EngineError:
-    return Failed(str(message["error"]), str(message.get("message", ""))).to_error()
 
 
 def peer_uid(sock: socket.socket) -> int:

@@ -24,8 +24,21 @@ from engine import (
 from engine.owner import environment
 from engine.transport import control
 from engine.transport.failure import Failed
-from engine.transport.messages import send
+from engine.transport.messages import Message, Receiver, send
 from tests.support import WAIT
+
+
+class Document(Message, frozen=True):
+    """What a test asks or answers, and how many descriptors are beside it."""
+
+    content: dict[str, Any]
+    fds: int = 0
+
+    def descriptors(self) -> int:
+        return self.fds
+
+
+DOCUMENT = Receiver[Document](Document)
 
 
 class Joiner:
@@ -35,8 +48,8 @@ class Joiner:
 
     def ask(self, op: str, fds: tuple[int, ...] = (), **message: Any) -> Any:
         """Raises what the other side raises, as an engine error."""
-        question = control.Document({"op": op, **message}, len(fds))
-        answer, _ = control.ask(self._sock, question, control.Document, fds)
+        question = Document({"op": op, **message}, len(fds))
+        answer, _ = control.ask(self._sock, question, Document, fds)
         return answer.content["answer"]
 
     def join(self, device: Device, runner: ModelRunner) -> None:
@@ -94,11 +107,11 @@ def main(sock: socket.socket) -> None:
 
     while True:
         try:
-            message, fds = control.receive(sock)
+            message, fds = DOCUMENT.receive(sock)
         except EOFError:
             return
         try:
-            control.send(sock, {"answer": obey(message, fds)})
+            send(sock, Document({"answer": obey(message.content, fds)}))
         except Exception as error:
             send(sock, Failed.of(error))
 

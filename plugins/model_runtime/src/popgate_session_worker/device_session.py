@@ -12,17 +12,23 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any
 
-from engine.errors import Cancelled, EngineBug, EngineError, ExecutionFailed
+from engine.errors import Cancelled, EngineError, ExecutionFailed
 from engine.model.model_file import receive_model
 from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData
 from engine.programs.prefetch import upcoming_reads
-from engine.transport import control
+from engine.transport.failure import Failed
 from engine.transport.messages import close_all
 from popef_io import PopefError
-from popgate_session_messages import SESSION_MODEL
+from popgate_session_messages import (
+    BETWEEN_RUNS,
+    MOST_TEXT,
+    SESSION_MODEL,
+    Run,
+    RunEnded,
+    RunFailed,
+)
 from popgate_session_worker.host_streams import HostStreams
 
 #: Seconds that `end` waits for the run; a single step of a graph cannot be ended.
@@ -62,10 +68,10 @@ class DeviceSession:
             # Cancelled: the session ended before it could report the outcome of a run.
             with contextlib.suppress(OSError, EOFError, Cancelled):
                 while True:
-                    message, fds = control.receive(self._sock)
+                    message, fds = BETWEEN_RUNS.receive(self._sock)
                     close_all(fds)
                     # Ignore answers to a run that has failed meanwhile.
-                    if message.get("op") == "run":
+                    if isinstance(message, Run):
                         self._run(message)
         finally:
             self._executor.close()
@@ -80,14 +86,14 @@ class DeviceSession:
             self._sock.shutdown(socket.SHUT_RDWR)
         self.over.wait(_END_TIMEOUT)
 
-    def _run(self, message: dict[str, Any]) -> None:
-        programs = [int(number) for number in message["programs"]]
+    def _run(self, message: Run) -> None:
+        programs = message.programs
         try:
-            if message["bind"] is not None:
-                self._streams.bind(*message["bind"])
-            if not message["resume"]:
+            if message.binding is not None:
+                self._streams.bind(message.binding)
+            if not message.resume:
                 self._prepare(programs)
-            for data in message["data"]:
+            for data in message.data:
                 self._streams.take(data)
             self._executor.run(programs, self._streams, self._options)
             # Usually the next run has the same programs.
@@ -95,9 +101,9 @@ class DeviceSession:
         except Exception as error:
             self._streams.send(_failed(error))
         else:
-            self._streams.send({"op": "done", "prefetches": self._streams.prefetches()})
+            self._streams.send(RunEnded(self._streams.prefetches()))
 
-    def _prepare(self, programs: list[int]) -> None:
+    def _prepare(self, programs: Sequence[int]) -> None:
         """Prepare for a run of these programs."""
         streams = self._streams
         executable = self._executor.executable
@@ -107,10 +113,9 @@ class DeviceSession:
         return f"<DeviceSession {self.number} of {self._name!r}, {self._streams!r}>"
 
 
-def _failed(error: Exception) -> dict[str, Any]:
+def _failed(error: Exception) -> RunFailed:
     if not isinstance(error, EngineError | PopefError):
         logger.error("programs of a session failed", exc_info=error)
     blame = isinstance(error, ExecutionFailed) and error.callers_fault
-    if isinstance(error, EngineBug):
-        error = EngineBug(str(error).removesuffix("; this is a bug"))
-    return {"op": "failed", "callers_fault": blame} | control.from_error(error)
+    failure = Failed.of(error)
+    return RunFailed(Failed(failure.error, failure.message[:MOST_TEXT]), blame)

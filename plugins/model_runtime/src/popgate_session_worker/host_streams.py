@@ -1,28 +1,8 @@
 """The streams of a session in the device process, which request data from the host.
 
-The messages, while programs run (docs/reference/sessions.md has the whole
-conversation); an
-anchor is its place in the model's metadata, a place is [segment, offset, room]:
-
-    device → host
-        need   anchor, place?, prefetches? the program waits for this; without a place:
-                                           a prefetch of it was requested before
-        prefetch  prefetches
-        wrote  anchor, place, nbytes, shape, ack
-        done   prefetches                  the programs have ended
-        failed error, message, …
-        any    consumed?                   anchors whose prefetched data the program has
-                                           read meanwhile
-    host → device
-        data   anchor, nbytes, shape     lies in the oldest place given for the anchor,
-                                         or in a segment of its own that comes along
-        ack    anchor, place             the host has what was written, if `ack` said so
-        abort  why                       end the run
-
-Prefetch requests are [anchor, place] of reads that are certain to follow. Those of
-`done` are for the next run, if it resumes where this one ended: with the same programs
-and connections. Segments that a message uses for the first time come as descriptors
-beside it.
+`popgate_session_messages` has the messages that they exchange while programs run. An
+anchor is its place in the model's metadata. Prefetch requests are for reads that are
+certain to follow.
 """
 
 from __future__ import annotations
@@ -35,6 +15,7 @@ from itertools import count
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from engine.errors import (
@@ -45,11 +26,24 @@ from engine.errors import (
 )
 from engine.programs.model_data import ModelData
 from engine.tensor import Array
-from engine.transport import control
-from engine.transport.control import RUN_MESSAGE
-from engine.transport.messages import close_all
+from engine.transport.messages import close_all, send
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Anchor, DataType, TensorType, decode_strings, encode_strings
+from popgate_session_messages import (
+    DURING_RUN,
+    MOST_BYTES,
+    Abort,
+    Ahead,
+    Binding,
+    Data,
+    DeviceMessage,
+    Location,
+    Need,
+    Prefetch,
+    Segment,
+    Stored,
+    Wrote,
+)
 from popgate_session_worker.stream_places import (
     InputStream,
     OutputStream,
@@ -64,9 +58,6 @@ _WRITES_AHEAD = 4
 MAX_PREFETCHES = 64
 #: Most bytes of prefetched inputs, over all streams.
 _PREFETCH_BYTES = 64 * 1024 * 1024
-
-
-Message = dict[str, Any]
 
 
 class HostStreams:
@@ -112,30 +103,21 @@ class HostStreams:
 
     # -- between runs
 
-    def bind(
-        self,
-        host: Collection[int],
-        ready: Collection[int],
-        empty: Collection[int],
-        file: Collection[int],
-    ) -> None:
-        """Set the source of each anchor: the host, none, or the file.
-
-        `ready` are the host's anchors that can be prefetched.
-        """
-        inputs, outputs = self._all_inputs, self._all_outputs
+    def bind(self, binding: Binding) -> None:
+        """Set the source of each anchor: the host, none, or the file."""
+        inputs, outputs, host = self._all_inputs, self._all_outputs, binding.host
         self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
         self._outputs = {
             outputs[i].anchor.handle: outputs[i] for i in host if i in outputs
         }
-        self._dummies = _handles(inputs, empty)
-        self._dropped = _handles(outputs, empty)
+        self._dummies = _handles(inputs, binding.empty)
+        self._dropped = _handles(outputs, binding.empty)
         self._ready = frozenset(
             inputs[i].anchor.handle
-            for i in ready
+            for i in binding.ready
             if i in inputs and inputs[i].nbytes >= 0
         )
-        self._from_file = _handles(inputs, file)
+        self._from_file = _handles(inputs, binding.file)
 
     def foreseeable(self) -> frozenset[str]:
         """Return the handles that can be prefetched."""
@@ -156,11 +138,9 @@ class HostStreams:
             output.offered = None
             output.places.reclaim()
 
-    def prefetches(self) -> list[list[Any]]:
-        """Return [anchor, place] of the next certain reads that are not
-        requested yet.
-        """
-        prefetches: list[list[Any]] = []
+    def prefetches(self) -> tuple[Prefetch, ...]:
+        """Return requests for the next certain reads that are not requested yet."""
+        prefetches: list[Prefetch] = []
         while (
             self._prefetched < self._look_ahead
             and self._prefetched_bytes < _PREFETCH_BYTES
@@ -172,8 +152,8 @@ class HostStreams:
             stream.prefetched += 1
             self._prefetched += 1
             self._prefetched_bytes += stream.nbytes
-            prefetches.append([stream.index, self._expect(stream)])
-        return prefetches
+            prefetches.append(Prefetch(stream.index, self._expect(stream)))
+        return tuple(prefetches)
 
     # -- Streams
 
@@ -181,24 +161,22 @@ class HostStreams:
         stream = self._inputs.get(handle)
         if stream is None:
             return self._read_here(handle)
-        prefetches = [] if stream.prefetched else self.prefetches()
-        message: Message = {"op": "need", "anchor": stream.index}
-        if not stream.prefetched:
-            message["place"] = self._expect(stream)
+        ahead = () if stream.prefetched else self.prefetches()
+        if not stream.prefetched:  # this read is not certain to follow
+            self.send(Need(stream.index, self._expect(stream), ahead))
         else:
             stream.prefetched -= 1
             self._prefetched -= 1
             self._prefetched_bytes -= stream.nbytes
-            prefetches += self.prefetches()
+            ahead += self.prefetches()
             while not stream.arrived and self._poller.poll(0):
                 self._receive()
-            if stream.arrived:
+            if not stream.arrived:
+                self.send(Need(stream.index, None, ahead))
+            else:
                 self._consumed.append(stream.index)
-                message = {"op": "prefetch"}
-        if prefetches:
-            message["prefetches"] = prefetches
-        if prefetches or message["op"] == "need":
-            self.send(message)
+                if ahead:
+                    self.send(Ahead(ahead))
         while not stream.arrived:
             self._receive()
         return stream.arrived.popleft()
@@ -229,16 +207,10 @@ class HostStreams:
         stream.offered = None
         place.busy = True
         stream.waiting += 1
-        self.send(
-            {
-                "op": "wrote",
-                "anchor": stream.index,
-                "place": place.to_message(),
-                "nbytes": nbytes,
-                "shape": list(value.shape),
-                "ack": stream.waiting > 1,
-            }
+        told = Wrote(
+            stream.index, place.location, nbytes, value.shape, stream.waiting > 1
         )
+        self.send(told)
 
     # -- reading
 
@@ -254,19 +226,18 @@ class HostStreams:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, info.data_type.numpy_dtype)
 
-    def _expect(self, stream: InputStream) -> list[int]:
+    def _expect(self, stream: InputStream) -> Location:
         place = stream.places.take_expected()
         place.busy = True
         stream.expected.append(place)
-        return place.to_message()
+        return place.location
 
-    def take(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def take(self, data: Data, fds: Sequence[int] = ()) -> None:
         """Store data in the oldest waiting place of an anchor."""
-        stream = self._all_inputs[message["anchor"]]
+        stream = self._all_inputs[data.anchor]
         place = stream.expected.popleft()
         place.busy = False
-        shape = tuple(int(dim) for dim in message["shape"])
-        nbytes = int(message["nbytes"])
+        shape, nbytes = data.shape, data.nbytes
         if fds:
             memory = SharedMemory.attach(os.dup(fds[0]), nbytes)
             memory.detach_fd()
@@ -314,42 +285,42 @@ class HostStreams:
 
     def _receive(self) -> None:
         try:
-            message, fds = control.receive(self._sock, RUN_MESSAGE)
+            message, fds = DURING_RUN.receive(self._sock)
         except (EOFError, OSError):
             raise Cancelled("the session has ended") from None
         try:
-            match message.get("op"):
-                case "data":
+            match message:
+                case Data():
                     self.take(message, fds)
-                case "ack":
+                case Stored():
                     self._host_has(message)
-                case "abort":
-                    raise Cancelled(str(message.get("why", "")))
-                case other:
-                    raise EngineBug(f"got the message {other!r} during a run")
+                case Abort():
+                    raise Cancelled(message.why)
         finally:
             close_all(fds)
 
-    def _host_has(self, message: Message) -> None:
-        stream = self._all_outputs[message["anchor"]]
-        number, offset, _ = message["place"]
-        place = stream.places.at(number, offset)
+    def _host_has(self, message: Stored) -> None:
+        stream = self._all_outputs[message.anchor]
+        place = stream.places.at(message.location.segment, message.location.offset)
         if place is not None and place.busy:
             place.busy = False
             stream.waiting -= 1
 
-    def send(self, message: Message) -> None:
+    def send(self, message: DeviceMessage) -> None:
         """Send a message, and the segments that the host does not know yet.
 
         Cancelled if the host has closed the session.
         """
-        if self._consumed:
-            message["consumed"], self._consumed = self._consumed, []
+        consumed, self._consumed = self._consumed, []
         new, self._unsent = self._unsent, []
-        if new:
-            message["new"] = [[number, memory.size] for number, memory in new]
+        if consumed or new:
+            message = msgspec.structs.replace(
+                message,
+                consumed=tuple(consumed),
+                segments=tuple(Segment(number, memory.size) for number, memory in new),
+            )
         try:
-            control.send(self._sock, message, [memory.fd for _, memory in new])
+            send(self._sock, message, [memory.fd for _, memory in new], MOST_BYTES)
         except OSError:
             raise Cancelled("the session has ended") from None
         finally:

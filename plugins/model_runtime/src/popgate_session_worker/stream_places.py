@@ -21,6 +21,7 @@ import numpy as np
 from engine.tensor import Array
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Anchor, DataType
+from popgate_session_messages import Location
 
 #: Places of up to this many bytes share a segment.
 _SMALL = 64 * 1024
@@ -66,8 +67,9 @@ class Place:
     def raw(self, nbytes: int) -> memoryview:
         return self._view[:nbytes]
 
-    def to_message(self) -> list[int]:
-        return [self.number, self.offset, self.room]
+    @property
+    def location(self) -> Location:
+        return Location(self.number, self.offset, self.room)
 
     def __repr__(self) -> str:
         state = "free" if self.is_free else "taken"

@@ -7,6 +7,7 @@ from enum import Enum
 
 from engine.errors import AnchorsNotConnected, InvalidConfig, UnknownAnchor
 from popef_io import Anchor, Model, TensorType
+from popgate_session_messages import Binding
 from popgate_sessions.bindings import (
     CallbackSink,
     CallbackSource,
@@ -193,16 +194,16 @@ class Connections:
         for binding in self._bindings():
             binding.is_real = True
 
-    def to_message(self) -> list[list[int]]:
-        """Return the anchors that the host serves, those of them that can be
-        prefetched, those that are not served, and the file's.
-        """
-        return [
-            sorted([*self.sources, *self.sinks]),
-            [i for i, source in self.sources.items() if source.can_look_ahead],
-            [i for i, fixed in self._fixed.items() if fixed is Fixed.EMPTY],
-            [i for i, fixed in self._fixed.items() if fixed is Fixed.FILE],
-        ]
+    @property
+    def binding(self) -> Binding:
+        """Return the source of each anchor, as the device is told."""
+        fixed = self._fixed.items()
+        return Binding(
+            host=tuple(sorted([*self.sources, *self.sinks])),
+            ready=tuple(i for i, one in self.sources.items() if one.can_look_ahead),
+            empty=tuple(i for i, how in fixed if how is Fixed.EMPTY),
+            file=tuple(i for i, how in fixed if how is Fixed.FILE),
+        )
 
     def __repr__(self) -> str:
         return (

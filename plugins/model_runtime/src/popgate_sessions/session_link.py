@@ -1,7 +1,7 @@
 """The host's end of a session: it answers the reads of programs and stores their
 writes.
 
-The messages are described at the head of `popgate_session_worker.host_streams`. The
+`popgate_session_messages` describes the messages. The
 thread that called `run` does everything, including calls of callbacks.
 """
 
@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from engine.errors import (
     DeadlineExceeded,
@@ -24,15 +24,29 @@ from engine.errors import (
     ExecutionFailed,
 )
 from engine.transport import control
-from engine.transport.control import RUN_MESSAGE
 from engine.transport.device_messages import (
     Done,
     EndSession,
     OpenSession,
     SessionOpened,
 )
-from engine.transport.messages import close_all
+from engine.transport.messages import Message, close_all, send
 from engine.transport.shared_memory import SharedMemory
+from popgate_session_messages import (
+    FROM_DEVICE,
+    Abort,
+    Ahead,
+    Data,
+    FromDevice,
+    Location,
+    Need,
+    Prefetch,
+    Run,
+    RunEnded,
+    RunFailed,
+    Stored,
+    Wrote,
+)
 from popgate_sessions.bindings import InputSource, OutputSink
 from popgate_sessions.connections import Connections
 
@@ -43,12 +57,6 @@ logger = logging.getLogger("engine.session.session_link")
 
 #: Seconds for sending the end of a session to the device.
 _END_TIMEOUT = 2.0
-
-Message = dict[str, Any]
-PlaceMessage = list[int]
-"""Segment, offset, room."""
-Prefetch = tuple[int, PlaceMessage]
-"""A request to prefetch: an anchor, and the place for its next data."""
 
 
 class SessionEnded(Exception):
@@ -70,7 +78,7 @@ class SessionLink:
         self._bound_version = -1
         self._deadline: float | None = None
         #: Prefetch requests for the next run, if it is of these programs.
-        self._next: tuple[list[int] | None, list[Prefetch]] = None, []
+        self._next: tuple[tuple[int, ...] | None, tuple[Prefetch, ...]] = None, ()
         self.ended = False
         watch = device.process.watch
         self._sock = control.connect(device.process.address, None, watch)
@@ -99,25 +107,18 @@ class SessionLink:
         `deadline` is a `time.monotonic()` time. Raises the error of the programs or of
         a callback, DeadlineExceeded, and SessionEnded if the connection ended.
         """
-        bind = None
+        binding = None
         if self._bound_version != connections.version:
-            bind = connections.to_message()
-        numbers = list(programs)
+            binding = connections.binding
+        numbers = tuple(programs)
         expected, prefetches = self._next
-        self._next = None, []
-        resume = bind is None and numbers == expected
+        self._next = None, ()
+        resume = binding is None and numbers == expected
         self._deadline = deadline
         connections.begin()
-        conversation = _Conversation(self, connections, prefetches if resume else [])
-        message: Message = {
-            "op": "run",
-            "programs": numbers,
-            "bind": bind,
-            "resume": resume,
-        }
+        conversation = _Conversation(self, connections, prefetches if resume else ())
         try:
-            message["data"] = conversation.begin()
-            self.send(message)
+            self.send(Run(numbers, binding, resume, conversation.begin()))
             # The device knows the connections only after this message.
             self._bound_version = connections.version
             self._next = numbers, conversation.hold()
@@ -157,7 +158,7 @@ class SessionLink:
     def send(self, message: Message, fds: Iterable[int] = ()) -> None:
         while True:
             try:
-                return control.send(self._sock, message, list(fds))
+                return send(self._sock, message, list(fds))
             except BlockingIOError:
                 self._check_responsive()
             except OSError:
@@ -167,7 +168,7 @@ class SessionLink:
     def has_news(self) -> bool:
         return bool(self._poller.poll(0))
 
-    def receive(self) -> Message:
+    def receive(self) -> FromDevice:
         """Receive the next message of the device and map its new segments."""
         while True:
             if self._deadline is not None:
@@ -175,23 +176,23 @@ class SessionLink:
                 if left <= 0 or not self._poller.poll(left * 1000):
                     self._too_late()
             try:
-                message, fds = control.receive(self._sock, RUN_MESSAGE)
+                message, fds = FROM_DEVICE.receive(self._sock)
                 break
             except BlockingIOError:
                 self._check_responsive()
             except (EOFError, OSError):
                 raise SessionEnded from None
         try:
-            for (number, size), fd in zip(message.get("new", []), fds, strict=True):
-                memory = SharedMemory.attach(os.dup(fd), int(size))
+            for (number, size), fd in zip(message.segments, fds, strict=True):
+                memory = SharedMemory.attach(os.dup(fd), size)
                 memory.detach_fd()
                 self._segments[number] = memory
         finally:
             close_all(fds)
         return message
 
-    def memory(self, place: PlaceMessage) -> memoryview:
-        number, offset, room = place
+    def memory(self, location: Location) -> memoryview:
+        number, offset, room = location
         return self._segments[number].view[offset : offset + room]
 
     def alive(self) -> None:
@@ -228,44 +229,44 @@ class SessionLink:
 class _Answer:
     """The data of one read, in a place that the device chose or that the host made."""
 
-    __slots__ = ("_index", "_link", "_made", "_nbytes", "_place", "shape")
+    __slots__ = ("_index", "_link", "_location", "_made", "_nbytes", "shape")
 
-    def __init__(self, link: SessionLink, index: int, place: PlaceMessage) -> None:
+    def __init__(self, link: SessionLink, index: int, location: Location) -> None:
         self.shape: tuple[int, ...] = ()
         self._link = link
         self._index = index
-        self._place = place
+        self._location = location
         self._made: SharedMemory | None = None
         self._nbytes = 0
 
     def room(self, nbytes: int) -> memoryview:
         self._nbytes = nbytes
-        if nbytes <= self._place[2]:
-            return self._link.memory(self._place)[:nbytes]
+        if nbytes <= self._location.room:
+            return self._link.memory(self._location)[:nbytes]
         self._made = SharedMemory.create("stream", nbytes)
         return self._made.view[:nbytes]
 
-    def to_message(self) -> Message:
-        return {
-            "op": "data",
-            "anchor": self._index,
-            "nbytes": self._nbytes,
-            "shape": list(self.shape),
-        }
+    @property
+    def message(self) -> Data:
+        has_segment = self._made is not None
+        return Data(self._index, self._nbytes, self.shape, has_segment)
 
     def send(self) -> None:
         if self._made is None:
-            self._link.send(self.to_message())
+            self._link.send(self.message)
             return
         with self._made as memory:
-            self._link.send(self.to_message(), [memory.fd])
+            self._link.send(self.message, [memory.fd])
 
 
 class _Conversation:
     """One run: from its first message to its last."""
 
     def __init__(
-        self, link: SessionLink, connections: Connections, prefetches: list[Prefetch]
+        self,
+        link: SessionLink,
+        connections: Connections,
+        prefetches: tuple[Prefetch, ...],
     ) -> None:
         self.over = True
         self._link = link
@@ -273,20 +274,20 @@ class _Conversation:
         self._sinks: dict[int, OutputSink] = dict(connections.sinks)
         #: Reads that are certain to follow, the next first.
         self._prefetches: deque[Prefetch] = deque(prefetches)
-        self._next: list[Prefetch] = []
+        self._next: tuple[Prefetch, ...] = ()
         #: By anchor: answered reads that the device has not reported as made.
         self._given: Counter[int] = Counter()
 
-    def begin(self) -> list[Message]:
+    def begin(self) -> tuple[Data, ...]:
         """Return available data, to prefetch with the first message.
 
         One message for all takes one wake-up of the device instead of one for each.
         """
-        data = [answer.to_message() for answer in self._available()]
+        data = tuple(answer.message for answer in self._available())
         self.over = False
         return data
 
-    def hold(self) -> list[Prefetch]:
+    def hold(self) -> tuple[Prefetch, ...]:
         """Exchange messages until the programs have ended; returns the prefetch
         requests for the next run.
         """
@@ -320,20 +321,20 @@ class _Conversation:
 
     def _abort(self, why: str) -> None:
         self._prefetches.clear()
-        self._link.send({"op": "abort", "why": why[:1000]})
+        self._link.send(Abort(why[:1000]))
         while not self.over:
             message = self._link.receive()
-            self.over = message["op"] in ("done", "failed")
+            self.over = isinstance(message, RunEnded | RunFailed)
             # Reads before the failure count as consumed too.
             try:
                 self._note_consumed(message)
             except Exception:
                 logger.exception("another callback failed in a run that already fails")
 
-    def _note_consumed(self, message: Message) -> None:
+    def _note_consumed(self, message: FromDevice) -> None:
         """Report to all sources what the program has read, even if a callback fails."""
         failed: Exception | None = None
-        for index in message.get("consumed", []):
+        for index in message.consumed:
             try:
                 self._consumed(index)
             except Exception as error:
@@ -344,50 +345,50 @@ class _Conversation:
         if failed is not None:
             raise failed
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: FromDevice) -> None:
         # Set this first. If a callback fails now, `_abort` must not wait for an end
         # that has already arrived.
-        self.over = message["op"] in ("done", "failed")
+        self.over = isinstance(message, RunEnded | RunFailed)
         try:
             self._note_consumed(message)
         except Exception as error:
-            if message["op"] == "failed":
+            if isinstance(message, RunFailed):
                 raise _error_of(message) from error
             raise
-        match message["op"]:
-            case "need":
-                self._prefetches += _prefetches_in(message)
-                self._needed(int(message["anchor"]), message.get("place"))
-            case "prefetch":
-                self._prefetches += _prefetches_in(message)
-            case "wrote":
+        match message:
+            case Need():
+                self._prefetches += message.prefetches
+                self._needed(message.anchor, message.location)
+            case Ahead():
+                self._prefetches += message.prefetches
+            case Wrote():
                 self._written(message)
-            case "done":
-                self._next = _prefetches_in(message)
-            case "failed":
+            case RunEnded():
+                self._next = message.prefetches
+            case RunFailed():
                 raise _error_of(message)
 
-    def _needed(self, index: int, place: PlaceMessage | None) -> None:
-        if place is None:
+    def _needed(self, index: int, location: Location | None) -> None:
+        if location is None:
             if not self._given[index]:
                 self._give(index, self._prefetch_of(index))
             self._consumed(index)
             return
-        self._give(index, place)
+        self._give(index, location)
         self._consumed(index)
 
-    def _prefetch_of(self, index: int) -> PlaceMessage:
-        for position, (wanted, place) in enumerate(self._prefetches):
+    def _prefetch_of(self, index: int) -> Location:
+        for position, (wanted, location) in enumerate(self._prefetches):
             if wanted == index:
                 del self._prefetches[position]
-                return place
+                return location
         raise EngineBug(
             f"the device waits for anchor {index}, which it has not requested; "
             "this is a bug"
         )
 
-    def _give(self, index: int, place: PlaceMessage) -> None:
-        answer = _Answer(self._link, index, place)
+    def _give(self, index: int, location: Location) -> None:
+        answer = _Answer(self._link, index, location)
         answer.shape = self._sources[index].fetch(answer.room, self._link.alive)
         self._given[index] += 1
         answer.send()
@@ -409,9 +410,9 @@ class _Conversation:
         """Yield prefetched data, in the order of the requests for each anchor."""
         nothing: set[int] = set()
         for prefetch in list(self._prefetches):
-            index, place = prefetch
+            index, location = prefetch
             if index not in nothing:
-                answer = _Answer(self._link, index, place)
+                answer = _Answer(self._link, index, location)
                 shape = self._sources[index].try_fetch(answer.room)
                 if shape is None:
                     nothing.add(index)
@@ -421,21 +422,15 @@ class _Conversation:
                 self._given[index] += 1
                 yield answer
 
-    def _written(self, message: Message) -> None:
-        place, nbytes = message["place"], int(message["nbytes"])
-        data = self._link.memory(place)[:nbytes].toreadonly()
-        index = int(message["anchor"])
-        self._sinks[index].put(data, tuple(message["shape"]), self._link.alive)
-        if message["ack"]:
-            self._link.send({"op": "ack", "anchor": index, "place": place})
+    def _written(self, message: Wrote) -> None:
+        data = self._link.memory(message.location)[: message.nbytes].toreadonly()
+        self._sinks[message.anchor].put(data, message.shape, self._link.alive)
+        if message.ack:
+            self._link.send(Stored(message.anchor, message.location))
 
 
-def _prefetches_in(message: Message) -> list[Prefetch]:
-    return [(index, place) for index, place in message.get("prefetches", [])]
-
-
-def _error_of(message: Message) -> EngineError:
-    error = control.to_error(message)
+def _error_of(message: RunFailed) -> EngineError:
+    error = message.failure.to_error()
     if isinstance(error, ExecutionFailed):
-        error.callers_fault = bool(message["callers_fault"])
+        error.callers_fault = message.callers_fault
     return error

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import build_popef
 import numpy as np
@@ -30,9 +29,21 @@ from engine.programs.executable import (
 )
 from engine.programs.model_data import ModelData
 from engine.programs.prefetch import upcoming_reads
-from engine.transport import control
+from engine.transport.messages import send
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Model, load_model
+from popgate_session_messages import (
+    FROM_DEVICE,
+    Abort,
+    Ahead,
+    Binding,
+    Data,
+    FromDevice,
+    Location,
+    Need,
+    Prefetch,
+    RunEnded,
+)
 from popgate_session_worker.host_streams import HostStreams
 from popgate_sessions import Session, SessionConfig
 from tests.engine import models
@@ -89,28 +100,42 @@ class Ends:
         self.host.settimeout(30)
         anchors = model.metadata.anchors
         self.streams = HostStreams(device, anchors, ModelData(model, {}), look_ahead)
-        self.streams.bind([0, 1, 3], [0, 1], [], [2])
+        self.streams.bind(Binding((0, 1, 3), (0, 1), (), (2,)))
         self._device = device
         self._segments: dict[int, SharedMemory] = {}
 
-    def heard(self) -> dict[str, Any]:
-        message, fds = control.receive(self.host)
-        for (number, size), fd in zip(message.get("new", []), fds, strict=True):
+    def heard(self) -> FromDevice:
+        message, fds = FROM_DEVICE.receive(self.host)
+        for (number, size), fd in zip(message.segments, fds, strict=True):
             self._segments[number] = SharedMemory.attach(fd, size)
         return message
 
-    def prefetches(self) -> list[tuple[int, list[int]]]:
-        """What the streams ask to prefetch, told at the end of a run."""
-        self.streams.send({"op": "done", "prefetches": self.streams.prefetches()})
-        prefetches: list[tuple[int, list[int]]] = self.heard()["prefetches"]
-        return prefetches
+    def ended(self) -> RunEnded:
+        """The message of the end of a run."""
+        self.streams.send(RunEnded(self.streams.prefetches()))
+        message = self.heard()
+        assert isinstance(message, RunEnded)
+        return message
 
-    def give(self, anchor: int, place: list[int], value: float) -> None:
-        number, offset, room = place
+    def prefetches(self) -> tuple[Prefetch, ...]:
+        """What the streams ask to prefetch, told at the end of a run."""
+        return self.ended().prefetches
+
+    def ahead(self) -> Ahead:
+        message = self.heard()
+        assert isinstance(message, Ahead)
+        return message
+
+    def need(self) -> Need:
+        message = self.heard()
+        assert isinstance(message, Need)
+        return message
+
+    def give(self, anchor: int, location: Location, value: float) -> None:
+        number, offset, room = location
         memory = self._segments[number].view[offset : offset + room]
         np.frombuffer(memory, np.float32)[:12] = value
-        message = {"op": "data", "anchor": anchor, "nbytes": 48, "shape": [3, 4]}
-        control.send(self.host, message)
+        send(self.host, Data(anchor, 48, (3, 4)))
 
     def close(self) -> None:
         self.host.close()
@@ -145,17 +170,16 @@ def test_so_many_reads_are_asked_for_ahead_of_need(ends: Ends) -> None:
         ends.give(anchor, place, number)
     # Both are there: no read asks for them, each makes room for one more prefetch.
     assert (ends.streams.read(a) == 0).all()
-    second = ends.heard()
-    assert (second["op"], second["consumed"]) == ("prefetch", [0])
-    assert [anchor for anchor, _ in second["prefetches"]] == [0]
+    second = ends.ahead()
+    assert second.consumed == (0,)
+    assert [anchor for anchor, _ in second.prefetches] == [0]
     assert (ends.streams.read(b) == 1).all()
-    third = ends.heard()
-    assert (third["op"], third["consumed"]) == ("prefetch", [1])
-    assert [anchor for anchor, _ in third["prefetches"]] == [1]
-    ends.give(0, second["prefetches"][0][1], 5)
+    third = ends.ahead()
+    assert third.consumed == (1,)
+    assert [anchor for anchor, _ in third.prefetches] == [1]
+    ends.give(0, second.prefetches[0].location, 5)
     assert (ends.streams.read(a) == 5).all()
-    ends.streams.send({"op": "done", "prefetches": ends.streams.prefetches()})
-    assert ends.heard() == {"op": "done", "consumed": [0], "prefetches": []}
+    assert ends.ended() == RunEnded((), consumed=(0,))
 
 
 @pytest.mark.parametrize("ends", [0], indirect=True)
@@ -168,11 +192,10 @@ def test_the_first_read_of_a_run_says_what_else_it_wants(ends: Ends) -> None:
     ends.streams.begin(reads("h2d_tensor_A", "h2d_tensor_B"))
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ends.streams.read, "h2d_tensor_A")
-        message = ends.heard()
-        assert (message["op"], message["anchor"]) == ("need", 0)
-        assert "place" not in message
-        assert [anchor for anchor, _ in message["prefetches"]] == [0, 1]
-        ends.give(0, message["prefetches"][0][1], 4)
+        message = ends.need()
+        assert (message.anchor, message.location) == (0, None)
+        assert [anchor for anchor, _ in message.prefetches] == [0, 1]
+        ends.give(0, message.prefetches[0].location, 4)
         assert (future.result(30) == 4).all()
 
 
@@ -187,8 +210,7 @@ def test_what_has_come_is_taken_without_asking(ends: Ends) -> None:
     kept = ends.streams.read(a)
     assert (ends.streams.read(a) == 3).all()
     assert (kept == 2).all()  # lies in a place of its own
-    ends.streams.send({"op": "done", "prefetches": ends.streams.prefetches()})
-    assert ends.heard()["consumed"] == [1, 0, 0]  # told with the next message
+    assert ends.ended().consumed == (1, 0, 0)  # told with the next message
 
 
 @pytest.mark.parametrize("ends", [5], indirect=True)
@@ -197,14 +219,14 @@ def test_what_has_not_come_is_waited_for(ends: Ends) -> None:
     ((anchor, place),) = ends.prefetches()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ends.streams.read, "h2d_tensor_A")
-        assert ends.heard() == {"op": "need", "anchor": 0}
+        assert ends.heard() == Need(0, None)
         ends.give(anchor, place, 9)
         assert (future.result(30) == 9).all()
 
 
 @pytest.mark.parametrize("ends", [5], indirect=True)
 def test_the_host_may_end_a_run(ends: Ends) -> None:
-    control.send(ends.host, {"op": "abort", "why": "a callback failed"})
+    send(ends.host, Abort("a callback failed"))
     with pytest.raises(Cancelled, match="a callback failed"):
         ends.streams.read("h2d_tensor_A")
     ends.host.close()
@@ -297,5 +319,5 @@ def test_what_a_failed_run_did_not_get_to_is_given_again(
 @pytest.mark.parametrize("ends", [9], indirect=True)
 def test_only_what_may_be_there_is_foreseen(ends: Ends) -> None:
     assert ends.streams.foreseeable() == {"h2d_tensor_A", "h2d_tensor_B"}
-    ends.streams.bind([0, 1, 3], [1], [], [2])  # tensor_A is a callback
+    ends.streams.bind(Binding((0, 1, 3), (1,), (), (2,)))  # tensor_A is a callback
     assert ends.streams.foreseeable() == {"h2d_tensor_B"}

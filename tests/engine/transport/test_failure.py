@@ -1,0 +1,33 @@
+"""Errors as messages between processes: each keeps its kind and its text.
+
+Covers: engine/transport/control.py, engine/transport/device_messages.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import EngineBug, EngineError, errors
+from engine.transport.failure import Failed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, EngineError)
+    ],
+)
+def test_every_error_survives_the_journey(name: str) -> None:
+    error = getattr(errors, name)("what happened")
+    back = Failed.of(error).to_error()
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+
+
+def test_foreign_errors_become_bugs() -> None:
+    back = Failed.of(KeyError("k")).to_error()
+    assert isinstance(back, EngineBug)
+    assert "KeyError" in str(back)
+    assert isinstance(Failed("os", "m").to_error(), EngineBug)
