@@ -214,7 +214,7 @@ class ReplicaSet:
         self.origin.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
         mine = [i for i, one in enumerate(self._devices) if one is device]
-        if wanted and not all(_is_usable(self._replicas[i]) for i in mine):
+        if wanted and not all(_can_run(self._replicas[i]) for i in mine):
             self._load_on(self._devices[mine[0]])
 
     def save(self, replica: int) -> dict[str, Tensor]:
@@ -330,10 +330,6 @@ class ReplicaSet:
             f"<ReplicaSet {self._plan.name!r}, {len(self.channels)} channels to "
             f"{counted(len(self._replicas), 'replica')}>"
         )
-
-
-def _is_usable(lines: ReplicaLines | None) -> bool:
-    return lines is not None and lines.default.usable
 
 
 def _can_run(lines: ReplicaLines | None) -> bool:
