@@ -19,7 +19,7 @@ LONGEST = (
     "plugins/telemetry/tests/test_spans.py",
     "tests/app/api/test_pages.py",
     "tests/docs/test_blocks.py",
-    "tests/engine/runner/test_python_file.py",
+    "plugins/python_models/tests/test_python_file.py",
     "plugins/onnx/tests/test_hostile_models.py",
     "tests/app/workers/test_workers.py",
     "tests/popgate/test_routes.py",

@@ -56,6 +56,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
     "popgate_onnx": frozenset({"popef_io", "engine", "app"}),
     "popgate_python_models": frozenset({"engine", "app"}),
+    "popgate_python_worker": frozenset({"popef_io", "engine"}),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
     "popgate_row_proof": frozenset({"engine", "popgate_onnx"}),
@@ -105,14 +106,8 @@ WITHOUT_NAMES = frozenset({"app", "popgate_kserve", "popgate_tools"})
 OF_THE_ENGINE = frozenset(
     {"popgate_onnx", "popgate_row_proof", "popgate_sessions"}
     | {"popgate_session_messages", "popgate_session_worker"}
+    | {"popgate_python_worker"}
 )
-#: Runs the coroutines of Python models, which are their authors'.
-AUTHORS_LOOP = {
-    ROOT / "engine" / "programs" / "python_calls.py",
-    ROOT / "engine" / "calls" / "call_client.py",
-    ROOT / "engine" / "calls" / "loop_watch.py",
-    ROOT / "engine" / "calls" / "served_models.py",
-}
 #: What each room may import of its package beside itself. `ground` are the modules at
 #: the package's root that every room may know; those of `TOP` stand over the rooms.
 ROOMS: dict[str, dict[str, frozenset[str]]] = {
@@ -122,9 +117,7 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
         "model": frozenset({"programs", "transport"}),
         "devices": frozenset({"transport"}),
         "runner": frozenset({"model", "devices", "programs", "transport"}),
-        # A device process of Python models is a client of other devices.
-        "calls": frozenset({"devices", "programs", "runner", "transport"}),
-        "worker": frozenset({"calls", "model", "programs", "transport"}),
+        "worker": frozenset({"model", "programs", "transport"}),
     },
     "app": {
         "observe": frozenset(),
@@ -179,7 +172,7 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
     },
 }
 #: The device process: it is started, never imported.
-DEVICE_ROOMS = ("engine.worker", "popgate_session_worker")
+DEVICE_ROOMS = ("engine.worker", "popgate_python_worker", "popgate_session_worker")
 MOST_FLOORS = 9
 MOST_FILES = 25
 #: An aim, no reason to cut a noun in two: larger files are warned of.
@@ -655,7 +648,6 @@ def test_engine_knows_no_web_framework_and_no_event_loop() -> None:
     assert [
         _broken(path, imported)
         for path in _files("popef_io", "engine", "popir")
-        if path not in AUTHORS_LOOP
         for imported in _imports(path)
         if imported.module.split(".")[0] in WEB_AND_EVENT_LOOPS
     ] == []

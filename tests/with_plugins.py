@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Files and tests that need the client, ensembles, or what the commands and routes of
-#: plugins add.
+#: Files and tests that need the client, ensembles, Python models, or what the commands
+#: and routes of plugins add.
 NEED_PLUGINS = (
     "tests/app/api/test_client_code.py",
     "tests/app/cli/test_main.py::test_help_is_as_wide_as_the_terminal",
@@ -39,14 +39,27 @@ NEED_PLUGINS = (
     "tests/app/http/test_management_socket.py",
     "tests/app/serving/test_keys_apart.py::test_shared_memory",
     "tests/app/http/test_access.py::test_keys_over_http",
-    "tests/app/http/test_request_log.py::test_an_answered_request[ensemble]",
-    "tests/app/http/test_request_log.py::test_a_failed_request[ensemble]",
     "tests/app/repository/test_on_demand.py::test_an_ensemble_leaves_and_comes",
-    "tests/app/serving/test_generators.py::test_python_models_are_members_of",
-    "tests/app/workers/test_ensembles.py",
-    # Python models that call others, or ask for their clients.
+    # Python models.
+    "tests/app/api/test_axe.py",
+    "tests/app/api/test_server_metrics.py::test_every_process_has_its_memory_and_its",
+    "tests/app/cli/test_serve.py::test_one_python_file_is_a_model",
+    "tests/app/http/test_outcomes.py",
+    "tests/app/http/test_request_log.py",
+    "tests/app/repository/test_on_demand.py::test_a_model_with_an_open_sequence_stays",
     "tests/app/repository/test_other_interpreter.py",
+    "tests/app/repository/test_python_models.py",
+    "tests/app/serving/calls/test_calls_plugin.py",
+    "tests/app/serving/test_generators.py::test_",
+    "tests/app/serving/test_keys.py::test_keys_come_and_go_while_models_load",
     "tests/app/serving/test_keys_apart.py",
+    "tests/app/serving/test_streams_and_swaps.py",
+    "tests/app/workers/test_",
+    "tests/deploy/test_saturation.py",
+    "tests/docs/test_python_models.py",
+    "tests/engine/runner/test_python_adapter.py::test_a_file_for_another_server_runs",
+    "tests/engine/runner/test_requeue.py",
+    "tests/examples/test_python.py",
     "tests/popgate/test_routes.py",
     "tests/app/test_pairs.py",
     "tests/app/test_pairs_at_work.py",

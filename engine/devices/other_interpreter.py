@@ -1,8 +1,10 @@
 """Lend the engine to another Python interpreter, which starts with this file.
 
 That interpreter need not have PopGate installed. It finds the packages of `LENT` where
-this file is installed, and no other packages there. Their dependencies (`NEEDED`)
-and those of the model come from the interpreter. Standard library only.
+this file is installed, and no other packages there. The first two arguments are the
+name of one more package, which runs the model, and the folder that this package is in.
+The dependencies of these packages (`NEEDED`) and those of the model come from the
+interpreter. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import importlib.machinery
 import importlib.util
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -23,8 +25,9 @@ OLDEST = (3, 11)
 class LentFinder:
     """Finds the lent packages before any other finder runs."""
 
-    def __init__(self, root: str) -> None:
-        self._root = [root]
+    def __init__(self, places: Mapping[str, str]) -> None:
+        #: The folder that each package is in.
+        self._places = places
 
     def find_spec(
         self,
@@ -32,9 +35,9 @@ class LentFinder:
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in LENT:
+        if name not in self._places:
             return None
-        return importlib.machinery.PathFinder.find_spec(name, self._root)
+        return importlib.machinery.PathFinder.find_spec(name, [self._places[name]])
 
 
 def missing() -> str:
@@ -54,7 +57,9 @@ def main() -> None:
     if problem:
         sys.exit(problem)
     root = str(Path(__file__).resolve().parent.parent.parent)
-    sys.meta_path.insert(0, LentFinder(root))
+    places = {**dict.fromkeys(LENT, root), sys.argv[1]: sys.argv[2]}
+    del sys.argv[1:3]
+    sys.meta_path.insert(0, LentFinder(places))
     runpy.run_module("engine.worker.device_process", run_name="__main__")
 
 

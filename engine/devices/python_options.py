@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 
 from engine.devices import other_interpreter
 from engine.devices.process_options import device_process
+from engine.errors import InvalidConfig
 from engine.owner import environment
 
-#: The module that runs Python models in their processes.
-KIND = "engine.worker.python_loading"
+#: The entry point group of the module that runs Python models in their processes
+#: (`engine.worker.python_kind.PythonKind`).
+GROUP = "popgate.python_processes"
+NO_PLUGIN = f"no plugin that runs Python models is installed (entry point of {GROUP})"
 #: The variables that tell libraries how many threads they may have.
 _THREADS = (
     "OMP_NUM_THREADS",
@@ -44,11 +51,14 @@ class PythonOptions:
 
     def command(self) -> list[str]:
         """Return the command that starts `engine.worker.device_process`, without its
-        arguments.
+        arguments. Raises InvalidConfig if no plugin runs Python models.
         """
-        kind = ["--python", KIND, "--memory", str(self.memory)]
+        module, folder = _kind()
+        kind = ["--python", module, "--memory", str(self.memory)]
         if self.interpreter:
-            return [self.interpreter, "-P", other_interpreter.__file__, *kind]
+            lent = [module.partition(".")[0], folder]
+            starter = [self.interpreter, "-P", other_interpreter.__file__]
+            return [*starter, *lent, *kind]
         return [*device_process(), *kind]
 
     def variables(self, threads: int) -> dict[str, str]:
@@ -61,3 +71,23 @@ class PythonOptions:
         counts = dict.fromkeys(_THREADS, str(threads))
         unbuffered = {"PYTHONUNBUFFERED": "1"}
         return {**counts, **unbuffered, **inherited, **self.environment}
+
+
+@cache
+def _kind() -> tuple[str, str]:
+    """Return the module that runs Python models, and the folder of its package."""
+    for point in entry_points(group=GROUP):
+        return point.value, folder_of(point.value.partition(".")[0], GROUP)
+    raise InvalidConfig(NO_PLUGIN)
+
+
+def folder_of(package: str, group: str) -> str:
+    """Return the folder that a package of an entry point is in, without importing the
+    package. Raises InvalidConfig if the package is not installed.
+    """
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise InvalidConfig(
+            f"package {package}, an entry point of {group}, is not installed"
+        )
+    return str(Path(spec.origin).parent.parent)

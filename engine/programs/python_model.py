@@ -18,7 +18,7 @@ GRAPH = "python"
 
 
 class CalledModel(Protocol):
-    """Another model that this model calls (engine/calls/served_models.py)."""
+    """Another model that this model calls."""
 
     def __call__(self, **inputs: Any) -> dict[str, Array]: ...
     def call(self, inputs: Mapping[str, Any], **options: Any) -> dict[str, Array]: ...

@@ -15,10 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from pathlib import Path
 
-from engine.errors import InvalidConfig
+from engine.devices.python_options import folder_of
 from engine.transport.device_messages import AdapterTold
 
 GROUP = "popgate.python_models"
@@ -48,7 +46,7 @@ def adapter_for(source: bytes) -> PythonAdapter:
     for mark, module in _adapters():
         package = module.partition(".")[0]
         if mark.encode() in source or package.encode() in source:
-            return PythonAdapter(module, _folder_of(package))
+            return PythonAdapter(module, folder_of(package, GROUP))
     return NO_ADAPTER
 
 
@@ -56,13 +54,3 @@ def adapter_for(source: bytes) -> PythonAdapter:
 def _adapters() -> tuple[tuple[str, str], ...]:
     """Return the class names and the modules of their adapters."""
     return tuple(sorted((e.name, e.value) for e in entry_points(group=GROUP)))
-
-
-def _folder_of(package: str) -> str:
-    """Return the folder of a package, without importing the package."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise InvalidConfig(
-            f"package {package}, an entry point of {GROUP}, is not installed"
-        )
-    return str(Path(spec.origin).parent.parent)

@@ -202,7 +202,7 @@ class ReadyTold(Message, frozen=True):
 
 
 class RouteOffered(Message, frozen=True):
-    """A route to a model (engine/calls/routes.py).
+    """A route to a model, which bypasses the server.
 
     `devices` are the key and the id of each device that the process has not joined. A
     door to each is beside the message, and with `has_log`, for the first route, the log

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.calls.call_context import Running
 from engine.errors import Cancelled, InvalidModel
 from engine.model.anchors import MainAnchors, main_anchors
 from engine.model.batch_plan import BatchPlan
@@ -21,7 +20,7 @@ from engine.transport.device_messages import Load
 from engine.transport.tensor_pack import unpack_tensors
 from engine.worker.batch import AnchorTable
 from engine.worker.batching_policy import BatchingPolicy
-from engine.worker.python_kind import PythonKind
+from engine.worker.python_kind import PythonKind, Running
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import Replica

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from engine.calls.call_context import Running
 from engine.errors import InvalidModel
 from engine.programs.executor import Executor
 from engine.transport.device_messages import Described, PythonTold
 from popef_io import Model
+
+
+class RunningBatch(Protocol):
+    """The run in progress: its requests, as the device process knows them."""
+
+    @property
+    def entries(self) -> Sequence[Any]: ...
+
+
+Running = Callable[[], RunningBatch | None]
 
 
 class PythonKind(Protocol):

@@ -1,7 +1,8 @@
 """Models in Python that call others through channels of their own.
 
 Covers: plugins/python_models/src/popgate_python_models/call_routes.py,
-engine/calls/routes.py, engine/transport/call_log.py.
+plugins/python_models/src/popgate_python_worker/calls/routes.py,
+engine/transport/call_log.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,11 @@
 Covers: plugins/python_models/src/popgate_python_models/call_graph.py,
 plugins/python_models/src/popgate_python_models/called_request.py,
 plugins/python_models/src/popgate_python_models/requesters.py,
-engine/calls/call_client.py, engine/calls/loop_watch.py, engine/calls/pending_call.py,
-engine/calls/served_models.py, engine/transport/call_messages.py.
+plugins/python_models/src/popgate_python_worker/calls/call_client.py,
+plugins/python_models/src/popgate_python_worker/calls/loop_watch.py,
+plugins/python_models/src/popgate_python_worker/calls/pending_call.py,
+plugins/python_models/src/popgate_python_worker/calls/served_models.py,
+engine/transport/call_messages.py.
 """
 
 from __future__ import annotations

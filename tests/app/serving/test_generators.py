@@ -1,6 +1,7 @@
 """Generators and coroutines as models in Python, behind HTTP.
 
-Covers: app/serving/generators.py, engine/programs/python_calls.py.
+Covers: app/serving/generators.py,
+plugins/python_models/src/popgate_python_worker/authors_loop.py.
 """
 
 from __future__ import annotations

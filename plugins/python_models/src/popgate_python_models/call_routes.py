@@ -1,7 +1,7 @@
 """Routes of Python models that call others.
 
 A route lets the process of the calling model feed the called model itself, through its
-own channels (engine/calls/routes.py).
+own channels (popgate_python_worker/calls/routes.py).
 
 The gateway offers a route after a call if the gateway is not needed for further calls.
 It withdraws the route when that changes. Calls through a route are read from the
@@ -34,7 +34,7 @@ from engine import (
     errors,
 )
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("app.serving.calls.call_routes")
 
 
 def described(entry: ModelEntry) -> RunnerDescription | None:

@@ -41,7 +41,7 @@ from popgate_python_models.called_request import CalledRequest
 from popgate_python_models.own_metrics import OwnMetrics
 from popgate_python_models.requesters import Requesters
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("app.serving.calls.model_calls")
 
 
 class ModelCalls:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from app.observe.exposition import family_head, format_labels
 from engine import MetricTold
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("app.observe.own_metrics")
 
 #: The most series of a model, including those of processes that have ended.
 MAX_SERIES = 1000

@@ -22,7 +22,7 @@ from engine.tensor import Array
 if TYPE_CHECKING:
     import asyncio
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("engine.programs.python_calls")
 
 #: Stands for a missing response: there are no more.
 NOTHING = object()

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from engine.calls.call_client import CallClient
-from engine.calls.pending_call import PendingCall, PendingStream
 from engine.errors import Cancelled
 from engine.programs.session import RunOptions
 from engine.tensor import Array
+from popgate_python_worker.calls.call_client import CallClient
+from popgate_python_worker.calls.pending_call import PendingCall, PendingStream
 
 
 class ServedModels:

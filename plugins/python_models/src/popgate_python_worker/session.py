@@ -30,8 +30,6 @@ from engine.errors import (
     OutOfMemory,
     counted,
 )
-from engine.programs.forked_child import leave_if_forked
-from engine.programs.python_calls import NOTHING, AuthorsLoop, Responses, traceback_of
 from engine.programs.python_interface import (
     PythonInterface,
     PythonTensor,
@@ -43,8 +41,15 @@ from engine.programs.python_tensors import ANSWER, MORE, ROUTE, STEP
 from engine.programs.session import GraphBinding, Port, RawRun, RunOptions
 from engine.tensor import Array
 from popef_io import DataType
+from popgate_python_worker.authors_loop import (
+    NOTHING,
+    AuthorsLoop,
+    Responses,
+    traceback_of,
+)
+from popgate_python_worker.forked_child import leave_if_forked
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("engine.programs.python_session")
 
 #: The most places that are remembered, so that the traceback of the same place is not
 #: logged again.

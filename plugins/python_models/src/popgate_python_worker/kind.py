@@ -1,4 +1,4 @@
-"""Describe and load Python models in a device process.
+"""Describe and load Python models in a device process (`engine.worker.python_kind`).
 
 For the thread that runs programs. The model runs only in this thread, so libraries that
 depend on their thread see the same one from beginning to end.
@@ -20,22 +20,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engine.calls.call_client import CallClient
-from engine.calls.call_context import Running, RunningBatch
-from engine.calls.served_models import ServedModels
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
-from engine.programs.forked_child import leave_if_forked
 from engine.programs.own_metrics import OwnMetrics
 from engine.programs.python_interface import find_model
 from engine.programs.python_model import GRAPH, Context, PresentRun
 from engine.programs.python_requirements import check_installed
-from engine.programs.python_session import PythonSession, import_model, load_error
 from engine.programs.session import PlainOptions
 from engine.transport.call_messages import MetricsTold, MetricTold
 from engine.transport.device_messages import Described, PythonTold
+from engine.worker.python_kind import Running, RunningBatch
 from popef_io import Model
+from popgate_python_worker.calls.call_client import CallClient
+from popgate_python_worker.calls.served_models import ServedModels
+from popgate_python_worker.forked_child import leave_if_forked
+from popgate_python_worker.session import PythonSession, import_model, load_error
 
 #: The described module, by file and digest, so that it is not imported twice.
 _described: dict[tuple[str, bytes], ModuleType] = {}

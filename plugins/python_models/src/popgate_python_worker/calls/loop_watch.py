@@ -8,8 +8,8 @@ import os
 import time
 from collections.abc import Iterator
 
-from engine.calls.routes import RoutedCall
 from engine.devices.joined_device import JoinedDevice
+from popgate_python_worker.calls.routes import RoutedCall
 
 
 class LoopWatch:

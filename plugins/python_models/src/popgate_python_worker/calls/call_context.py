@@ -6,22 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from engine.config import weighted
 from engine.errors import DeadlineExceeded
 from engine.transport.channel import REQUEST
-
-
-class RunningBatch(Protocol):
-    """The run in progress: its requests, as the device process knows them."""
-
-    @property
-    def entries(self) -> Sequence[Any]: ...
-
-
-Running = Callable[[], RunningBatch | None]
+from engine.worker.python_kind import RunningBatch
 
 
 class CallContext(NamedTuple):

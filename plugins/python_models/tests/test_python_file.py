@@ -1,10 +1,11 @@
 """Python models on devices of their own: calls, batches, failures, death and return.
 
 Covers: engine/runner/python_model.py, engine/programs/python_model.py,
-engine/programs/python_session.py, engine/programs/forked_child.py,
-engine/worker/python_kind.py, engine/worker/python_loading.py,
-engine/devices/process_options.py, engine/devices/process_output.py,
-engine/devices/python_options.py.
+plugins/python_models/src/popgate_python_worker/session.py,
+plugins/python_models/src/popgate_python_worker/forked_child.py,
+plugins/python_models/src/popgate_python_worker/kind.py,
+engine/runner/python_file.py, engine/worker/python_kind.py,
+engine/devices/process_options.py, engine/devices/process_output.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.calls.call_client import CallClient
 from engine.config import weighted
 from engine.errors import DeadlineExceeded
 from engine.programs.python_model import PresentRun
@@ -18,6 +17,7 @@ from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import Entry, RunningBatch
 from engine.worker.client_channel import ClientChannel
+from popgate_python_worker.calls.call_client import CallClient
 
 LAYOUT = ChannelLayout(4, (PAGE,), (PAGE,))
 

@@ -32,7 +32,7 @@ from engine.transport.call_log import CallLog, CallRecord
 from engine.transport.call_messages import RouteLeft, RouteOffered
 from engine.transport.output_arrays import OutputArrays
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("engine.calls.routes")
 
 _THREAD = "routes"
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.calls.call_context import CallContext, Running, RunningBatch
-from engine.calls.pending_call import PendingCall, PendingStream, Result
 from engine.errors import DeviceLost, EngineError, InvalidInput
 from engine.programs.python_model import PresentRun
 from engine.programs.session import RunOptions
@@ -43,13 +41,16 @@ from engine.transport.call_messages import (
     ToOwner,
 )
 from engine.transport.messages import close_all, send
+from engine.worker.python_kind import Running, RunningBatch
 from popef_io import PopefError
+from popgate_python_worker.calls.call_context import CallContext
+from popgate_python_worker.calls.pending_call import PendingCall, PendingStream, Result
 
 if TYPE_CHECKING:
     import asyncio
 
-    from engine.calls.loop_watch import LoopWatch
-    from engine.calls.routes import RoutedCall, Routes
+    from popgate_python_worker.calls.loop_watch import LoopWatch
+    from popgate_python_worker.calls.routes import RoutedCall, Routes
 
 
 class CallClient:
@@ -153,7 +154,7 @@ class CallClient:
         """Return the object that drives routed calls for the coroutines of a loop."""
         found = self._watches.get(loop)
         if found is None:
-            from engine.calls.loop_watch import LoopWatch
+            from popgate_python_worker.calls.loop_watch import LoopWatch
 
             for other in [one for one in self._watches if one.is_closed()]:
                 del self._watches[other]
@@ -259,7 +260,7 @@ class CallClient:
 
     def _take_route(self, message: RouteOffered, fds: list[int]) -> None:
         if self._routes is None:
-            from engine.calls.routes import Routes
+            from popgate_python_worker.calls.routes import Routes
 
             self._routes = Routes(self.tell)
         self._routes.take(message, fds)

@@ -1,0 +1,8 @@
+"""A Python model in its device process, and the calls of the model to other models.
+
+A plugin of PopGate (docs/how-to/write-a-plugin.md). A device process imports `kind`,
+which an entry point names. `session` runs the author's code, and `calls` is the
+process's end of calls to other models. It may run in an interpreter that does not have
+PopGate installed, which borrows this package (engine/devices/other_interpreter.py). It
+may import `popef_io` and the modules of `engine`.
+"""
