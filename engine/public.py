@@ -84,21 +84,6 @@ from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import PhaseValues, Tracepoints
 from engine.tensor import Array, Buffer, DataDesc, Tensor
-from engine.transport.call_log import CallLog
-from engine.transport.call_messages import (
-    AskersAsked,
-    CallAnswer,
-    CallGivenUp,
-    CallSocket,
-    MetricsTold,
-    MetricTold,
-    ModelCall,
-    ReadyAsked,
-    ResponseTaken,
-    RouteLeft,
-    RouteOffered,
-    RouteWithdrawn,
-)
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
     Form,
@@ -122,12 +107,7 @@ __all__ = [
     "AlreadyExists",
     "AnchorsNotConnected",
     "Array",
-    "AskersAsked",
     "Buffer",
-    "CallAnswer",
-    "CallGivenUp",
-    "CallLog",
-    "CallSocket",
     "CallbackFailed",
     "CalledModels",
     "Cancelled",
@@ -167,10 +147,7 @@ __all__ = [
     "Message",
     "MessageTooLong",
     "MetricSeries",
-    "MetricTold",
-    "MetricsTold",
     "Model",
-    "ModelCall",
     "ModelDescription",
     "ModelRunner",
     "ModelRunnerConfig",
@@ -184,15 +161,10 @@ __all__ = [
     "PythonOptions",
     "QueueClosed",
     "QueueFull",
-    "ReadyAsked",
     "Receiver",
     "RecoveryAction",
     "Refused",
     "Request",
-    "ResponseTaken",
-    "RouteLeft",
-    "RouteOffered",
-    "RouteWithdrawn",
     "RunnerClosed",
     "RunnerDescription",
     "RunnerStats",

@@ -55,8 +55,11 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_kserve": frozenset({"engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
     "popgate_onnx": frozenset({"popef_io", "engine", "app"}),
-    "popgate_python_models": frozenset({"engine", "app"}),
-    "popgate_python_worker": frozenset({"popef_io", "engine"}),
+    "popgate_python_messages": frozenset({"popef_io", "engine"}),
+    "popgate_python_models": frozenset({"engine", "app", "popgate_python_messages"}),
+    "popgate_python_worker": frozenset(
+        {"popef_io", "engine", "popgate_python_messages"}
+    ),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
     "popgate_row_proof": frozenset({"engine", "popgate_onnx"}),
@@ -101,12 +104,14 @@ FACES = frozenset(
     | {"triton_python_backend_utils"}
 )
 #: Packages that hand no names on at their root: plugins import their modules.
-WITHOUT_NAMES = frozenset({"app", "popgate_kserve", "popgate_tools"})
+WITHOUT_NAMES = frozenset(
+    {"app", "popgate_kserve", "popgate_python_messages", "popgate_tools"}
+)
 #: Plugins that are part of the engine: they import its modules.
 OF_THE_ENGINE = frozenset(
     {"popgate_onnx", "popgate_row_proof", "popgate_sessions"}
     | {"popgate_session_messages", "popgate_session_worker"}
-    | {"popgate_python_worker"}
+    | {"popgate_python_messages", "popgate_python_worker"}
 )
 #: What each room may import of its package beside itself. `ground` are the modules at
 #: the package's root that every room may know; those of `TOP` stand over the rooms.

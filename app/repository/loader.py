@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +41,6 @@ from app.serving.route_table import ModelRoute, ModelRoutes
 from app.spec import ModelSpec
 from engine import (
     Array,
-    CallSocket,
     Device,
     DeviceFailed,
     DeviceLost,
@@ -73,7 +73,7 @@ class ModelLoader:
         largest_body: int = 0,
         limits: TimeLimits = NO_LIMITS,
         allow_python: bool = False,
-        on_calls: Callable[[str, CallSocket], None] | None = None,
+        on_calls: Callable[[str, socket.socket], None] | None = None,
         claim: Callable[[str, Sequence[ModelRoute]], None] = lambda name, routes: None,
     ) -> None:
         self._on_calls = on_calls

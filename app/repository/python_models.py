@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 from app.config.model_config import ModelConfig, python_keys_set
@@ -9,7 +10,6 @@ from app.repository.scan import PYTHON_MODEL, VersionSource
 from app.spec import ModelSpec
 from engine import (
     PYTHON_STEP,
-    CallSocket,
     Device,
     PythonModel,
     PythonOptions,
@@ -81,7 +81,7 @@ def read_model(
     config: ModelConfig,
     device: Device,
     timeout: float,
-    on_calls: Callable[[CallSocket], None] | None = None,
+    on_calls: Callable[[socket.socket], None] | None = None,
 ) -> PythonModel:
     """Read the model's interface from `device`, its own process.
 

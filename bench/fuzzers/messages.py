@@ -34,7 +34,6 @@ from bench.fuzzers.cases import run_cases
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.runner.runner_description import RunnerDescription
 from engine.tensor import DataDesc, Tensor
-from engine.transport.call_messages import TO_MODEL, TO_OWNER
 from engine.transport.channel import ChannelLayout
 from engine.transport.control import answers_of
 from engine.transport.device_messages import ANSWERS as DEVICE_ANSWERS
@@ -51,6 +50,7 @@ from engine.transport.messages import (
 )
 from popef_io import DataType
 from popgate_onnx.compiler.fork_server import ANSWERS, QUESTIONS
+from popgate_python_messages.call_messages import TO_MODEL, TO_OWNER
 from popgate_session_messages import (
     BETWEEN_RUNS,
     DURING_RUN,

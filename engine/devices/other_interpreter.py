@@ -1,9 +1,9 @@
 """Lend the engine to another Python interpreter, which starts with this file.
 
 That interpreter need not have PopGate installed. It finds the packages of `LENT` where
-this file is installed, and no other packages there. The first two arguments are the
-name of one more package, which runs the model, and the folder that this package is in.
-The dependencies of these packages (`NEEDED`) and those of the model come from the
+this file is installed, and no other packages there. The first argument is a JSON object
+with more packages, which run the model, and the folder that each is in. The
+dependencies of these packages (`NEEDED`) and those of the model come from the
 interpreter. Standard library only.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import json
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,7 @@ def main() -> None:
     if problem:
         sys.exit(problem)
     root = str(Path(__file__).resolve().parent.parent.parent)
-    places = {**dict.fromkeys(LENT, root), sys.argv[1]: sys.argv[2]}
-    del sys.argv[1:3]
+    places = {**dict.fromkeys(LENT, root), **json.loads(sys.argv.pop(1))}
     sys.meta_path.insert(0, LentFinder(places))
     runpy.run_module("engine.worker.device_process", run_name="__main__")
 

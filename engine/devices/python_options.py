@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +16,8 @@ from engine.errors import InvalidConfig
 from engine.owner import environment
 
 #: The entry point group of the module that runs Python models in their processes
-#: (`engine.worker.python_kind.PythonKind`).
+#: (`engine.worker.python_kind.PythonKind`). Its entry point is named `python`. The
+#: others are packages that this module needs in another interpreter.
 GROUP = "popgate.python_processes"
 NO_PLUGIN = f"no plugin that runs Python models is installed (entry point of {GROUP})"
 #: The variables that tell libraries how many threads they may have.
@@ -53,12 +55,11 @@ class PythonOptions:
         """Return the command that starts `engine.worker.device_process`, without its
         arguments. Raises InvalidConfig if no plugin runs Python models.
         """
-        module, folder = _kind()
+        module, lent = _kind()
         kind = ["--python", module, "--memory", str(self.memory)]
         if self.interpreter:
-            lent = [module.partition(".")[0], folder]
             starter = [self.interpreter, "-P", other_interpreter.__file__]
-            return [*starter, *lent, *kind]
+            return [*starter, json.dumps(lent), *kind]
         return [*device_process(), *kind]
 
     def variables(self, threads: int) -> dict[str, str]:
@@ -74,11 +75,15 @@ class PythonOptions:
 
 
 @cache
-def _kind() -> tuple[str, str]:
-    """Return the module that runs Python models, and the folder of its package."""
-    for point in entry_points(group=GROUP):
-        return point.value, folder_of(point.value.partition(".")[0], GROUP)
-    raise InvalidConfig(NO_PLUGIN)
+def _kind() -> tuple[str, Mapping[str, str]]:
+    """Return the module that runs Python models, and the folders of the packages that
+    it needs.
+    """
+    modules = {point.name: point.value for point in entry_points(group=GROUP)}
+    if "python" not in modules:
+        raise InvalidConfig(NO_PLUGIN)
+    packages = [module.partition(".")[0] for module in modules.values()]
+    return modules["python"], {name: folder_of(name, GROUP) for name in packages}
 
 
 def folder_of(package: str, group: str) -> str:

@@ -35,7 +35,6 @@ from engine.programs.python_model import GRAPH
 from engine.programs.python_tensors import OPTION_ROUTES
 from engine.runner.python_adapter import NO_ADAPTER, PythonAdapter, adapter_for
 from engine.runner.python_model import PythonModel
-from engine.transport.call_messages import CallSocket
 from engine.transport.device_messages import Describe, Described, PythonTold
 from popef_io import (
     Anchor,
@@ -61,16 +60,15 @@ class PythonCode:
     The model receives `parameters` as `context.config`. The packages of `requirements`
     must be installed. `models` are the names of the models that it may call; None
     allows all. Each load of the model passes a socket to `on_calls`. The model calls
-    other models over that socket (engine/transport/call_messages.py). A file for
-    another server needs an `adapter`, and `declared` is the model's configuration for
-    it.
+    other models over that socket. A file for another server needs an `adapter`, and
+    `declared` is the model's configuration for it.
     """
 
     file: Path
     parameters: Mapping[str, Any] = field(default_factory=dict)
     requirements: tuple[str, ...] = ()
     models: tuple[str, ...] | None = None
-    on_calls: Callable[[CallSocket], None] | None = None
+    on_calls: Callable[[socket.socket], None] | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
     adapter: PythonAdapter = NO_ADAPTER
 
@@ -106,7 +104,7 @@ class PythonCode:
             return
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.on_calls(CallSocket(mine))
+            self.on_calls(mine)
             yield [theirs.fileno()]
 
 
@@ -118,7 +116,7 @@ def read_python_model(
     parameters: Mapping[str, Any] | None = None,
     requirements: tuple[str, ...] = (),
     models: tuple[str, ...] | None = None,
-    on_calls: Callable[[CallSocket], None] | None = None,
+    on_calls: Callable[[socket.socket], None] | None = None,
     declared: Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> PythonModel:

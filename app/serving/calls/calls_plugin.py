@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
@@ -9,7 +10,6 @@ from app.plugins import MODEL_CALLS, plugins
 from app.serving.calls.requester import OtherRequesters
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable
-from engine import CallSocket
 
 NO_PLUGIN = "it calls other models, but no plugin that serves such calls is installed"
 
@@ -22,7 +22,7 @@ class ModelCalls(Feeder, Protocol):
     def open(self) -> None:
         """Accept calls from now on, in the running event loop."""
 
-    def attach(self, name: str, sock: CallSocket) -> None:
+    def attach(self, name: str, sock: socket.socket) -> None:
         """Serve a process of model `name` on `sock`, until the peer closes it. For any
         thread.
         """

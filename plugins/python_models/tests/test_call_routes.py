@@ -2,7 +2,7 @@
 
 Covers: plugins/python_models/src/popgate_python_models/call_routes.py,
 plugins/python_models/src/popgate_python_worker/calls/routes.py,
-engine/transport/call_log.py.
+plugins/python_models/src/popgate_python_messages/call_log.py.
 """
 
 from __future__ import annotations

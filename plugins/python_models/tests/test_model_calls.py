@@ -7,7 +7,7 @@ plugins/python_models/src/popgate_python_worker/calls/call_client.py,
 plugins/python_models/src/popgate_python_worker/calls/loop_watch.py,
 plugins/python_models/src/popgate_python_worker/calls/pending_call.py,
 plugins/python_models/src/popgate_python_worker/calls/served_models.py,
-engine/transport/call_messages.py.
+plugins/python_models/src/popgate_python_messages/call_messages.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from app.observe.exposition import END
-from engine import MetricTold
+from popgate_python_messages.call_messages import MetricTold
 from popgate_python_models.own_metrics import MAX_SERIES, OwnMetrics
 
 

@@ -23,15 +23,17 @@ from app.errors import row_of
 from app.observe.metrics import ModelMetrics
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from engine import (
-    CallLog,
-    CallSocket,
     Device,
     EngineError,
     ModelRunner,
-    RouteOffered,
-    RouteWithdrawn,
     RunnerDescription,
     errors,
+)
+from popgate_python_messages.call_log import CallLog
+from popgate_python_messages.call_messages import (
+    CallSocket,
+    RouteOffered,
+    RouteWithdrawn,
 )
 
 logger = logging.getLogger("app.serving.calls.call_routes")

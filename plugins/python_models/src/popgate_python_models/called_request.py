@@ -26,13 +26,15 @@ from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import called_inputs, checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from engine import (
-    CallAnswer,
     EngineError,
     ExecutionFailed,
     InvalidInput,
-    ModelCall,
     Refused,
     Tensor,
+)
+from popgate_python_messages.call_messages import (
+    CallAnswer,
+    ModelCall,
 )
 from popgate_python_models.requesters import owner_in
 

@@ -2,8 +2,8 @@
 
 A call is a request like a client's. The called model is loaded on demand, and the
 request is queued, batched and counted, and ends at its deadline. The calling model's
-process sends it over a socket (engine/transport/call_messages.py) or through a route
-(call_routes.py). Everything here belongs to the event loop's thread, except
+process sends it over a socket (popgate_python_messages/call_messages.py) or through a
+route (call_routes.py). Everything here belongs to the event loop's thread, except
 `ModelCalls.attach`.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,18 +23,20 @@ from app.observe.metrics import ModelMetrics
 from app.serving.calls.requester import Asker, OtherRequesters, Requester
 from app.serving.table import ModelTable, infer_path
 from engine import (
+    Cancelled,
+    EngineError,
+    Tensor,
+)
+from popgate_python_messages.call_messages import (
     AskersAsked,
     CallAnswer,
     CallGivenUp,
     CallSocket,
-    Cancelled,
-    EngineError,
     MetricsTold,
     ModelCall,
     ReadyAsked,
     ResponseTaken,
     RouteLeft,
-    Tensor,
 )
 from popgate_python_models.call_graph import CallGraph
 from popgate_python_models.call_routes import CallRoutes, runs_any
@@ -74,7 +77,7 @@ class ModelCalls:
         """Accept calls from now on, in the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def attach(self, name: str, sock: CallSocket) -> None:
+    def attach(self, name: str, sock: socket.socket) -> None:
         """Serve the calls of a process of model `name` on `sock`, until the peer closes
         it.
 
@@ -88,10 +91,10 @@ class ModelCalls:
         except RuntimeError:  # the loop is closed
             sock.close()
 
-    def _attach(self, name: str, sock: CallSocket) -> None:
+    def _attach(self, name: str, sock: socket.socket) -> None:
         if not any(process.name == name for process in self._processes):
             self.graph.forget(name)
-        self._processes.add(CallingProcess(self, name, sock, self._gone))
+        self._processes.add(CallingProcess(self, name, CallSocket(sock), self._gone))
 
     # -- routes
 

@@ -28,10 +28,10 @@ from engine.programs.python_interface import find_model
 from engine.programs.python_model import GRAPH, Context, PresentRun
 from engine.programs.python_requirements import check_installed
 from engine.programs.session import PlainOptions
-from engine.transport.call_messages import MetricsTold, MetricTold
 from engine.transport.device_messages import Described, PythonTold
 from engine.worker.python_kind import Running, RunningBatch
 from popef_io import Model
+from popgate_python_messages.call_messages import MetricsTold, MetricTold
 from popgate_python_worker.calls.call_client import CallClient
 from popgate_python_worker.calls.served_models import ServedModels
 from popgate_python_worker.forked_child import leave_if_forked

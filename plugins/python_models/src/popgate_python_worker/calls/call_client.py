@@ -21,7 +21,10 @@ from engine.errors import DeviceLost, EngineError, InvalidInput
 from engine.programs.python_model import PresentRun
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
-from engine.transport.call_messages import (
+from engine.transport.messages import close_all, send
+from engine.worker.python_kind import Running, RunningBatch
+from popef_io import PopefError
+from popgate_python_messages.call_messages import (
     TO_MODEL,
     Answer,
     Askers,
@@ -40,9 +43,6 @@ from engine.transport.call_messages import (
     Tensors,
     ToOwner,
 )
-from engine.transport.messages import close_all, send
-from engine.worker.python_kind import Running, RunningBatch
-from popef_io import PopefError
 from popgate_python_worker.calls.call_context import CallContext
 from popgate_python_worker.calls.pending_call import PendingCall, PendingStream, Result
 

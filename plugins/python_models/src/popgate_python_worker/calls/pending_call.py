@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from engine.errors import EngineError
 from engine.tensor import Array
-from engine.transport.call_messages import Askers
+from popgate_python_messages.call_messages import Askers
 
 Outputs: TypeAlias = dict[str, Array]
 Result: TypeAlias = Outputs | Askers | bool | EngineError

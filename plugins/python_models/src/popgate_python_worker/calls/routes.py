@@ -6,7 +6,7 @@ The owner of this process offers a route after a model was called through it, an
 withdraws the route when the model changes. The owner decides which models may be
 called, loads on demand, and answers requests that do not fit. So a call that cannot use
 a route goes through the owner, which is always correct. Calls over a route are recorded
-in a log (engine/transport/call_log.py).
+in a log (popgate_python_messages/call_log.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from engine.errors import DeadlineExceeded, DeviceLost, EngineError, Invalid
 from engine.runner.joined_runner import JoinedRunner
 from engine.runner.runner_description import RunnerDescription
 from engine.tensor import Array, Tensor
-from engine.transport.call_log import CallLog, CallRecord
-from engine.transport.call_messages import RouteLeft, RouteOffered
 from engine.transport.output_arrays import OutputArrays
+from popgate_python_messages.call_log import CallLog, CallRecord
+from popgate_python_messages.call_messages import RouteLeft, RouteOffered
 
 _log = logging.getLogger("engine.calls.routes")
 
