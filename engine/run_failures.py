@@ -150,21 +150,21 @@ class FailureCounts:
         finally:
             self._loading.remove(name)
 
-    def judge(self, how: str, running: str, *, succeeded: bool = False) -> Death:
+    def judge(self, how: str, *running: str, succeeded: bool = False) -> Death:
         """Return the death of a process, which ended by a signal of this name or in
         another way.
 
-        `running` is the model that ran, if any. `succeeded` means that a run of that
-        model has succeeded since its last failure. No model is named if several ran.
+        `running` are the models that ran. `succeeded` means that a run of each of them
+        has succeeded since its last failure. No model is named if several ran.
         """
-        suspects = {*self._loading, running} - {""}
+        suspects = {*self._loading, *running} - {""}
         text = f"its process died of {how}"
         failure = failure_of(how)
         if not RUN_FAILURES[failure].counts or len(suspects) != 1:
             return Death(text)
         (culprit,) = suspects
         times = self.count(failure, culprit, succeeded=succeeded)
-        return Death(text, culprit, times, MOST if running else MOST_LOADS)
+        return Death(text, culprit, times, MOST if any(running) else MOST_LOADS)
 
     def count(self, failure: RunFailure, name: str, *, succeeded: bool) -> int:
         """Count a failure of a model. Return the number of failures in a row."""

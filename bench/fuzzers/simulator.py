@@ -69,10 +69,12 @@ from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable, RunningBatch
 from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import terminate_if_cancelled
+from engine.worker.connections import ClientProcess
+from engine.worker.present_runs import runs_of
 from engine.worker.ragged import RaggedReplica
 from engine.worker.regrouping import RegroupingReplica
 from engine.worker.replica import Replica
-from engine.worker.scheduler import ClientProcess, Scheduler
+from engine.worker.scheduler import Scheduler
 from popef_io import Anchor, DataType, TensorInfo, TensorType
 
 #: Numbers in a row: so large that the rings are full before the queues are.
@@ -254,7 +256,7 @@ class DeviceProcess:
             world.policy,
             scheduler.wait_room,
         )
-        scheduler.add_replica(number, self.replica)
+        scheduler.connections.add_replica(number, self.replica)
         self._numbers = itertools.count(1)
 
     def connect(self, link: Link, result_fd: int) -> ClientProcess:
@@ -262,7 +264,7 @@ class DeviceProcess:
         theirs = Link.attach(os.dup(link.memory.fd))
         link.memory.detach_fd()
         client = ClientProcess(number, theirs, os.dup(result_fd), number)
-        self.scheduler.add_client(client)
+        self.scheduler.connections.add_client(client)
         return client
 
     def obey(self, client: ClientProcess, message: Message, fds: Sequence[int]) -> int:
@@ -271,14 +273,14 @@ class DeviceProcess:
         """
         number = next(self._numbers)
         if isinstance(message, CloseChannel):
-            self.scheduler.close_channel(client.number, message.channel)
+            self.scheduler.connections.close_channel(client.number, message.channel)
             return 0
         assert isinstance(message, OpenChannel)
         channel = Channel.attach(
             os.dup(fds[0]), ChannelLayout.from_message(message.layout)
         )
         line = message.priority, message.weight, message.lane
-        self.scheduler.add_channel(
+        self.scheduler.connections.add_channel(
             number, channel, client.number, message.replica, *line
         )
         return number
@@ -292,7 +294,8 @@ class DeviceProcess:
         return scheduler._step() if scheduler._ready else -1
 
     def running(self) -> RunningBatch | None:
-        return self.scheduler.running() if self.lives else None
+        runs = runs_of(self.scheduler.at_work()) if self.lives else []
+        return runs[0] if runs else None
 
     def close(self) -> None:
         self.lives = False
@@ -680,7 +683,9 @@ class World:
     def _bury(self, client: Client) -> None:
         for device in client.devices.values():
             if self.processes[device.id] is device.process:
-                device.process.scheduler.drop_client(device.connected.client)
+                device.process.scheduler.connections.drop_client(
+                    device.connected.client
+                )
             device.close()
 
     # -- the end

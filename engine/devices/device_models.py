@@ -96,19 +96,23 @@ class DeviceModels:
 
     def blame(self, how: str) -> Death:
         """Return the death of the process, which ended by a signal of this name or in
-        another way. If it died during a run, the model of that run is to blame. The
-        caller holds the device's lock.
+        another way. If it died during a run, the model of that run is to blame. If it
+        died during two runs, the model is to blame whose runs have not succeeded, and
+        none if that does not tell them apart. The caller holds the device's lock.
         """
         report = self._device.report
-        replica, name, succeeded = report.running, "", False
-        if replica:
-            user = self.user_of(replica)
-            name = f"of replica {replica}" if user is None else user.name
-            succeeded = report.has_succeeded(replica)
-        death = self.failures.judge(how, name, succeeded=succeeded)
+        running = report.running
+        suspects = [r for r in running if not report.has_succeeded(r)] or running
+        succeeded = all(report.has_succeeded(replica) for replica in suspects)
+        names = [self._name_of(replica) for replica in suspects]
+        death = self.failures.judge(how, *names, succeeded=succeeded)
         if death.culprit:
             self.rest(death.culprit)
         return death
+
+    def _name_of(self, replica: int) -> str:
+        user = self.user_of(replica)
+        return f"of replica {replica}" if user is None else user.name
 
     def give_up(self, death: Death) -> None:
         """Stop loading a model that fails again and again."""

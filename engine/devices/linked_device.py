@@ -246,7 +246,9 @@ class LinkedDevice(ABC):
         return count
 
     def notify(self, channel: int) -> None:
-        """Tell the device that a request was published. Lock held by the caller."""
+        """Tell the device that a request was published (`LARGE` with the channel's
+        number: a large one). Lock held by the caller.
+        """
         connection = self._connection
         if connection is None or self.state is not READY:
             raise DeviceLost(f"device {self.id} is {self.state.value}")

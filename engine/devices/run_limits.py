@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.devices.device_launch import STOP_TIMEOUT
@@ -13,7 +13,7 @@ from engine.devices.linked_device import LinkedDevice
 from engine.devices.owned_process import OwnedProcess
 from engine.errors import ExecutionFailed, counted
 from engine.run_failures import Death, RunFailure, too_long
-from engine.transport.device_messages import Done, EndRun, Status
+from engine.transport.device_messages import Done, EndRun, RunTold, Status
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class RunLimits:
         self._models = models
         self._process = process
         self._is_python = is_python
-        #: The start of the run that was last told to end, as the process reported it.
-        self._told_to_end = 0
+        #: The starts of the runs that were told to end, as the process reported them.
+        self._told_to_end: set[int] = set()
         #: Replicas whose requests were all cancelled.
         self._cancelled: set[int] = set()
         #: Whether other processes may run something on the present process.
@@ -49,6 +49,7 @@ class RunLimits:
     def begin(self) -> None:
         """Forget the runs of the last process, because a new one starts."""
         self._cancelled.clear()
+        self._told_to_end.clear()
         self._is_shared = False
 
     def share(self) -> None:
@@ -67,35 +68,43 @@ class RunLimits:
         return self._device.in_flight > 0 or self._is_shared or bool(self._cancelled)
 
     def judge(self, status: Status) -> Callable[[], None] | None:
-        """Check in the answer of a `ping` whether the present run exceeds its time
-        limit.
+        """Check in the answer of a `ping` whether a present run exceeds its time limit.
 
         For the thread that drives the device.
 
-        If the run exceeds its limit, returns a function for another thread to call. The
+        If a run exceeds its limit, returns a function for another thread to call. The
         function tells the process to end the run, whose requests fail. If that does not
         help, or the run belongs to a Python model, the process is ended and restarted
         with its models. A model that is warming up, or has failed too often in a row
         (engine/run_failures.py), fails for good.
         """
-        if self._is_python and status.unwanted_ns > RUN_GRACE * 1e9:
+        unwanted_ns = max((run.unwanted_ns for run in status.runs), default=0)
+        if self._is_python and unwanted_ns > RUN_GRACE * 1e9:
             self._process.kill("a run has not ended although all its clients have left")
             return None
-        replica, seconds = status.running, status.running_ns / 1e9
-        if self._device.state is not DeviceState.READY:
-            return None
-        if not replica:
+        self._told_to_end.intersection_update(run.since for run in status.runs)
+        ends: list[Callable[[], None]] = []
+        for run in status.runs:
+            if self._device.state is not DeviceState.READY:  # killed for the run before
+                return None
+            end = self._judge_run(run)
+            if end is not None:
+                ends.append(end)
+        if not status.runs and self._device.state is DeviceState.READY:
             self._cancelled.clear()
-            return None
+        return partial(_call_all, ends) if ends else None
+
+    def _judge_run(self, run: RunTold) -> Callable[[], None] | None:
+        """Check whether one run exceeds its time limit: see `judge`."""
+        replica, seconds = run.replica, run.running_ns / 1e9
         user = self._models.user_of(replica)
         limit = 0.0  # an unloaded model's requests are abandoned
         if user is not None:
             limit = user.run_limit(self._device, replica) or 0.0
             if not limit or seconds <= limit:
                 return None
-            since = status.running_since
             if replica not in self._cancelled:
-                return self._end(user, replica, since, seconds, limit)
+                return self._end(user, replica, run.since, seconds, limit)
         if replica in self._cancelled and seconds > limit + RUN_GRACE:
             self._process.kill(
                 f"a cancelled run is still running after {seconds:.1f} s"
@@ -109,8 +118,8 @@ class RunLimits:
         why, name = too_long(limit), user.name
         failures = self._models.failures
         is_stuck = self._is_python or seconds > limit + RUN_GRACE
-        if since != self._told_to_end:
-            self._told_to_end = since
+        if since not in self._told_to_end:
+            self._told_to_end.add(since)
             failure = RunFailure.STUCK if is_stuck else RunFailure.TOO_LONG
             with self._device.lock:
                 succeeded = self._device.report.has_succeeded(replica)
@@ -138,3 +147,8 @@ class RunLimits:
     def __repr__(self) -> str:
         shared = ", shared" if self._is_shared else ""
         return f"<RunLimits, cancelled: {sorted(self._cancelled)}{shared}>"
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

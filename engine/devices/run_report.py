@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import threading
 
-from engine.transport.link import RUNNING, SINCE, SUCCEEDED, Link
+from engine.transport.link import (
+    ASIDE,
+    ASIDE_SINCE,
+    RUNNING,
+    SINCE,
+    SUCCEEDED,
+    Link,
+)
 
 
 class RunReport:
@@ -34,27 +41,36 @@ class RunReport:
         self._link = None
 
     @property
-    def running(self) -> int:
-        """Return the number of the replica that runs now; 0 if none does."""
+    def running(self) -> list[int]:
+        """Return the numbers of the replicas that run now, at most two."""
         with self._lock:
-            return 0 if self._link is None else int(self._link.words[RUNNING])
+            if self._link is None:
+                return []
+            words = self._link.words
+            return [int(words[at]) for at in (RUNNING, ASIDE) if words[at]]
 
     def since(self, replica: int) -> int:
-        """Return when the present run began (`time.monotonic_ns`) if it is a run of
-        this replica, else 0.
+        """Return when the present run of this replica began (`time.monotonic_ns`); 0 if
+        it does not run.
         """
         with self._lock:
             if self._link is None:
                 return 0
             words = self._link.words
-            since = words[SINCE]
-            return int(since) if words[RUNNING] == replica else 0
+            for running, began in ((RUNNING, SINCE), (ASIDE, ASIDE_SINCE)):
+                since = words[began]
+                if words[running] == replica:
+                    return int(since)
+            return 0
 
     @property
     def is_occupied(self) -> bool:
         """Return whether the process runs a program now, for any client."""
         with self._lock:
-            return self._link is not None and self._link.words[SINCE] != 0
+            if self._link is None:
+                return False
+            words = self._link.words
+            return words[SINCE] != 0 or words[ASIDE_SINCE] != 0
 
     def has_succeeded(self, replica: int) -> bool:
         """Return whether a run of a replica has succeeded since its last failure."""

@@ -26,6 +26,7 @@ from engine.tensor import Array, DataDesc, Tensor
 from engine.transport.anchor_ring import MAX_RANK, AnchorRing
 from engine.transport.bulk_copy import COPIED_AT_ONCE, COPIER, BulkCopy, bytes_of
 from engine.transport.channel import REQUEST, REQUEST_SLOT, Channel
+from engine.transport.link import LARGE
 from engine.transport.outcome import DONE, broken_off, not_copied
 from engine.transport.result_memory import RESULT_MEMORY
 
@@ -83,7 +84,8 @@ class RequestWriter:
     `backlog` are the requests that found no room. The side that drives the device calls
     `copied` after a thread has copied the inputs of a large request. `in_order` is
     false if runs do not take the requests in their order, because rows have different
-    lengths.
+    lengths. `large` is `LARGE` if the last request in the rings has more bytes than
+    `COPIED_AT_ONCE`, else 0.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class RequestWriter:
         self.backlog: deque[tuple[Request, Mapping[str, Tensor]]] = deque()
         self._owners = [0] * channel.layout.slots
         self._arriving: Arriving | None = None
+        self.large = 0
 
     def push(
         self,
@@ -125,6 +128,7 @@ class RequestWriter:
         # 1. What can fail or find no room, before anything is published: a slot that is
         #    locked and not completed is locked again by the next request, so a request
         #    is either in all rings or in none.
+        size = COPIED_AT_ONCE + 1
         if places is None:
             places = []
             size = 0
@@ -167,6 +171,7 @@ class RequestWriter:
         for anchor, _, _ in places:
             anchor.write_complete()
         channel.requests.write_complete()
+        self.large = LARGE if size > COPIED_AT_ONCE else 0
         return True
 
     def _copy_in(self, tensors: Mapping[str, Tensor]) -> None:
@@ -220,10 +225,10 @@ class RequestWriter:
         self.backlog.append((request, tensors))
 
     def next_dropped(
-        self, notify: Callable[[], None]
+        self, notify: Callable[[int], None], number: int
     ) -> tuple[Request, EngineError | None] | None:
         """Move requests from the backlog into the rings while there is room, and notify
-        the device of each.
+        the device of each, with the `number` of the channel.
 
         Return the first request that leaves the backlog for another reason: with its
         error, or with None if it is already done. Then call this again. Return None if
@@ -246,7 +251,7 @@ class RequestWriter:
                         raise arriving.copy.failure
                     if not self.push(request, tensors, places):
                         return None
-                    notify()
+                    notify(number | self.large)
             except Exception as error:
                 failure = broken_off(error)
             backlog.popleft()

@@ -187,7 +187,7 @@ class ReplicaChannel(RequestChannel):
         if self._writer.backlog or not self._writer.push(request, tensors):
             self._writer.keep(request, tensors)
         else:
-            device.notify(self.number)
+            device.notify(self.number | self._writer.large)
         self.flight.requests[request.number] = request
         if self._failover is not None:
             self._failover.kept[request.number] = tensors
@@ -204,8 +204,8 @@ class ReplicaChannel(RequestChannel):
         """
         if self.device.state is not READY:
             return  # being lost or closed, which fails all requests
-        notify = partial(self.device.notify, self.number)
-        while (dropped := self._writer.next_dropped(notify)) is not None:
+        writer, notify = self._writer, self.device.notify
+        while (dropped := writer.next_dropped(notify, self.number)) is not None:
             self.flight.drop(*dropped)
 
     # -- finishing

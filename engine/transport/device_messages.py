@@ -226,22 +226,35 @@ class Done(Message, frozen=True):
     """The process has done what a message without another answer asks for."""
 
 
-class Status(Message, frozen=True):
-    """The state of the process. `running` is the number of the replica that runs, or 0.
-    `unwanted_ns` is how long a run has lasted whose clients have all left.
+class RunTold(Message, frozen=True):
+    """A present run: the number of its replica, when it began (`time.monotonic_ns`),
+    how long it has lasted, and how long it has lasted since all its clients left (0:
+    some wait), in nanoseconds. While its results wait for room, all but the number
+    are 0.
     """
+
+    replica: Number
+    since: int
+    running_ns: int
+    unwanted_ns: int
+
+
+class Status(Message, frozen=True):
+    """The state of the process. `runs` are the present runs, at most two."""
 
     pid: Number
     owner: Number
     uptime: float
-    running_ns: int
-    running_since: int
-    running: Number
-    unwanted_ns: int
+    runs: tuple[RunTold, ...]
     batches: Number
     replicas: Number
     clients: Number
     sessions: Number
+
+    @property
+    def running_ns(self) -> int:
+        """Return how long the longest present run has lasted; 0 if none runs."""
+        return max((run.running_ns for run in self.runs), default=0)
 
 
 class Linked(Message, frozen=True):

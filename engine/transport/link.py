@@ -14,13 +14,17 @@ The map of the bytes
              u64 running: the replica that runs now, of any client; 0: none. Written
                  by the device, read when it is dead
              u64 busy: nanoseconds that the device has run programs, for any client,
-                 without the present run
+                 without the present runs. Two runs at the same time count once
              u64 since: when the present run began (`time.monotonic_ns`); 0: none runs
              u64 succeeded: bit n is set if a run of a replica whose number is n modulo
                  64 has succeeded since its last failure. As `running`
+             u64 aside: as `running`, of the run with large requests
+                 (engine/worker/large_runs.py)
+             u64 aside since: as `since`, of that run
     128      control block of the submission ring         (client → device)
     256      control block of the completion ring         (device → client)
-    384      submissions, 8 bytes each: the channel's number
+    384      submissions, 8 bytes each: the channel's number, and `LARGE` with it if
+                 the request is large
     …        completions, 64 bytes each:
                0 u32 channel, u32 outcome     1 u64 request
                2 u64 queue ns                 3 u64 compute ns
@@ -60,7 +64,7 @@ from engine.transport.ring_buffer import (
 )
 from engine.transport.shared_memory import SharedMemory, page_aligned
 
-MAGIC: Final = 0x34304B4E4C475020
+MAGIC: Final = 0x35304B4E4C475020
 #: Words of a link (see above).
 PARKED: Final = 1
 BACKPRESSURE: Final = 2
@@ -69,6 +73,11 @@ RUNNING: Final = 4
 BUSY: Final = 5
 SINCE: Final = 6
 SUCCEEDED: Final = 7
+ASIDE: Final = 8
+ASIDE_SINCE: Final = 9
+#: The bit of a submission that marks a large request: it has more bytes than a thread
+#: should copy while others wait (`bulk_copy.COPIED_AT_ONCE`).
+LARGE: Final = 1 << 60
 #: The most requests in flight over all models of one client and device.
 SLOTS: Final = 16384
 #: The most requests in flight over all channels. The other slots are for completions
@@ -89,7 +98,7 @@ Completion = tuple[int, int, int, int, int, int, int, Any]
 
 
 class Submissions(RingCounters):
-    """The ring of submissions. Each slot has a channel's number."""
+    """The ring of submissions. Each slot has a channel's number, and `LARGE` or not."""
 
     __slots__ = ("_table",)
 
@@ -128,7 +137,7 @@ class Submissions(RingCounters):
             channels += self._table[: end - SLOTS].tolist()
         if not ORDERED_STORES:
             full_fence()
-        self._next = self._read = self._written_seen = written
+        self._next = self.released = self._written_seen = written
         self._control[READ_WORD] = written
         return channels
 
@@ -203,7 +212,7 @@ class Completions(RingCounters):
             taken.append(completion)
         if not ORDERED_STORES:
             full_fence()
-        self._next = self._read = self._written_seen = written
+        self._next = self.released = self._written_seen = written
         self._control[READ_WORD] = written
 
     def _text(self, slot: int, length: int) -> str:
@@ -231,7 +240,7 @@ class Link:
         self.gone = False
         #: The words `PARKED`, `RUNNING` and so on. The module's docstring states who
         #: writes which.
-        self.words = self.view[:64].cast("Q")
+        self.words = self.view[:CONTROL_SIZE].cast("Q")
         self.submissions = Submissions(self.view)
         self.completions = Completions(self.view)
 
@@ -259,15 +268,15 @@ class Link:
         Between two writes of the device the value may be slightly too small.
         """
         words = self.words
-        since = words[SINCE]
+        since = words[ASIDE_SINCE] or words[SINCE]
         busy = words[BUSY]
-        if since and since == words[SINCE]:
+        if since and since == (words[ASIDE_SINCE] or words[SINCE]):
             busy += max(0, monotonic_ns() - since)
         return busy
 
     def submit(self, channel: int) -> bool:
-        """Tell the device that the channel has one more request. Return whether the
-        device must be woken.
+        """Tell the device that the channel has one more request (with `LARGE`: a large
+        one). Return whether the device must be woken.
 
         Raises QueueFull.
         """

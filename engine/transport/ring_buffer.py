@@ -113,10 +113,10 @@ class RingCounters:
     __slots__ = (
         "_control",
         "_next",
-        "_read",
         "_read_seen",
         "_written_seen",
         "capacity",
+        "released",
         "written",
     )
 
@@ -128,12 +128,13 @@ class RingCounters:
         self.capacity = capacity
         #: The number of published slots (producer side).
         self.written = self._read_seen = 0
-        self._read = self._next = self._written_seen = 0
+        #: The number of released slots (consumer side).
+        self.released = self._next = self._written_seen = 0
         self._read_counters()
 
     def _read_counters(self) -> None:
         self.written = self._written_seen = self._control[0]
-        self._read = self._read_seen = self._next = self._control[READ_WORD]
+        self.released = self._read_seen = self._next = self._control[READ_WORD]
 
     # -- producer
 
@@ -213,33 +214,33 @@ class RingCounters:
         if not ORDERED_STORES:
             _fence()
         self._next += 1
-        self._read += 1
-        self._control[READ_WORD] = self._read
+        self.released += 1
+        self._control[READ_WORD] = self.released
 
     def unlock_last(self) -> None:
         """Put back the slot that was read-locked last."""
-        if self._next == self._read:
+        if self._next == self.released:
             raise EngineBug("no slot is read-locked")
         self._next -= 1
 
     def read_complete(self, count: int = 1) -> None:
         """Release the oldest read-locked slot (or the `count` oldest)."""
-        if self._read + count > self._next:
+        if self.released + count > self._next:
             raise EngineBug("released more slots than were read-locked")
         if not ORDERED_STORES:
             _fence()
-        self._read += count
-        self._control[READ_WORD] = self._read
+        self.released += count
+        self._control[READ_WORD] = self.released
 
     def complete_held(self) -> None:
         """Release all read-locked slots."""
         if not ORDERED_STORES:
             _fence()
-        self._control[READ_WORD] = self._read = self._next
+        self._control[READ_WORD] = self.released = self._next
 
     def read_reset(self) -> None:
         """Put all read-locked slots back at the front."""
-        self._next = self._read
+        self._next = self.released
 
     def tell_taken(self, but: int = 0) -> None:
         """Mark the read-locked slots as being used now, except the last ones."""
@@ -248,7 +249,7 @@ class RingCounters:
     @property
     def held(self) -> int:
         """Return how many slots are read-locked."""
-        return self._next - self._read
+        return self._next - self.released
 
     @property
     def read_available(self) -> bool:
@@ -284,7 +285,7 @@ class RingCounters:
 
     def __repr__(self) -> str:
         written, read = self._control[0], self._control[READ_WORD]
-        held = self._next - self._read
+        held = self._next - self.released
         state = "" if self.is_valid else ", invalid"
         return (
             f"<ring {written - read}/{self.capacity} filled, {held} held, "

@@ -5,8 +5,8 @@ is over. Another thread of the device process, the terminator, sleeps on an even
 *cancel eventfd*. A client writes to it after marking a request as cancelled
 (`Request.abandon`), because a server's client disconnected or a deadline passed. The
 device process writes to it when a client process ends. The terminator then checks the
-running batch. If every member is cancelled, it sets ONNX Runtime's terminate flag,
-which ends the run before its next node.
+present runs. If every member of one is cancelled, it sets ONNX Runtime's terminate
+flag, which ends the run before its next node.
 
 Without cancellations this costs a fresh `RunOptions` for each run, which takes 0.2 µs.
 With a fresh one the flag can never end the next run by mistake.
@@ -19,7 +19,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome
@@ -55,10 +55,10 @@ def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
 class Terminator:
     """The thread that waits on the cancel eventfd.
 
-    `running` returns the batch that runs now, or None.
+    `running` returns the batches that run now.
     """
 
-    def __init__(self, running: Callable[[], RunningBatch | None]) -> None:
+    def __init__(self, running: Callable[[], Sequence[RunningBatch]]) -> None:
         self.cancel_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._running = running
         self._poller = select.poll()
@@ -68,9 +68,9 @@ class Terminator:
         """End the run that began at `since` and fail its requests. Do nothing if it has
         ended.
         """
-        running = self._running()
-        if running is not None and running.since == since:
-            running.fail(why)
+        for running in self._running():
+            if running.since == since:
+                running.fail(why)
 
     def start(self) -> None:
         """Begin to wait, in a thread that ends with the process."""
@@ -90,14 +90,10 @@ class Terminator:
     def _look(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.cancel_fd)
-        running = self._running()
-        if running is None:
-            return
-        try:
-            terminate_if_cancelled(running)
-        except ValueError:
-            # The batch has ended meanwhile, and its channel is unmapped.
-            return
+        for running in self._running():
+            # An error means that the batch has ended and its channel is unmapped.
+            with contextlib.suppress(ValueError):
+                terminate_if_cancelled(running)
 
     def __repr__(self) -> str:
         return f"<Terminator of {self._running()!r}>"

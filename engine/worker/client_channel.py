@@ -10,7 +10,7 @@ from engine.transport.anchor_ring import lock_all
 from engine.transport.channel import REQUEST, UNDELAYED, Channel
 
 if TYPE_CHECKING:
-    from engine.transport.link import Link
+    from engine.transport.link import Completions, Link
 
 
 #: A time before any request, for any clock and any delay.
@@ -42,8 +42,8 @@ class ClientChannel:
     """
 
     __slots__ = (
-        "channel", "lane", "last_turn", "link", "number", "pending", "priority",
-        "share", "weight",
+        "_large_until", "channel", "completions", "lane", "last_turn", "link",
+        "number", "pending", "priority", "share", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,32 @@ class ClientChannel:
         self.last_turn = 0
         self.channel = channel
         self.link = link
+        #: Where completions go: into the ring of the link. If the replica runs aside,
+        #: they go there through the thread that schedules.
+        self.completions: Completions = link.completions
         self.pending = 0
+        self._large_until = 0
+
+    def pass_on(self, completions: Completions) -> None:
+        """Put completions there from now on."""
+        self.completions = completions
+
+    @property
+    def is_aside(self) -> bool:
+        """Return whether the replica runs aside (engine/worker/large_runs.py)."""
+        return self.completions is not self.link.completions
+
+    @property
+    def has_large(self) -> bool:
+        """Return whether a large request may be among those that are not released."""
+        return self.channel.requests.released < self._large_until
+
+    def note_large(self) -> None:
+        """Record that the last announced request, which `pending` counts, is large."""
+        requests = self.channel.requests
+        # Some replicas count requests as pending that they hold. Then `has_large` holds
+        # for a few requests more.
+        self._large_until = requests.released + requests.held + self.pending
 
     def peek(self, with_inputs: bool = False) -> list[tuple[int, int, list[int]]]:
         """Return (submitted, rows, slots) of each waiting request.

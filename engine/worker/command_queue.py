@@ -10,18 +10,21 @@ from collections.abc import Callable
 
 class CommandQueue:
     """Commands, which run between two batches. `wake_fd` is the eventfd that wakes the
-    thread. It takes the commands out of `waiting`. Any thread may add one.
+    thread. It takes the commands out of `waiting`, with whether they may run beside a
+    run of large requests (engine/worker/large_runs.py). Any thread may add one.
     """
 
     __slots__ = ("_wake_fd", "waiting")
 
     def __init__(self, wake_fd: int) -> None:
         self._wake_fd = wake_fd
-        self.waiting: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[Callable[[], object], bool]] = (
+            queue.SimpleQueue()
+        )
 
-    def do(self, command: Callable[[], object]) -> None:
+    def do(self, command: Callable[[], object], *, beside: bool = False) -> None:
         """Run `command` later. Do not wait for it."""
-        self.waiting.put(command)
+        self.waiting.put((command, beside))
         os.eventfd_write(self._wake_fd, 1)
 
     def call(self, command: Callable[[], None]) -> None:

@@ -97,7 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
     listener = socket.socket(fileno=options.listen_fd)
     listener.setblocking(True)
     python = python_kind(options.python)
-    scheduler = Scheduler(options.spin_us, _giving_back(python))
+    scheduler = Scheduler(
+        options.spin_us, _giving_back(python), one_thread=python is not None
+    )
     service = DeviceService(listener, scheduler, python)
     service.start()
     try:

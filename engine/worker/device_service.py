@@ -43,6 +43,7 @@ from engine.transport.device_messages import (
     OpenSession,
     Ping,
     Question,
+    RunTold,
     Save,
     Saved,
     SessionOpened,
@@ -61,10 +62,13 @@ from engine.transport.messages import (
 )
 from engine.transport.tensor_pack import pack_tensors
 from engine.worker import injected_failures
+from engine.worker.batch import RunningBatch
 from engine.worker.cancellation import Terminator
+from engine.worker.connections import ClientProcess
 from engine.worker.loading import LoadedReplica, load_replicas
+from engine.worker.present_runs import runs_of, status_of
 from engine.worker.python_kind import PythonKind, refuse_unless
-from engine.worker.scheduler import ClientProcess, Scheduler
+from engine.worker.scheduler import Scheduler
 from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
@@ -121,12 +125,13 @@ class DeviceService:
         self._python = python
         self._listener = listener
         self._scheduler = scheduler
+        self._connections = scheduler.connections
         self._numbers = itertools.count(1)  # atomic: one C call
         self._saves: dict[int, SavePrograms] = {}
         self._links: set[socket.socket] = set()
         self._sessions: dict[int, SessionService] = {}
         self._started = time.monotonic()
-        self._terminator = Terminator(scheduler.running)
+        self._terminator = Terminator(lambda: runs_of(scheduler.at_work()))
 
     def start(self) -> None:
         """Begin to accept connections, in threads that end with the process."""
@@ -191,7 +196,7 @@ class DeviceService:
             # this client waits for. Then the scheduler can run the command.
             client.link.gone = True
             self._terminator.wake()
-            self._scheduler.commands.do(partial(self._scheduler.drop_client, client))
+            self._scheduler.commands.do(partial(self._connections.drop_client, client))
 
     def _answered(
         self,
@@ -285,11 +290,13 @@ class DeviceService:
         match message:
             case Unload(replica):
                 self._saves.pop(replica, None)
-                scheduler.commands.call(partial(scheduler.unload, replica))
+                scheduler.commands.call(partial(self._connections.unload, replica))
                 scheduler.commands.do(scheduler.give_back_memory)
                 logger.debug("unloaded replica %s", replica)
             case CloseChannel(link, channel):
-                scheduler.commands.call(partial(scheduler.close_channel, link, channel))
+                scheduler.commands.call(
+                    partial(self._connections.close_channel, link, channel)
+                )
             case Invite():
                 door = socket.socket(fileno=os.dup(fds[0]))
                 threading.Thread(
@@ -302,7 +309,9 @@ class DeviceService:
                 )
             case EndRun(replica, since, why):
                 self._terminator.end_run(since, why)
-                scheduler.commands.do(partial(scheduler.has_failed, replica))
+                scheduler.commands.do(
+                    partial(scheduler.has_failed, replica), beside=True
+                )
             case EndSession(number):
                 session = self._sessions.get(number)
                 if session is not None:
@@ -312,15 +321,11 @@ class DeviceService:
 
     def _status(self) -> Status:
         scheduler = self._scheduler
-        run = scheduler.status()
         return Status(
             pid=os.getpid(),
             owner=os.getppid(),
             uptime=time.monotonic() - self._started,
-            running_ns=run.running_ns,
-            running_since=run.since,
-            running=run.replica,
-            unwanted_ns=run.unwanted_ns,
+            runs=tuple(RunTold(*status_of(each)) for each in scheduler.at_work()),
             batches=scheduler.batches,
             replicas=len(scheduler.replicas),
             clients=len(scheduler.clients),
@@ -343,8 +348,11 @@ class DeviceService:
         refuse_unless(self._python, python=message.python is not None)
         loaded: list[LoadedReplica] = []
 
+        def running() -> RunningBatch | None:
+            return next(iter(runs_of(scheduler.at_work())), None)
+
         def load() -> None:
-            room, running = scheduler.wait_room, scheduler.running
+            room = scheduler.wait_room
             loaded.extend(
                 load_replicas(numbers, message, fds, room, running, self._python)
             )
@@ -355,7 +363,9 @@ class DeviceService:
             load()
         for number, one in zip(numbers, loaded, strict=True):
             self._saves[number] = one.save
-            scheduler.commands.call(partial(scheduler.add_replica, number, one.replica))
+            scheduler.commands.call(
+                partial(self._connections.add_replica, number, one.replica)
+            )
             logger.debug("loaded %r from %s", one.replica, ", ".join(message.sources))
         return numbers
 
@@ -375,7 +385,7 @@ class DeviceService:
         link = Link.attach(os.dup(fds[0]))
         pid = control.peer_pid(sock)
         client = ClientProcess(next(self._numbers), link, os.dup(fds[1]), pid)
-        self._scheduler.commands.call(partial(self._scheduler.add_client, client))
+        self._scheduler.commands.call(partial(self._connections.add_client, client))
         logger.debug("%r connected", client)
         return client
 
@@ -387,7 +397,7 @@ class DeviceService:
         channel = Channel.attach(os.dup(fds[0]), layout)
         number = next(self._numbers)
         line = message.priority, message.weight, message.lane
-        add = self._scheduler.add_channel
+        add = self._connections.add_channel
         try:
             self._scheduler.commands.call(
                 partial(add, number, channel, message.link, message.replica, *line)

@@ -59,6 +59,8 @@ class DeviceShares:
         self._served = 0.0
         #: The device time that a share may save up.
         self._saved: float = SAVED_NS
+        #: Runs aside that are not charged yet, with their costs.
+        self._unpaid: list[tuple[Sequence[Taken], float]] = []
 
     def add(self, channel: ClientChannel) -> None:
         """Give a new channel the share that belongs to its weight and lane."""
@@ -100,8 +102,15 @@ class DeviceShares:
         share.turn = self._turn
 
     def charge(self, taken: Sequence[Taken], cost: float) -> None:
-        """Divide the cost of a run, in nanoseconds, among its members by their rows."""
+        """Divide the cost of a run, in nanoseconds, among its members by their rows.
+
+        A run aside is charged when `settle` is called, because shares belong to the
+        thread that schedules.
+        """
         if not taken:
+            return
+        if taken[0].client.is_aside:
+            self._unpaid.append((taken, cost))
             return
         self._served = max(self._served, min(e.client.share.used for e in taken))
         self._saved = max(SAVED_NS, SAVED_RUNS * cost)
@@ -109,6 +118,12 @@ class DeviceShares:
         for each in taken:
             client = each.client
             client.share.used += cost * (each.rows or 1) / rows / (client.weight or 1)
+
+    def settle(self) -> None:
+        """Charge the runs of a replica that is no longer aside."""
+        for taken, cost in self._unpaid:
+            self.charge(taken, cost)
+        self._unpaid.clear()
 
     def __repr__(self) -> str:
         return f"<DeviceShares {self._shares}>"

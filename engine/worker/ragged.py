@@ -287,7 +287,7 @@ class RaggedReplica(Replica):
             if self.shares.is_weighted:
                 self._queue.charge(entries, time.monotonic_ns() - now)
         for one in dropped:
-            one.client.link.completions.put(one.client.number, one.outcome, one.request)
+            one.client.completions.put(one.client.number, one.outcome, one.request)
         for client in touched:
             self._release(client)
         return list(touched)

@@ -219,7 +219,7 @@ class RegroupingReplica(Replica):
             return True  # the client has not read earlier messages, so do not ask twice
         slots = self._open[-1].slots
         name = next((n for n, s in zip(self._names, slots, strict=True) if s >= 0), "")
-        return client.link.completions.put(
+        return client.completions.put(
             client.number,
             Outcome.NEEDS_ROWS,
             0,

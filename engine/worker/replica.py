@@ -2,7 +2,8 @@
 
 Batching happens here, because all waiting requests are visible here. Requests of all
 clients are taken fairly (engine/worker/fair_queue.py), as whole requests, up to
-`max_rows` rows. The thread that runs programs calls all methods.
+`max_rows` rows. One thread at a time calls the methods, as a rule the one that
+schedules (engine/worker/large_runs.py).
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Replica:
                 self._queue.charge(entries, time.monotonic_ns() - now)
         for one in dropped:
             # After the batch, because results are taken in the order of requests.
-            one.client.link.completions.put(one.client.number, one.outcome, one.request)
+            one.client.completions.put(one.client.number, one.outcome, one.request)
         for client, count in taken.items():
             client.channel.requests.read_complete(count)
             release_all(client.channel.inputs)
@@ -286,7 +287,7 @@ class Replica:
         for entry in batch.entries:
             client = entry.client
             waited = max(0, started - entry.submitted)
-            client.link.completions.put(
+            client.completions.put(
                 client.number,
                 Outcome.DONE,
                 entry.request,

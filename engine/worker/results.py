@@ -13,6 +13,7 @@ from engine.errors import ExecutionFailed, counted
 from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
 from engine.transport.anchor_ring import AnchorRing
+from engine.transport.bulk_copy import COPIED_AT_ONCE
 from engine.transport.outcome import Outcome
 from engine.worker.batch import AnchorTable, Batch, Entry
 from engine.worker.client_channel import ClientChannel
@@ -180,8 +181,11 @@ def _scalar(value: Array) -> Array:
 def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
     nbytes = value.nbytes
     if nbytes:
-        flat = np.ascontiguousarray(value).reshape(-1)
-        anchor.payload[offset : offset + nbytes] = flat.view(np.uint8).data
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        if nbytes > COPIED_AT_ONCE:  # numpy lets other threads go on meanwhile
+            np.copyto(np.frombuffer(anchor.payload, np.uint8, nbytes, offset), flat)
+        else:
+            anchor.payload[offset : offset + nbytes] = flat.data
 
 
 def tell(
@@ -196,7 +200,7 @@ def tell(
     """Report the outcome of a request to the client. Its run had `rows` rows (0:
     the request's own) and took `took` nanoseconds (0: from `started` until now).
     """
-    entry.client.link.completions.put(
+    entry.client.completions.put(
         entry.client.number,
         outcome,
         entry.request,

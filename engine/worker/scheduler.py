@@ -1,8 +1,8 @@
-"""The single thread of a device process that runs programs, and its objects.
+"""The thread of a device process that runs programs, and its objects.
 
-Only this thread uses rings and replicas. Other threads prepare work, such as loading a
-model or mapping a channel. They pass it on as a command, which runs between two
-batches.
+Only this thread uses rings and replicas, except for one replica with large requests
+(engine/worker/large_runs.py). Other threads prepare work, such as loading a model or
+mapping a channel. They pass it on as a command, which runs between two batches.
 """
 
 from __future__ import annotations
@@ -12,28 +12,26 @@ import logging
 import os
 import select
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
-from engine.errors import InvalidInput
 from engine.run_failures import ResultsNotTaken
 from engine.transport.anchor_ring import AnchorRing
-from engine.transport.channel import Channel
 from engine.transport.link import (
+    ASIDE,
+    ASIDE_SINCE,
     BACKPRESSURE,
     BUSY,
+    LARGE,
     PARKED,
     RUNNING,
     SINCE,
     SUCCEEDED,
-    Link,
 )
 from engine.transport.ring_buffer import full_fence
-from engine.worker.batch import RunningBatch
 from engine.worker.client_channel import ClientChannel
 from engine.worker.command_queue import CommandQueue
-from engine.worker.fair_queue import DeviceShares
+from engine.worker.connections import ClientProcess, Connections
+from engine.worker.large_runs import LargeRuns
 from engine.worker.replica import Replica
 from engine.worker.spinning import Spinning
 from popef_io import TRACE
@@ -51,57 +49,32 @@ IDLE_TRIM_NS = 10_000_000_000
 SELECT_SIZE = 1024
 
 
-class ClientProcess:
-    """A client process: its link and the eventfd that wakes it."""
-
-    def __init__(self, number: int, link: Link, wake_fd: int, pid: int) -> None:
-        self.number = number
-        self.link = link
-        self.wake_fd = wake_fd
-        self.pid = pid
-        self.channels: dict[int, tuple[ClientChannel, Replica]] = {}
-
-    def close(self) -> None:
-        self.link.close()
-        os.close(self.wake_fd)
-
-    def __repr__(self) -> str:
-        return (
-            f"<ClientProcess {self.number} of process {self.pid}, {len(self.channels)}>"
-        )
-
-
-class RunStatus(NamedTuple):
-    """The present run: the number of its replica (0: none runs), when it began
-    (`time.monotonic_ns`), how long it has been running, and how long ago it was told to
-    end (0: it was not), in nanoseconds.
-
-    The time in which results wait for a client does not count.
-    """
-
-    replica: int
-    since: int
-    running_ns: int
-    unwanted_ns: int
-
-
 class Scheduler:
     """Replicas, clients and waiting requests.
 
     `run` is for one thread. Other threads pass commands to it through `commands`.
     `spin_us` is how long it polls for the next request before it sleeps
     (engine/devices/thread_plan.py). `give_back_memory` is called after a while without
-    requests, and by the thread that unloads a model.
+    requests, and by the thread that unloads a model. With `one_thread` large requests
+    run in the thread of all others.
     """
 
     def __init__(
-        self, spin_us: int = 0, give_back_memory: Callable[[], object] = gc.collect
+        self,
+        spin_us: int = 0,
+        give_back_memory: Callable[[], object] = gc.collect,
+        *,
+        one_thread: bool = False,
     ) -> None:
+        self._one_thread = one_thread
+        #: Commands change these objects.
+        self.connections = made = Connections()
+        self.clients, self.replicas = made.clients, made.replicas
+        self.shares, self._links = made.shares, made.links
+        self._ready, self._queued = made.ready, made.queued
+        self._go_aside = made.go_aside
         self.give_back_memory = give_back_memory
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self.clients: dict[int, ClientProcess] = {}
-        self._links: list[Link] = []  # the links of all clients
-        self.replicas: dict[int, Replica] = {}
         self.batches = 0
         self.busy_ns = 0
         self._succeeded = 0
@@ -109,30 +82,19 @@ class Scheduler:
         self._poller = select.poll()
         self._poller.register(self.wake_fd, select.POLLIN)
         self.commands = CommandQueue(self.wake_fd)
-        #: The replicas with waiting requests, in turn.
-        self._ready: deque[Replica] = deque()
-        self._queued: set[Replica] = set()
-        self.shares = DeviceShares()
+        self._large = LargeRuns(
+            self.commands, self._wake_clients, self._return_from_aside
+        )
         self._stopping = False
         self._spinning = Spinning(spin_us * 1000)
         self._woke = time.monotonic_ns()
         self._arena_grown = False
         self._trace = logger.isEnabledFor(TRACE)
 
-    def status(self) -> RunStatus:
-        """Return the state of the present run. For any thread."""
-        replica, running = self._replica, self.running()
-        number = 0 if replica is None else replica.number
-        if running is None:
-            return RunStatus(number, 0, 0, 0)
-        now, unwanted = time.monotonic_ns(), running.unwanted_since
-        since = running.since
-        return RunStatus(number, since, now - since, now - unwanted if unwanted else 0)
-
-    def running(self) -> RunningBatch | None:
-        """Return the run in progress. For any thread."""
-        replica = self._replica
-        return replica.running if replica is not None else None
+    def at_work(self) -> list[Replica]:
+        """Return the replicas that run now, at most two. For any thread."""
+        pair = self._replica, self._large.replica
+        return [replica for replica in pair if replica is not None]
 
     def has_failed(self, replica: int) -> None:
         """Restart the record of whether a run of a replica has succeeded. For the
@@ -163,7 +125,12 @@ class Scheduler:
         """
         links = self._links
         spinning = self._spinning
-        if spinning.credit > 0 and not wait_ns and spinning.spin(links):
+        if (
+            spinning.credit > 0
+            and not wait_ns
+            and self._large.replica is None  # which would have to wait meanwhile
+            and spinning.spin(links)
+        ):
             return
         began = time.monotonic_ns()
         self._arena_grown |= began - self._woke > LONG_NS
@@ -205,13 +172,19 @@ class Scheduler:
         return bool(self._poller.poll(wait_ns / 1e6))
 
     def _drain(self) -> None:
-        commands = self.commands.waiting
+        commands, large = self.commands.waiting, self._large
         while not commands.empty():  # only this thread takes commands
-            commands.get_nowait()()
+            command, beside = commands.get_nowait()
+            if beside or large.replica is None:
+                command()
+            else:
+                large.commands.append(command)
+        aside = large.replica
         for client in self.clients.values():
             for number in client.link.submissions.take():
                 found = client.channels.get(number)
-                if found is None:
+                if found is None or found[1] is aside:
+                    self._receive(client, number)
                     continue
                 channel, replica = found
                 channel.pending += 1
@@ -219,16 +192,40 @@ class Scheduler:
                     self._queued.add(replica)
                     self._ready.append(replica)
 
+    def _receive(self, client: ClientProcess, number: int) -> None:
+        """Receive a submission that is large, of a closed channel, or of the replica
+        that runs aside.
+        """
+        found = client.channels.get(number & ~LARGE)
+        if found is None:
+            return
+        channel, replica = found
+        if replica is self._large.replica:
+            self._large.arrived.append((client, number))
+            return
+        channel.pending += 1
+        if number & LARGE and len(self.replicas) > 1 and not self._one_thread:
+            channel.note_large()
+            self._go_aside.add(replica)
+        if replica not in self._queued:
+            self._queued.add(replica)
+            self._ready.append(replica)
+
     def _step(self) -> int:
         """Run the next batch. Return the nanoseconds to wait if none is due yet."""
         if self.shares.is_weighted:
-            self._ready = self.shares.in_turn(self._ready)
+            turn = [*self.shares.in_turn(self._ready)]
+            self._ready.clear()
+            self._ready.extend(turn)
         now = time.monotonic_ns()
         wait = 0
         for _ in range(len(self._ready)):
             replica = self._ready.popleft()
             due = replica.due_ns(now) if replica.may_wait else now
             if due <= now:
+                if replica in self._go_aside:
+                    self._run_aside(replica, now)
+                    continue
                 self._run_batch(replica, now)
                 return 0
             self._ready.append(replica)
@@ -244,7 +241,8 @@ class Scheduler:
             words[RUNNING] = replica.number
             words[SINCE] = now
         touched = replica.step()
-        self.busy_ns += time.monotonic_ns() - now
+        if self._large.replica is None:
+            self.busy_ns += time.monotonic_ns() - now
         if replica.batches != succeeded:
             self._succeeded |= 1 << (replica.number & 63)
         for client in self.clients.values():
@@ -263,6 +261,47 @@ class Scheduler:
             self._queued.discard(replica)
         self._wake_clients(touched)
 
+    def _run_aside(self, replica: Replica, now: int) -> None:
+        """Run the next batch in the second thread, or let the replica wait for it."""
+        if self._large.replica is not None:
+            self._large.waiting.append(replica)
+            return
+        for client in self.clients.values():
+            words = client.link.words
+            words[ASIDE] = replica.number
+            words[ASIDE_SINCE] = now
+        self._large.begin(replica, now)
+
+    def _return_from_aside(self, touched: list[ClientChannel]) -> None:
+        """Take back the replica whose run aside has ended, and do what waited for the
+        end.
+        """
+        ended = self._large.end()
+        self.shares.settle()
+        replica = ended.replica
+        if not any(channel.has_large for channel in replica.channels):
+            self._go_aside.discard(replica)
+        self._arena_grown = True
+        self.busy_ns += time.monotonic_ns() - ended.began
+        if replica.batches != ended.succeeded:
+            self._succeeded |= 1 << (replica.number & 63)
+        for client in self.clients.values():
+            words = client.link.words
+            words[ASIDE] = words[ASIDE_SINCE] = 0
+            words[BUSY] = self.busy_ns
+            words[SUCCEEDED] = self._succeeded
+        self.batches += 1
+        self._ready.extendleft(reversed(ended.waiting))
+        for client, number in ended.arrived:
+            self._receive(client, number)
+        if replica.pending:
+            self._ready.append(replica)
+        else:
+            self._queued.discard(replica)
+        self._wake_clients(touched)
+        for command in ended.commands:
+            command()
+
     def _wake_clients(self, touched: list[ClientChannel]) -> None:
         for client in self.clients.values():
             for channel in touched:
@@ -279,6 +318,8 @@ class Scheduler:
         This is backpressure, because the client has not collected enough of its
         results.
         """
+        if channel.completions is not channel.link.completions:
+            return self._large.wait_room(channel, anchor, size, ROOM_TIMEOUT)
         deadline = time.monotonic() + ROOM_TIMEOUT
         channel.link.words[BACKPRESSURE] = 1
         try:
@@ -298,82 +339,6 @@ class Scheduler:
             channel.link.words[BACKPRESSURE] = 0
             os.eventfd_write(self.wake_fd, 1)
         return offset
-
-    # -- commands, in the thread that runs programs
-
-    def add_client(self, client: ClientProcess) -> None:
-        """Serve a client process that has connected."""
-        self.clients[client.number] = client
-        self._links.append(client.link)
-
-    def add_replica(self, number: int, replica: Replica) -> None:
-        """Serve a model that was loaded."""
-        replica.use(self.shares)
-        self.replicas[number] = replica
-
-    def add_channel(
-        self,
-        number: int,
-        channel: Channel,
-        client: int,
-        replica: int,
-        priority: int,
-        weight: int,
-        lane: int,
-    ) -> None:
-        """Connect a client's channel to a replica."""
-        owner, loaded = self.clients.get(client), self.replicas.get(replica)
-        if owner is None or loaded is None:
-            raise InvalidInput("the model of this channel is not loaded")
-        mine = ClientChannel(number, channel, owner.link, priority, weight, lane)
-        owner.channels[number] = (mine, loaded)
-        loaded.add(mine)
-
-    def unload(self, number: int) -> None:
-        """Close a replica and every channel to it."""
-        replica = self.replicas.pop(number, None)
-        if replica is None:
-            return
-        for client in self.clients.values():
-            for key, (channel, of) in list(client.channels.items()):
-                if of is replica:
-                    del client.channels[key]
-                    self.shares.remove(channel)
-                    channel.channel.close()
-        if replica in self._queued:
-            self._ready.remove(replica)
-            self._queued.discard(replica)
-        replica.close()
-
-    def close_channel(self, client: int, number: int) -> None:
-        """Disconnect a channel."""
-        owner = self.clients.get(client)
-        found = owner.channels.pop(number, None) if owner is not None else None
-        if found is not None:
-            channel, replica = found
-            self._disconnect(channel, replica)
-
-    def _disconnect(self, channel: ClientChannel, replica: Replica) -> None:
-        replica.remove(channel)
-        channel.channel.close()
-        if replica in self._queued and not replica.pending:
-            # Otherwise its delay would begin again and again without gathering
-            # anything.
-            self._ready.remove(replica)
-            self._queued.discard(replica)
-
-    def drop_client(self, client: ClientProcess) -> None:
-        """Free the channels of an ended client process.
-
-        Replicas stay loaded as long as the owner of the device wants them.
-        """
-        if self.clients.pop(client.number, None) is None:
-            return
-        for channel, replica in client.channels.values():
-            self._disconnect(channel, replica)
-        client.channels.clear()
-        self._links.remove(client.link)
-        client.close()
 
     def stop(self) -> None:
         """Make `run` return after the present run."""

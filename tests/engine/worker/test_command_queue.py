@@ -23,14 +23,16 @@ def test_a_command_wakes_the_thread_and_waits_for_it(wake_fd: int) -> None:
     commands.do(lambda: done.append(1))
     assert os.eventfd_read(wake_fd) == 1
     assert done == []
-    commands.waiting.get_nowait()()
+    command, beside = commands.waiting.get_nowait()
+    assert not beside
+    command()
     assert done == [1]
     assert commands.waiting.empty()
 
 
 def test_the_caller_gets_the_error_of_its_command(wake_fd: int) -> None:
     commands = CommandQueue(wake_fd)
-    worker = threading.Thread(target=lambda: commands.waiting.get()())
+    worker = threading.Thread(target=lambda: commands.waiting.get()[0]())
     worker.start()
 
     def fail() -> None:

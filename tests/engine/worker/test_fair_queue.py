@@ -35,6 +35,7 @@ def channel(
         lane=lane,
         share=Share(),
         last_turn=0,
+        is_aside=False,
     )
     return cast(ClientChannel, made)
 

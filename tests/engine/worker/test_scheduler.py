@@ -1,4 +1,7 @@
-"""A device waits for less than a millisecond if a model asks for it."""
+"""A device waits for less than a millisecond if a model asks for it.
+
+Covers: engine/worker/connections.py.
+"""
 
 from __future__ import annotations
 
