@@ -64,6 +64,8 @@ MAX_DEFLATE_RATIO = 1032  # the most that zlib's format can reach; more is false
 
 _HEADER = struct.Struct("<8sHHIQQQIII8s")
 _CHECKSUM = struct.Struct("<I")
+#: The length in front of each STRING element, of `STRING_HEAD_SIZE` bytes.
+STRING_HEAD = struct.Struct("<I")
 _RESERVED = bytes(8)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from popef_io.errors import InvalidValueError, LimitError, Refused
+from popef_io.layout import STRING_HEAD
 from popef_io.validation import STRING_HEAD_SIZE
 
 _MAX_STRING_SIZE = (1 << 32) - 1  # bytes
@@ -67,16 +68,17 @@ def _bytes_of(element: Any) -> bytes:
 def _split(data: bytes, count: int) -> list[bytes]:
     if count * STRING_HEAD_SIZE > len(data):
         raise Refused(f"{len(data)} bytes cannot hold {count} strings")
-    elements = []
-    position = 0
+    elements: list[bytes] = []
+    end, position = len(data), 0
     for index in range(count):
         begin = position + STRING_HEAD_SIZE
-        position = begin + int.from_bytes(
-            data[begin - STRING_HEAD_SIZE : begin], "little"
+        # `unpack_from` takes half the time of a slice and `int.from_bytes`.
+        position = (
+            begin + STRING_HEAD.unpack_from(data, position)[0] if begin <= end else -1
         )
-        if begin > len(data) or position > len(data):
+        if not begin <= position <= end:
             raise Refused(f"string {index} of {count} extends past the end of the data")
         elements.append(data[begin:position])
-    if position != len(data):
-        raise Refused(f"{len(data) - position} unexpected bytes follow the last string")
+    if position != end:
+        raise Refused(f"{end - position} unexpected bytes follow the last string")
     return elements
