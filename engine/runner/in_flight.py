@@ -74,6 +74,16 @@ class InFlight:
         """Return the requests that are in the rings, oldest first."""
         return [r for r in self.requests.values() if r.slot >= 0]
 
+    def until(self, number: int) -> list[Request]:
+        """Return the requests in the rings, oldest first, up to this one. Return none
+        if it is no longer in flight.
+        """
+        if number not in self.requests:
+            return []
+        numbers = list(self.requests)
+        earlier = numbers[: numbers.index(number) + 1]
+        return [r for r in map(self.requests.__getitem__, earlier) if r.slot >= 0]
+
     def wait_for_room(self, most: int, end: float | None) -> None:
         """Block while `most` requests are in flight. Raises DeadlineExceeded at `end`
         (`time.monotonic()`).

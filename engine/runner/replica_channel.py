@@ -26,7 +26,7 @@ from engine.transport.link import MOST_OUTSTANDING
 from engine.transport.outcome import (
     DONE,
     INTERRUPTED,
-    Outcome,
+    NEEDS_ROWS,
     broken_off,
 )
 from engine.transport.output_arrays import OutputArrays
@@ -230,9 +230,11 @@ class ReplicaChannel(RequestChannel):
             completion = (outcome, number, queue_ns, compute_ns, rows, longest, text)
             reader.waiting.append(completion)
             return
+        if outcome == NEEDS_ROWS:
+            self._flush(number, text)
+            return
         # The request is done and wanted. Or it was abandoned, so its slots must still
-        # be released. Or it ended without results. Or the completion is a question
-        # (NEEDS_ROWS) and belongs to no request.
+        # be released. Or it ended without results.
         request = flight.requests.pop(number, None)
         if request is not None:
             self.device.outstanding -= 1
@@ -272,14 +274,9 @@ class ReplicaChannel(RequestChannel):
                     service.seen = compute_ns  # nothing waits, so nothing is learned
                 else:
                     failed = admission.learn(request, outcome, text, failed)
-            elif outcome != Outcome.NEEDS_ROWS:
+            else:
                 self.late += 1
                 admission.learn_abandoned(outcome, queue_ns, compute_ns, rows)
-            elif self._flusher is not None:
-                # The device makes the call without its lock, because a user's callback
-                # may submit requests, even to this channel.
-                ask = partial(self._flusher, self, text, flight.placed())
-                self.device.data_requests.append(ask)
             failure = failed
         except Exception as error:
             failure = broken_off(error)
@@ -287,6 +284,19 @@ class ReplicaChannel(RequestChannel):
             if request is not None and not (goes_on or request.done):
                 admission.rows -= request.rows or 1
                 request.resolve(failure)
+
+    def _flush(self, number: int, name: str) -> None:
+        """Let the user's callback give rows of an input. The device waits for them
+        since it took request `number`.
+
+        If the request has ended meanwhile, the device asks again for those after it.
+        """
+        waiting = self.flight.until(number)
+        if waiting and self._flusher is not None:
+            # The device makes the call without its lock, because a user's callback may
+            # submit requests, even to this channel.
+            ask = partial(self._flusher, self, name, waiting)
+            self.device.data_requests.append(ask)
 
     def _go_on(self) -> None:
         """Finish the request whose outputs were copied or are no longer wanted, and

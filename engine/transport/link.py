@@ -80,8 +80,8 @@ ASIDE_SINCE: Final = 9
 LARGE: Final = 1 << 60
 #: The most requests in flight over all models of one client and device.
 SLOTS: Final = 16384
-#: The most requests in flight over all channels. The other slots are for completions
-#: without a request (NEEDS_ROWS).
+#: The most requests in flight over all channels. The other slots are for questions
+#: (NEEDS_ROWS), which end no request.
 MOST_OUTSTANDING: Final = SLOTS - 1024
 _SUBMISSIONS_AT: Final = 3 * CONTROL_SIZE
 _COMPLETION_SIZE: Final = 64

@@ -28,8 +28,8 @@ class Outcome(IntEnum):
     """Outcomes of a request in the device process.
 
     REFUSED means: not now, because a model that the request's model calls is missing or
-    overloaded. NEEDS_ROWS does not end a request. It means that runs of a channel's
-    replica wait for data of the named input.
+    overloaded. NEEDS_ROWS does not end a request. It means that the channel's requests
+    up to that one wait for data of the named input.
     """
 
     DONE = 0
@@ -51,6 +51,7 @@ class Outcome(IntEnum):
 #: A plain name, because each request reads it and enumeration members are slow to look
 #: up.
 DONE: Final = int(Outcome.DONE)
+NEEDS_ROWS: Final = int(Outcome.NEEDS_ROWS)
 
 #: Outcomes that the code of a model reports.
 _SAID: Final[dict[Outcome, type[ExecutionFailed]]] = {

@@ -213,16 +213,17 @@ class RegroupingReplica(Replica):
 
     def _ask(self, units: int, now: int) -> bool:
         """Ask the client for missing rows. Return whether that was possible."""
-        client = self._open[-1].client
+        last = self._open[-1]
+        client = last.client
         self._asked_at = now
         if client.link.completions.unreleased()[0]:
             return True  # the client has not read earlier messages, so do not ask twice
-        slots = self._open[-1].slots
-        name = next((n for n, s in zip(self._names, slots, strict=True) if s >= 0), "")
+        slots = zip(self._names, last.slots, strict=True)
+        name = next((name for name, slot in slots if slot >= 0), "")
         return client.completions.put(
             client.number,
             Outcome.NEEDS_ROWS,
-            0,
+            last.request,
             rows=-units % self._each,
             text=name,
         )

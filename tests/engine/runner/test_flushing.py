@@ -27,6 +27,7 @@ from engine import (
     RunnerClosed,
     Tensor,
 )
+from engine.transport.outcome import NEEDS_ROWS
 from popef_io import DataType
 from tests.engine import models
 
@@ -216,6 +217,33 @@ def test_a_callback_that_fails_fails_what_waits(
         failing = False
         result = runner.execute({"input": numbers(2)}, timeout=60)
         np.testing.assert_array_equal(result["output"], numbers(2) * 2 + 1)
+
+
+def test_a_question_that_comes_late_concerns_only_its_own_requests(
+    tmp_path: Path, shared_device: Device
+) -> None:
+    """The device asked for rows, and the requests it asked for have ended meanwhile."""
+    path = models.affine(tmp_path / "m.popef", batch_size=4)
+    asked: list[str] = []
+
+    def flush(name: str, inputs: Arrays, outputs: Arrays) -> None:
+        asked.append(name)
+        raise LookupError(name)
+
+    config = by_rows(shared_device, timeout_ns=1 << 60, flush_callback=flush)
+    with ModelRunner(path, config) as runner:
+        (channel,) = runner._replicas.channels
+        ended = runner.execute_async({"input": numbers(4)})
+        assert ended.wait(60)
+        later = runner.execute_async({"input": numbers(1)})
+        question = (NEEDS_ROWS, ended.request.number, 0, 0, 3, 0, "input")
+        with shared_device.lock:
+            channel.finish(*question)
+        assert not shared_device.data_requests
+        rest = runner.execute_async({"input": numbers(3)})
+        assert later.wait(60)
+        assert rest.wait(60)
+        assert not asked
 
 
 def test_what_a_callback_raised_is_the_cause(
