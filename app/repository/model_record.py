@@ -62,6 +62,15 @@ class VersionRecord:
     passing: str = ""
 
     @property
+    def is_ready(self) -> bool:
+        """Return whether it is in memory, or the next request loads it.
+
+        A version that failed is not, although a request may load it again.
+        """
+        offered = self.source is not None and self.state is State.ON_DEMAND
+        return self.loaded is not None or offered
+
+    @property
     def is_on_demand(self) -> bool:
         """Return whether a request may load it now."""
         if self.loaded is not None or self.source is None:
@@ -239,6 +248,18 @@ class ModelRecord:
         """Return the version that a request would load first; None if there is none."""
         number = self.default_version
         if version is not None:
-            number = int(version) if version.isdecimal() and len(version) < 19 else 0
+            number = _number(version)
         entry = self.versions.get(number) if number else None
         return entry if entry is not None and entry.is_on_demand else None
+
+
+def ready_version(record: ModelRecord, version: str | None) -> VersionRecord | None:
+    """Return this version (None: the highest one) if it is ready; None if none is."""
+    asked = sorted(record.versions) if version is None else [_number(version)]
+    entries = (record.versions.get(number) for number in reversed(asked))
+    return next((e for e in entries if e is not None and e.is_ready), None)
+
+
+def _number(version: str) -> int:
+    """Return a version as a number; 0 if it is none."""
+    return int(version) if version.isdecimal() and len(version) < 19 else 0

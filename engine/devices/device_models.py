@@ -103,7 +103,7 @@ class DeviceModels:
         report = self._device.report
         running = report.running
         suspects = [r for r in running if not report.has_succeeded(r)] or running
-        succeeded = all(report.has_succeeded(replica) for replica in suspects)
+        succeeded = bool(suspects) and all(map(report.has_succeeded, suspects))
         names = [self._name_of(replica) for replica in suspects]
         death = self.failures.judge(how, *names, succeeded=succeeded)
         if death.culprit:

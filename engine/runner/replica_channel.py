@@ -231,7 +231,8 @@ class ReplicaChannel(RequestChannel):
             reader.waiting.append(completion)
             return
         if outcome == NEEDS_ROWS:
-            self._flush(number, text)
+            if self._flusher is not None:
+                _ask_for_rows(self, self._flusher, text, number)
             return
         # The request is done and wanted. Or it was abandoned, so its slots must still
         # be released. Or it ended without results.
@@ -285,19 +286,6 @@ class ReplicaChannel(RequestChannel):
                 admission.rows -= request.rows or 1
                 request.resolve(failure)
 
-    def _flush(self, number: int, name: str) -> None:
-        """Let the user's callback give rows of an input. The device waits for them
-        since it took request `number`.
-
-        If the request has ended meanwhile, the device asks again for those after it.
-        """
-        waiting = self.flight.until(number)
-        if waiting and self._flusher is not None:
-            # The device makes the call without its lock, because a user's callback may
-            # submit requests, even to this channel.
-            ask = partial(self._flusher, self, name, waiting)
-            self.device.data_requests.append(ask)
-
     def _go_on(self) -> None:
         """Finish the request whose outputs were copied or are no longer wanted, and
         then the later completions.
@@ -345,3 +333,19 @@ class ReplicaChannel(RequestChannel):
     def __repr__(self) -> str:
         counts = f"{self.in_flight}/{self.limit} in flight, {self.late} late"
         return f"<ReplicaChannel {self.name!r} on {self.device.id}, {counts}>"
+
+
+def _ask_for_rows(
+    channel: ReplicaChannel, flusher: Flush, name: str, number: int
+) -> None:
+    """Let the user's callback give rows of an input. The device waits for them since it
+    took request `number`.
+
+    If that request has ended meanwhile, the device asks again for those after it.
+    """
+    waiting = channel.flight.until(number)
+    if waiting:
+        # The device makes the call without its lock, because a user's callback may
+        # submit requests, even to this channel.
+        ask = partial(flusher, channel, name, waiting)
+        channel.device.data_requests.append(ask)

@@ -51,7 +51,7 @@ from app.errors import (
 from app.gateway import Gateway
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
-from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.model_record import ModelRecord, RepositoryError, ready_version
 from app.serving.timeout_policy import TimeoutPolicy
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
@@ -250,9 +250,10 @@ def _not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotRe
 
 def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
     record = find_model(gateway, name)
-    loaded = find_version(record, version)
-    if loaded is None and not gateway.on_demand.offers(name, version):
+    find_version(record, version)  # raises if there is none
+    entry = ready_version(record, version)
+    if entry is None:
         raise _not_ready(gateway, name, version)
-    if loaded is not None and not is_serving(loaded):
-        raise ModelNotReady(name, why_not_serving(loaded))
+    if entry.loaded is not None and not is_serving(entry.loaded):
+        raise ModelNotReady(name, why_not_serving(entry.loaded))
     return ModelReady(name=name, ready=True)

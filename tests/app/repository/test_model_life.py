@@ -16,7 +16,7 @@ import pytest
 from app.config.model_config import ModelConfig
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
-from app.repository.model_record import ModelRecord, VersionRecord
+from app.repository.model_record import ModelRecord, VersionRecord, ready_version
 from app.repository.scan import VersionSource
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "repository.md"
@@ -127,3 +127,20 @@ if __name__ == "__main__":
     text = PAGE.read_text()
     before, begin, rest = text.partition(BEGIN)
     PAGE.write_text(before + begin + drawing() + END + rest.partition(END)[2])
+
+
+def test_a_version_that_failed_is_not_ready_when_a_request_may_load_it_again() -> None:
+    record = ModelRecord("m")
+    first, second = (record.version(number, _load_nothing) for number in (1, 2))
+    for entry in (first, second):
+        entry.source = VersionSource(entry.version, ())
+        entry.on(Event.LOAD)
+    second.on(Event.FAIL, reason="it is broken")
+    second.retry_at = time.monotonic()  # the pause is over
+    assert second.is_on_demand
+    assert ready_version(record, None) is ready_version(record, "2") is None
+    first.on(Event.LOADED, loaded=_loaded(ModelConfig()))
+    assert ready_version(record, None) is ready_version(record, "1") is first
+    assert ready_version(record, "2") is ready_version(record, "x") is None
+    first.on(Event.EVICT)
+    assert ready_version(record, None) is first
