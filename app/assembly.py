@@ -18,7 +18,7 @@ from app.observe.log import LogControl
 from app.observe.metrics import MetricsRegistry
 from app.observe.tracing import NoTracing, Tracing
 from app.other_processes import OtherProcesses
-from app.plugins import REGIONS, TRACERS, plugins
+from app.plugins import REGIONS, TRACERS, first_plugin
 from app.pools import Pools
 from app.regions import Regions
 from app.reloading import Reloading
@@ -255,7 +255,7 @@ def places_of(settings: Settings) -> ModelPlaces:
 def _tracing(settings: Settings) -> Tracing:
     """Return the tracing of the first plugin that has one. Raises `InvalidConfig`."""
     offset = time.time_ns() - time.monotonic_ns()
-    for make in plugins(TRACERS).values():
+    if make := first_plugin(TRACERS):
         tracing: Tracing = make(settings, offset)
         return tracing
     if settings.trace_file is not None:
@@ -271,7 +271,7 @@ def _regions(settings: Settings) -> Regions | None:
     """
     if not settings.allow_shared_memory:
         return None
-    for make in plugins(REGIONS).values():
+    if make := first_plugin(REGIONS):
         regions: Regions = make(settings)
         return regions
     msg = "--allow-shared-memory: no plugin that reads shared memory is installed"

@@ -102,6 +102,13 @@ def plugins(group: str) -> Mapping[str, Any]:
     return MappingProxyType({k: one for k, one in found.items() if one is not None})
 
 
+def first_plugin(group: str) -> Any | None:
+    """Return the first object of an entry point group whose plugins exclude each other;
+    None if no plugin is there. For all threads.
+    """
+    return next(iter(plugins(group).values()), None)
+
+
 def with_sections() -> Mapping[str, Any]:
     """Return the plugins that have a section in a model's configuration, by name."""
     return {**plugins(INPUT_DECODERS), **plugins(MODEL_FORMATS)}

@@ -255,8 +255,9 @@ class ModelRecord:
 
 def ready_version(record: ModelRecord, version: str | None) -> VersionRecord | None:
     """Return this version (None: the highest one) if it is ready; None if none is."""
-    asked = sorted(record.versions) if version is None else [_number(version)]
-    entries = (record.versions.get(number) for number in reversed(asked))
+    every = sorted(record.versions, reverse=True)
+    asked = every if version is None else [_number(version)]
+    entries = map(record.versions.get, asked)
     return next((e for e in entries if e is not None and e.is_ready), None)
 
 

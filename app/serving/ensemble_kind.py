@@ -7,7 +7,7 @@ from typing import Protocol
 
 from app.config.declared import DeclaredTensors
 from app.config.model_config import ModelConfig
-from app.plugins import ENSEMBLES, plugins
+from app.plugins import ENSEMBLES, first_plugin
 from app.serving.ensemble import Ensemble
 from app.serving.table import ModelTable
 from app.spec import ModelSpec
@@ -51,7 +51,7 @@ class EnsembleKind(Protocol):
 
 def ensemble_kind() -> EnsembleKind:
     """Return what makes ensembles. Raises ValueError if no plugin has it."""
-    for kind in plugins(ENSEMBLES).values():
-        found: EnsembleKind = kind
-        return found
-    raise ValueError(NO_PLUGIN)
+    found: EnsembleKind | None = first_plugin(ENSEMBLES)
+    if found is None:
+        raise ValueError(NO_PLUGIN)
+    return found

@@ -102,9 +102,10 @@ class DeviceModels:
         """
         report = self._device.report
         running = report.running
-        suspects = [r for r in running if not report.has_succeeded(r)] or running
-        succeeded = bool(suspects) and all(map(report.has_succeeded, suspects))
-        names = [self._name_of(replica) for replica in suspects]
+        unproven = [r for r in running if not report.has_succeeded(r)]
+        # A process that dies while it loads a model has no run that could succeed.
+        succeeded = bool(running) and not unproven
+        names = [self._name_of(replica) for replica in unproven or running]
         death = self.failures.judge(how, *names, succeeded=succeeded)
         if death.culprit:
             self.rest(death.culprit)

@@ -78,11 +78,13 @@ class InFlight:
         """Return the requests in the rings, oldest first, up to this one. Return none
         if it is no longer in flight.
         """
-        if number not in self.requests:
-            return []
-        numbers = list(self.requests)
-        earlier = numbers[: numbers.index(number) + 1]
-        return [r for r in map(self.requests.__getitem__, earlier) if r.slot >= 0]
+        found = []
+        for each, request in self.requests.items():
+            if request.slot >= 0:
+                found.append(request)
+            if each == number:
+                return found
+        return []
 
     def wait_for_room(self, most: int, end: float | None) -> None:
         """Block while `most` requests are in flight. Raises DeadlineExceeded at `end`

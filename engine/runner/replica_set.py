@@ -175,7 +175,7 @@ class ReplicaSet:
             return
         self.origin.check("ModelRunner")
         device, lines = self._devices[replica], self._replicas[replica]
-        if not device.check() or lines is None or not lines.default.usable:
+        if not device.check() or not _can_run(lines):
             device.recover()
             time.sleep(device.models.rest_of(self._plan.name))
             device.models.resume()
@@ -202,7 +202,7 @@ class ReplicaSet:
         # earlier raise here.
         self._loaded = True
         for replica, lines in enumerate(self._replicas):
-            if lines is None or not lines.default.usable:
+            if not _can_run(lines):
                 raise self._lost(replica)
 
     def reload(self, device: LinkedDevice) -> None:

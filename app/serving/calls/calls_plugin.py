@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from app.plugins import MODEL_CALLS, plugins
+from app.plugins import MODEL_CALLS, first_plugin
 from app.serving.calls.requester import OtherRequesters
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable
@@ -56,7 +56,5 @@ class MakeModelCalls(Protocol):
 
 def make_model_calls() -> MakeModelCalls | None:
     """Return what makes the calls of a gateway; None if no plugin has it."""
-    for make in plugins(MODEL_CALLS).values():
-        found: MakeModelCalls = make
-        return found
-    return None
+    found: MakeModelCalls | None = first_plugin(MODEL_CALLS)
+    return found

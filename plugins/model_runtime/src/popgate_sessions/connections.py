@@ -196,7 +196,7 @@ class Connections:
 
     @property
     def binding(self) -> Binding:
-        """Return the source of each anchor, as the device is told."""
+        """Return the source of each anchor, for the device."""
         fixed = self._fixed.items()
         return Binding(
             host=tuple(sorted([*self.sources, *self.sinks])),
