@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 MIB = 1 << 20
 
@@ -66,3 +67,10 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+class Total(Protocol):
+    """A number that the processes of a server have together."""
+
+    def tell(self, part: int) -> int:
+        """Set this process's part; return the total."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.limits import Total
 from app.observe.answers import Answers
 from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
 from app.observe.shared_counters import OwnNumbers
-from app.observe.shared_totals import Total
 from engine import Device
 
 
@@ -27,7 +27,7 @@ class WorkerState:
 class OtherProcesses:
     """No other processes: this process takes the connections itself.
 
-    `app.workers` has the subclass for workers.
+    The plugin for `--workers` has a subclass.
     """
 
     #: The bytes of bodies and answers in transit, if other processes hold some too.

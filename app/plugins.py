@@ -38,6 +38,9 @@ MODEL_SOURCES: Final = "popgate.model_sources"
 MODEL_FORMATS: Final = "popgate.model_formats"
 #: Decoders before a model of any kind (`app.repository.formats.InputDecoder`).
 INPUT_DECODERS: Final = "popgate.input_decoders"
+#: Several processes that accept the connections of a server: a function of the settings
+#: and the listeners that returns `app.run.ServerProcesses`.
+PROCESSES: Final = "popgate.processes"
 #: Settings, models and statuses for clients of another server
 #: (`app.config.profiles.Profile`).
 PROFILES: Final = "popgate.profiles"

@@ -9,13 +9,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from functools import partial
+from typing import Any, Protocol
 
 from app.assembly import gateway_of
 from app.gateway import Gateway
 from app.http.access import Access, is_loopback
 from app.http.front import InferFront
-from app.http.listeners import MAIN, Listeners, inherited_sockets
+from app.http.listeners import Listeners, inherited_sockets
 from app.http.open_connections import OpenConnections
 from app.http.server import GatewayServer, ListenError
 from app.http.tls import Certificate, TlsError
@@ -23,6 +23,7 @@ from app.main import create_app
 from app.observe.log import is_written
 from app.observe.metrics import MetricsRegistry
 from app.other_processes import OtherProcesses
+from app.plugins import PROCESSES, first_plugin
 from app.server_process import (
     certificate_of,
     prepare_process,
@@ -33,6 +34,7 @@ from app.service_manager import ServiceManager, state_of
 from app.serving.table import ModelTable
 from app.settings import Settings
 from engine import (
+    InvalidConfig,
     NoDeviceAvailable,
     TimedOut,
     raise_descriptor_limit,
@@ -44,6 +46,42 @@ EXIT_FAILED = 1
 EXIT_NO_DEVICE = 3
 #: The descriptors of a server with one model, one device and some connections.
 _FEWEST = 64
+NO_PLUGIN = (
+    "no plugin that serves with several processes is installed: install one, or leave "
+    "out --workers"
+)
+
+
+class ServerProcesses(Protocol):
+    """The processes that accept the connections of a server.
+
+    A plugin has them for `--workers N` if N is more than 1 (entry point group
+    `popgate.processes`: a function of the settings and the listeners).
+    """
+
+    #: The sockets from which this process itself accepts connections.
+    listeners: list[socket.socket]
+
+    def others(self, table: ModelTable, metrics: MetricsRegistry) -> OtherProcesses:
+        """Return the link to the other processes. They run the models of `table`, and
+        count for `metrics`. Called once, before `server`.
+        """
+
+    def server(self, app: InferFront, options: dict[str, Any]) -> GatewayServer:
+        """Return the server of this process."""
+
+
+class OneProcess:
+    """This process accepts all connections."""
+
+    def __init__(self, listeners: Listeners) -> None:
+        self.listeners = [listeners.main]
+
+    def others(self, table: ModelTable, metrics: MetricsRegistry) -> OtherProcesses:
+        return OtherProcesses()
+
+    def server(self, app: InferFront, options: dict[str, Any]) -> GatewayServer:
+        return GatewayServer(app, **options)
 
 
 def run_gateway(
@@ -62,6 +100,7 @@ def run_gateway(
     """
     _check_descriptors()
     certificate = _certificate(settings)
+    make_processes = _processes_plugin(settings)
     listeners = Listeners(settings, inherited_sockets())
     manager = ServiceManager()
     url = listeners.url
@@ -78,22 +117,23 @@ def run_gateway(
 
     try:
         prepare_process(settings)  # first, because a gateway may log while it is made
+        processes = make_processes(settings, listeners)
         gateway = gateway_of(
             settings,
             on_started=started,
             on_failed=failed,
-            make_others=partial(_others, settings, listeners),
+            make_others=processes.others,
             connections=OpenConnections(settings.max_connections),
             certificate=certificate,
         )
         app = create_app(gateway=gateway)
-        server = _server(settings, gateway, app, listeners, certificate, manager)
+        options = _options(settings, gateway, app, listeners, certificate, manager)
+        server = processes.server(app, options)
         gc.freeze()
         gc.enable()
         on_listening(url, listeners.metrics_url)
         _warn_of_strangers(settings, app.access, listeners.main)
-        # Several workers have sockets of their own.
-        server.run(sockets=[] if settings.workers > 1 else [listeners.main])
+        server.run(sockets=processes.listeners)
         gateway.journal.write_gathered()
     finally:
         listeners.close()
@@ -121,34 +161,27 @@ def _check_descriptors() -> None:
         raise ListenError(msg)
 
 
-def _others(
+def _processes_plugin(
     settings: Settings,
-    listeners: Listeners,
-    table: ModelTable,
-    metrics: MetricsRegistry,
-) -> OtherProcesses:
+) -> Callable[[Settings, Listeners], ServerProcesses]:
+    """Return what makes the processes of a server. Raises `InvalidConfig`."""
     if settings.workers == 1:
-        return OtherProcesses()
-    # A single process does not need the import.
-    from app.workers.supervisor import Workers
-
-    return Workers(
-        settings,
-        listeners.of_workers,
-        table,
-        metrics,
-        keeps_listeners=MAIN in listeners.inherited,
-    )
+        return lambda _, listeners: OneProcess(listeners)
+    found = first_plugin(PROCESSES)
+    if found is None:
+        raise InvalidConfig(NO_PLUGIN)
+    make_processes: Callable[[Settings, Listeners], ServerProcesses] = found
+    return make_processes
 
 
-def _server(
+def _options(
     settings: Settings,
     gateway: Gateway,
     app: InferFront,
     listeners: Listeners,
     certificate: Certificate | None,
     manager: ServiceManager,
-) -> GatewayServer:
+) -> dict[str, Any]:
     def drain() -> None:
         manager.stopping()
         gateway.begin_drain()
@@ -157,7 +190,7 @@ def _server(
         manager.reloading()
         gateway.reloading.request(manager.reloaded)
 
-    options = server_options(settings) | {
+    return server_options(settings) | {
         "certificate": certificate,
         "open_connections": gateway.connections,
         "sides": listeners.sides(app),
@@ -168,13 +201,6 @@ def _server(
         "on_reload": reload,
         "abort": gateway.abort,
     }
-    if settings.workers == 1:
-        return GatewayServer(app, **options)
-    from app.workers.server import SupervisorServer
-    from app.workers.supervisor import Workers
-
-    assert isinstance(gateway.others, Workers)
-    return SupervisorServer(app, gateway.others, **options)
 
 
 def _certificate(settings: Settings) -> Certificate | None:

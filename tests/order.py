@@ -21,7 +21,7 @@ LONGEST = (
     "tests/docs/test_blocks.py",
     "plugins/python_models/tests/test_python_file.py",
     "plugins/onnx/tests/test_hostile_models.py",
-    "tests/app/workers/test_workers.py",
+    "plugins/workers/tests/test_workers.py",
     "tests/popgate/test_routes.py",
     "tests/engine/devices/test_device_manager.py",
     "tests/native/test_modules.py",

@@ -67,6 +67,7 @@ PLUGINS: dict[str, frozenset[str]] = {
         {"popef_io", "engine", "app", "popgate_client", "popgate_sessions"}
         | {"popgate_tools"}
     ),
+    "popgate_workers": frozenset({"engine", "app"}),
     "popgate_tools": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_onnx"}
     ),
@@ -134,9 +135,6 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
         "api": frozenset(
             {"http", "repository", "serving", "codec", "config", "observe"}
         ),
-        "workers": frozenset(
-            {"api", "http", "repository", "serving", "codec", "config", "observe"}
-        ),
         "cli": frozenset(
             {"api", "http", "repository", "serving", "codec", "config", "observe"}
         ),
@@ -167,10 +165,10 @@ TOP: dict[str, dict[str, frozenset[str]]] = {
     "app": {
         "pools": frozenset(),
         "reloading": frozenset(),
-        "gateway": frozenset({"api", "cli", "workers"}),
+        "gateway": frozenset({"api", "cli"}),
         "assembly": frozenset({"cli"}),
-        "other_processes": frozenset({"workers"}),
-        "server_process": frozenset({"workers"}),
+        "other_processes": frozenset(),
+        "server_process": frozenset(),
         "main": frozenset({"cli"}),
         "run": frozenset({"cli"}),
         "service_manager": frozenset(),
@@ -413,8 +411,6 @@ SET_FROM_OUTSIDE = {
     "app/serving/call.py": "held owner priority",
     "app/serving/sequences.py": "batch_rows compute_ns device_id outputs queue_ns",
     "app/serving/steps.py": "batch_rows device_id error outputs",
-    "app/workers/front.py": "is_done",
-    "app/workers/supervisor.py": "awaiting pending",
     "engine/runner/admission.py": "seen since",
     "engine/runner/channel_rings.py": "slot submitted_ns",
     "engine/runner/in_flight.py": "compute_ns queue_ns rows",

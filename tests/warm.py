@@ -55,7 +55,7 @@ _ROLES = {
         "app.cli.settings_options",
         "app.assembly",
         "app.run",
-        "app.workers.process",
+        "popgate_workers.process",
         # Imported by each server when it starts.
         "anyio._backends._asyncio",
         "concurrent.futures.thread",
@@ -69,7 +69,7 @@ _ROLES = {
     "from tests.warm import script; script()": ("tests.warm_scripts",),
 }
 #: Modules that are run by their names, which the last of the roles has imported.
-_MODULES = {"app.workers.process": "worker"}
+_MODULES = {"popgate_workers.process": "worker"}
 #: Read when modules are imported. OpenTelemetry's SDK, which reads more, is not
 #: imported before.
 _NEVER = ("MODEL_RUNTIME_", "POPEF_", "OTEL_PROPAGATORS", "OTEL_PYTHON_")

@@ -19,6 +19,7 @@ _IMPORTED = (
     plugins.INPUT_DECODERS,
     plugins.MODEL_CALLS,
     plugins.MODEL_FORMATS,
+    plugins.PROCESSES,
     plugins.PROFILES,
     plugins.REGIONS,
     plugins.ROUTES,

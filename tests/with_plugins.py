@@ -29,8 +29,6 @@ NEED_PLUGINS = (
     "tests/app/test_plugins.py::test_a_plugin",
     "tests/app/test_plugins.py::test_a_section_of_a_plugin_is_checked",
     "tests/popgate/test_own.py::test_the_command_uses_its_own_packages",
-    # The messages include those of the compiler.
-    "tests/app/workers/test_messages.py",
     "tests/app/api/test_asyncio_client.py::test_shared_memory",
     "tests/app/api/test_routes.py::test_shared_memory",
     "tests/app/api/test_stock_client.py::TestSharedMemory",
@@ -54,18 +52,24 @@ NEED_PLUGINS = (
     "tests/app/serving/test_keys.py::test_keys_come_and_go_while_models_load",
     "tests/app/serving/test_keys_apart.py",
     "tests/app/serving/test_streams_and_swaps.py",
-    "tests/app/workers/test_",
     "tests/deploy/test_saturation.py",
     "tests/docs/test_python_models.py",
     "tests/engine/runner/test_python_adapter.py::test_a_file_for_another_server_runs",
     "tests/engine/runner/test_requeue.py",
     "tests/examples/test_python.py",
     "tests/popgate/test_routes.py",
+    # Several workers, and routes of plugins below a base path.
+    "tests/app/http/test_answers.py::test_what_a_worker_has_counted_outlives_it",
+    "tests/app/http/test_base_path.py",
+    "tests/app/test_run.py::test_what_its_starter_blocked",
+    "tests/app/repository/test_load_overrides.py",
     "tests/app/test_pairs.py",
     "tests/app/test_pairs_at_work.py",
 )
 #: Fixtures that start a server with the profile of a plugin.
 NEED_PLUGIN_FIXTURES = {"triton"}
+#: Parameters of tests that start several workers.
+WORKERS = (2, "2", ("--workers", "2"))
 CORE_ALONE = not entry_points(group="popgate.commands")
 
 
@@ -88,6 +92,14 @@ def pytest_collection_modifyitems(
         for item in items
         if item.nodeid.startswith(NEED_PLUGINS)
         or NEED_PLUGIN_FIXTURES & set(getattr(item, "fixturenames", ()))
+        or _starts_workers(item)
     ]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
+
+
+def _starts_workers(item: pytest.Item) -> bool:
+    parameters = getattr(item, "callspec", None)
+    if parameters is None or '"--workers"' not in item.path.read_text():
+        return False
+    return any(value in WORKERS for value in parameters.params.values())

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from app.observe.shared_totals import Total
+from app.limits import Total
 
 #: Connections beyond the limit that are let in, for health checks and management.
 MOST_EXTRA: Final = 64

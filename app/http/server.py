@@ -46,8 +46,8 @@ from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront
 from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
+from app.limits import Total
 from app.observe.loop_watch import LoopWatch, watch
-from app.observe.shared_totals import Total
 
 logger = logging.getLogger(__name__)
 

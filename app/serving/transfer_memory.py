@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from app.errors import TransferMemoryFull
-from app.observe.shared_totals import Total
+from app.limits import Total
 
 #: Bodies and answers up to this size are never refused.
 SMALL = 64 * 1024

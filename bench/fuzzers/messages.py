@@ -29,7 +29,6 @@ import msgspec
 
 from app.repository.formats import SharedFormat
 from app.spec import ModelSpec, TensorSpec
-from app.workers.messages import START, TO_SUPERVISOR, TO_WORKER
 from bench.fuzzers.cases import run_cases
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.runner.runner_description import RunnerDescription
@@ -57,6 +56,7 @@ from popgate_session_messages import (
     FROM_DEVICE,
     SESSION_MODEL,
 )
+from popgate_workers.messages import START, TO_SUPERVISOR, TO_WORKER
 
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (

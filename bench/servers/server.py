@@ -166,7 +166,7 @@ class Server:
 
     def worker_pids(self) -> list[int]:
         """Return the workers of a gateway that has some."""
-        return self._children("app.workers.process")
+        return self._children("popgate_workers.process")
 
     def _children(self, module: str) -> list[int]:
         found = children(self.pid)

@@ -24,12 +24,12 @@ from onnx import save_model
 
 from plugins.remote.tests.test_hugging_face import push
 from plugins.remote.tests.web import serving
+from plugins.workers.tests.conftest import prefix
 from tests.app.api import browser
 from tests.app.api.browser import Browser
 from tests.app.config.test_ragged_config import SECTION
 from tests.app.served import ServedGateway, add, run_popgate
 from tests.app.serving.test_generators import COUNT, SEQUENCE, SUM, write
-from tests.app.workers.conftest import prefix
 from tests.engine import models
 from tests.engine.worker.test_ragged import network
 from tests.support import FOR_EVER, WAIT, until

@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, save_model
 from app.config.model_config import ModelConfigError
 from app.config.model_options import read_options
 from app.plugins import MODEL_FORMATS, _all_points, _points, plugins
+from app.run import NO_PLUGIN
 from tests.app.served import ROOT, ServedGateway
 from tests.docs.reader import read_blocks
 
@@ -115,27 +116,35 @@ main()
 """
 
 
-def test_the_core_needs_no_plugin(tmp_path: Path) -> None:
-    """Without any, the command of the core is there: it serves."""
+def bare(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `popgate` without a plugin."""
     names = {path.name for path in ROOT.glob("plugins/*/src/*") if path.is_dir()}
     assert len(names) > 5
+    return subprocess.run(
+        [sys.executable, "-c", f"PLUGINS = {names!r}\n{BARE}", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
-    def popgate(*arguments: str | Path) -> str:
-        code = f"PLUGINS = {names!r}\n{BARE}"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
-    shown = popgate("--help").partition("Commands:\n")[2]
+def test_the_core_needs_no_plugin() -> None:
+    """Without any, the command of the core is there: it serves."""
+    done = bare("--help")
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.partition("Commands:\n")[2]
     commands = {line.split()[0] for line in shown.splitlines()}
     assert commands == {"serve"}
-    assert "--model-repository" in popgate("serve", "--help")
+    done = bare("serve", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--model-repository" in done.stdout
+
+
+def test_workers_need_their_plugin(tmp_path: Path) -> None:
+    done = bare("serve", "-m", tmp_path, "--port", "0", "--workers", "2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"popgate: error: {NO_PLUGIN}"]
 
 
 def test_a_section_of_a_plugin_is_checked(served: ServedGateway) -> None:

@@ -19,12 +19,17 @@ from app.serving.ensemble import Step as GraphStep
 from app.serving.table import ModelTable
 from app.serving.tensor_fit import common_shape
 from app.spec import ModelSpec, TensorSpec
-from app.workers.messages import TO_WORKER, ModelChanged, SharedEnsemble, SharedEntry
 from engine import Form
 from engine.transport.messages import encode
 from popgate_ensembles.graph import EnsembleGraph, Face, compose
 from popgate_ensembles.kind import KIND
 from popgate_ensembles.runner import EnsembleRunner
+from popgate_workers.messages import (
+    TO_WORKER,
+    ModelChanged,
+    SharedEnsemble,
+    SharedEntry,
+)
 
 
 def tensor(text: str) -> TensorSpec:

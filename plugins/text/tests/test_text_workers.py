@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from plugins.workers.tests.conftest import connect, prefix
 from tests.app.served import ServedGateway
-from tests.app.workers.conftest import connect, prefix
 from tests.engine import models
 from tests.support import until
 

@@ -32,7 +32,8 @@ TARGET_LABELS = {"instance", "job", "pod"}
 #: Words of PromQL in our queries that are no metrics.
 WORDS = {"sum", "avg", "min", "count", "rate", "increase", "histogram_quantile"}
 WORDS |= {"changes", "time", "max", "or", "on", "group_left", "bool"}
-#: What tests/app/workers and tests/app/http/test_tls.py see: not every server has it.
+#: Not every server has these; plugins/workers/tests and tests/app/http/test_tls.py see
+#: them.
 ELSEWHERE = {
     "popgate_worker_up": {"worker"},
     "popgate_worker_restarts_total": {"worker"},

@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from app.http.connection_limit import ConnectionLimit, Entry
-from app.observe.shared_totals import SharedTotals
 from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import ServedGateway
 from tests.engine import models
@@ -99,18 +98,6 @@ def test_an_address_has_its_own_limit() -> None:
     for guest, address in list(room.there):
         room.leave(guest, address)
     assert limit._of_address == {}
-
-
-def test_connections_of_all_count() -> None:
-    totals = SharedTotals.create(2)
-    one, other = (ConnectionLimit(10, totals.connections(n)) for n in range(2))
-    assert one.enter(Guest(), "", 7) is Entry.FREE
-    assert other.enter(Guest(asks=True), "", 3) is Entry.FREE
-    assert other.enter(Guest(asks=True), "", 4) is Entry.EXTRA
-    one.leave(Guest(), "", 6)
-    assert other.enter(Guest(asks=True), "", 4) is Entry.FREE
-    assert repr(one).startswith("<ConnectionLimit 10, <Total [6, 4]")
-    totals.memory.close()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -9,12 +9,6 @@ import numpy as np
 import pytest
 
 from app.spec import ModelSpec, TensorSpec
-from app.workers.messages import (
-    TO_WORKER,
-    ModelChanged,
-    SharedEntry,
-    SharedModel,
-)
 from bench.fuzzers.messages import harness
 from engine import Form, RunnerDescription, Tensor
 from engine.model.batch_plan import AnchorRows, BatchPlan
@@ -22,6 +16,12 @@ from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
 from engine.transport.messages import encode
 from popef_io import DataType
+from popgate_workers.messages import (
+    TO_WORKER,
+    ModelChanged,
+    SharedEntry,
+    SharedModel,
+)
 
 
 def arrived(entry: SharedEntry) -> SharedEntry:

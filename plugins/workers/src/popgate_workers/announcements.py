@@ -9,15 +9,15 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
 
-from app.workers.messages import (
+from engine import Device, EngineError, MessageTooLong, ModelRunner, send_message
+from popgate_workers.messages import (
     MOST,
     JoinDevice,
     ModelChanged,
     SharedEntry,
     ToWorker,
 )
-from app.workers.publication import Publication
-from engine import Device, EngineError, MessageTooLong, ModelRunner, send_message
+from popgate_workers.publication import Publication
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgpack
 
-from app.workers.messages import Answer, AskersTold, JournalTold, Question
 from engine import SharedMemory
+from popgate_workers.messages import Answer, AskersTold, JournalTold, Question
 
 
 class Questions:

@@ -3,7 +3,7 @@ loaded.
 
 It owns its connections, their requests, and its own links and channels to the devices,
 so batches mix the requests of all workers. It runs plain inference with known models.
-All other requests go to the supervisor (app/http/relay.py), which knows everything.
+All other requests go to the supervisor (relay.py), which knows everything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from app.serving.keys import Keys
 from app.serving.runner import RequestScheduler
 from app.serving.table import ModelEntry, ModelTable
 from app.serving.timeout_policy import TimeoutPolicy
-from app.workers.joined_devices import JoinedDevices
-from app.workers.messages import (
+from engine import (
+    ExecutionFailed,
+    JoinedRunner,
+    SharedMemory,
+    send_message,
+)
+from popgate_workers.joined_devices import JoinedDevices
+from popgate_workers.messages import (
     MOST,
     TO_WORKER,
     AddPart,
@@ -50,14 +56,8 @@ from app.workers.messages import (
     ToSupervisor,
     ToWorker,
 )
-from app.workers.shared_runners import LocalRunner, SharedRunners, can_run
-from app.workers.worker_paths import WorkerPaths
-from engine import (
-    ExecutionFailed,
-    JoinedRunner,
-    SharedMemory,
-    send_message,
-)
+from popgate_workers.shared_runners import LocalRunner, SharedRunners, can_run
+from popgate_workers.worker_paths import WorkerPaths
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class WorkersServer(Protocol):
 class Worker:
     """The models and devices of one worker process. For its event loop's thread.
 
-    `sock` leads to the supervisor, whose end is the worker's (app/workers/process.py).
+    `sock` leads to the supervisor, whose end is the worker's (process.py).
     `number` is the worker's place among its siblings, and `connections` are its open
     connections.
     """

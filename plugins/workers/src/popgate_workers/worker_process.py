@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from app.observe.shared_counters import CounterSegment
-from app.observe.shared_totals import SharedTotals
-from app.workers.announcements import Announcements
-from app.workers.messages import (
+from engine import close_all, environment, send_message, starting
+from popgate_workers.announcements import Announcements
+from popgate_workers.messages import (
     MOST,
     TO_SUPERVISOR,
     AskAskers,
@@ -31,10 +31,10 @@ from app.workers.messages import (
     Switched,
     ToWorker,
 )
-from app.workers.publication import Publication
-from app.workers.questions import Questions
-from app.workers.stand_in import StandIn
-from engine import close_all, environment, send_message, starting
+from popgate_workers.publication import Publication
+from popgate_workers.questions import Questions
+from popgate_workers.shared_totals import SharedTotals
+from popgate_workers.stand_in import StandIn
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ STALLED = 1.0
 
 
 class Supervisor(Protocol):
-    """Interface of the supervisor for a worker (`app.workers.supervisor.Workers`)."""
+    """Interface of the supervisor (`supervisor.Workers`) for a worker."""
 
     @property
     def is_ending(self) -> bool: ...
@@ -97,7 +97,7 @@ class StartedWorker:
             with starting():
                 self._process = subprocess.Popen(
                     [
-                        *(sys.executable, "-P", "-m", "app.workers.process"),
+                        *(sys.executable, "-P", "-m", "popgate_workers.process"),
                         *("--control-fd", str(theirs.fileno())),
                         *("--owner-fd", str(read_end)),
                     ],

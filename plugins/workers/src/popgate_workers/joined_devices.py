@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 
 from app.serving.calls.requester import Requester, requester_of
-from app.workers.messages import JoinDevice
 from engine import EngineError, JoinedDevice
+from popgate_workers.messages import JoinDevice
 
 logger = logging.getLogger(__name__)
 

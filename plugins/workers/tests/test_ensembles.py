@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
+from plugins.workers.tests.conftest import metric, prefix
 from tests.app.served import ServedGateway, add
-from tests.app.workers.conftest import metric, prefix
 from tests.engine import models
 from tests.support import until
 

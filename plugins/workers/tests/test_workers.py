@@ -1,10 +1,19 @@
 """`popgate serve --workers 2`: several processes take connections for one server.
 
-Covers: app/other_processes.py, app/workers/announcements.py, app/workers/process.py,
-app/workers/publication.py, app/workers/questions.py, app/workers/server.py,
-app/workers/stand_in.py, app/workers/supervisor.py, app/workers/worker.py,
-app/workers/worker_process.py, app/workers/joined_devices.py,
-app/workers/shared_runners.py, app/workers/worker_paths.py.
+Covers: app/other_processes.py,
+    plugins/workers/src/popgate_workers/announcements.py,
+    plugins/workers/src/popgate_workers/joined_devices.py,
+    plugins/workers/src/popgate_workers/process.py,
+    plugins/workers/src/popgate_workers/processes.py,
+    plugins/workers/src/popgate_workers/publication.py,
+    plugins/workers/src/popgate_workers/questions.py,
+    plugins/workers/src/popgate_workers/server.py,
+    plugins/workers/src/popgate_workers/shared_runners.py,
+    plugins/workers/src/popgate_workers/stand_in.py,
+    plugins/workers/src/popgate_workers/supervisor.py,
+    plugins/workers/src/popgate_workers/worker.py,
+    plugins/workers/src/popgate_workers/worker_paths.py,
+    plugins/workers/src/popgate_workers/worker_process.py.
 """
 
 from __future__ import annotations
@@ -22,8 +31,8 @@ from typing import Any
 import httpx
 
 from app.plugins import ROUTES, TRACERS, plugin_names
+from plugins.workers.tests.conftest import connect, infer, metric, prefix, process_of
 from tests.app.served import ServedGateway, add
-from tests.app.workers.conftest import connect, infer, metric, prefix, process_of
 from tests.engine import models
 from tests.support import is_gone, until
 

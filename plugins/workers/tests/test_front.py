@@ -23,18 +23,6 @@ from app.observe.shared_counters import CounterSegment
 from app.serving.keys import Keys
 from app.serving.service import Service
 from app.spec import ModelSpec
-from app.workers.front import WorkerFront
-from app.workers.messages import (
-    TO_SUPERVISOR,
-    JoinDevice,
-    Left,
-    ModelChanged,
-    SharedEntry,
-    SharedModel,
-    Switched,
-    ToSupervisor,
-)
-from app.workers.worker import Worker
 from engine import (
     Device,
     DeviceManager,
@@ -44,6 +32,18 @@ from engine import (
     Tensor,
     send_message,
 )
+from popgate_workers.front import WorkerFront
+from popgate_workers.messages import (
+    TO_SUPERVISOR,
+    JoinDevice,
+    Left,
+    ModelChanged,
+    SharedEntry,
+    SharedModel,
+    Switched,
+    ToSupervisor,
+)
+from popgate_workers.worker import Worker
 from tests.engine import models
 
 KEYS = """

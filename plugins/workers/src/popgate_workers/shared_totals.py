@@ -17,20 +17,19 @@ from engine import SharedMemory
 _WORD: Final = 8
 
 
-class Total:
-    """A number that processes have together; this process writes the word `mine`."""
+class SharedTotal:
+    """An `app.limits.Total`; this process writes the word `mine`."""
 
     def __init__(self, words: memoryview[int], mine: int) -> None:
         self._words = words
         self._mine = mine
 
     def tell(self, part: int) -> int:
-        """Set this process's part; return the total."""
         self._words[self._mine] = part
         return sum(self._words)
 
     def __repr__(self) -> str:
-        return f"<Total {self._words.tolist()}, of which mine is {self._mine}>"
+        return f"<SharedTotal {self._words.tolist()}, of which mine is {self._mine}>"
 
 
 class SharedTotals:
@@ -51,11 +50,11 @@ class SharedTotals:
     def attach(cls, fd: int, processes: int) -> SharedTotals:
         return cls(SharedMemory.attach(fd, 2 * processes * _WORD), processes)
 
-    def connections(self, process: int) -> Total:
-        return Total(self._connections, process)
+    def connections(self, process: int) -> SharedTotal:
+        return SharedTotal(self._connections, process)
 
-    def bytes_held(self, process: int) -> Total:
-        return Total(self._bytes, process)
+    def bytes_held(self, process: int) -> SharedTotal:
+        return SharedTotal(self._bytes, process)
 
     def forget(self, process: int) -> None:
         """Remove the part of a dead process."""

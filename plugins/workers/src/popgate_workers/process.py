@@ -1,4 +1,4 @@
-"""The worker process. Started by app/workers/supervisor.py, never imported.
+"""The worker process. Started by supervisor.py, never imported.
 
 It has the supervisor's socket, and the read end of a pipe that the supervisor holds
 open. When the supervisor dies in any way, the kernel ends this process.
@@ -20,14 +20,12 @@ from app.codec.compression import CompressResponses
 from app.http.access import Access
 from app.http.open_connections import OpenConnections
 from app.http.proxies import TrustedProxies
-from app.http.relay import Relay
 from app.http.server import GatewayServer
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER, Answers
 from app.observe.journal import Journal, span_recorder
 from app.observe.log import LogControl, is_written
 from app.observe.shared_counters import CounterSegment
-from app.observe.shared_totals import SharedTotals
 from app.server_process import (
     certificate_of,
     prepare_process,
@@ -38,10 +36,12 @@ from app.serving.keys import Keys
 from app.serving.service import Service
 from app.serving.transfer_memory import TransferMemory
 from app.settings import Settings
-from app.workers.front import WorkerFront
-from app.workers.messages import START, Start
-from app.workers.worker import Worker
 from engine import die_with, leave_ending_to_owner
+from popgate_workers.front import WorkerFront
+from popgate_workers.messages import START, Start
+from popgate_workers.relay import Relay
+from popgate_workers.shared_totals import SharedTotals
+from popgate_workers.worker import Worker
 
 
 class WorkerServer(GatewayServer):

@@ -1,6 +1,6 @@
 """What bounds a server bounds all its workers together, wherever connections are.
 
-Covers: app/http/connection_limit.py, app/observe/shared_totals.py.
+Covers: app/http/connection_limit.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.config.keys import digest_of
+from plugins.workers.tests.conftest import ROWS, connect, infer, prefix
 from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.http.connection.test_transfers import big, fill
 from tests.app.served import ServedGateway
-from tests.app.workers.conftest import ROWS, connect, infer, prefix
 from tests.support import FOR_EVER, WAIT, until
 
 MIB = 1 << 20

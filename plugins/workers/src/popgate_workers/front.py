@@ -13,14 +13,14 @@ from app.http.answer_watch import AnswerWatch
 from app.http.asgi import Message, Receive, Scope, Send
 from app.http.front import NAMES, InferFront, NamingOperation, Operation
 from app.http.proxies import TrustedProxies
-from app.http.relay import Relay
 from app.http.request_log import KEY
 from app.observe.request_ids import HEADER
 from app.serving.forms import NamingForm
 from app.serving.keys import Key, given_key
 from app.serving.service import Service
 from app.serving.table import infer_path_of
-from app.workers.worker import Worker
+from popgate_workers.relay import Relay
+from popgate_workers.worker import Worker
 
 #: A length with this many digits or more is not the length of a body.
 _DIGITS = 10

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.http.front import InferFront
 from app.http.server import LAST_ANSWERS, TICK, GatewayServer
-from app.workers.supervisor import Workers
+from popgate_workers.supervisor import Workers
 
 
 class SupervisorServer(GatewayServer):

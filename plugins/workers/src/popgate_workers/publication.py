@@ -16,8 +16,8 @@ from app.serving.runner import RequestScheduler
 from app.serving.sequences import SequenceScheduler
 from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
-from app.workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
 from engine import Device, Form, ModelRunner
+from popgate_workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
 
 logger = logging.getLogger(__name__)
 

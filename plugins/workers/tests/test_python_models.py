@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from plugins.workers.tests.conftest import connect, metric, prefix
 from tests.app.served import ServedGateway
-from tests.app.workers.conftest import connect, metric, prefix
 from tests.support import until
 
 MIXED, COUNT = "/v1/models/mixed/infer", "/v1/models/count/infer"

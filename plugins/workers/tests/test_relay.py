@@ -12,7 +12,7 @@ import uvloop
 
 from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
 from app.http.front import RELAYED
-from app.http.relay import Closed, Relay, RelayServer
+from popgate_workers.relay import Closed, Relay, RelayServer
 
 SCOPE = {
     "type": "http",

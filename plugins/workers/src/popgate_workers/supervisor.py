@@ -3,7 +3,7 @@
 The supervisor owns devices, repository and the state of the models. It tells each
 worker which models to run. The worker reports when it has applied a change, and when no
 request to a replaced model is in flight any more. Requests that a worker cannot run go
-to the supervisor's application, which answers them as its own (app/http/relay.py). If a
+to the supervisor's application, which answers them as its own (relay.py). If a
 worker dies, its connections are lost, and the supervisor starts it again.
 """
 
@@ -20,20 +20,27 @@ from typing import Any
 from msgspec.structs import replace
 
 from app.http.asgi import ASGIApp
-from app.http.relay import RelayServer
 from app.observe.answers import Answers
 from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.shared_counters import CounterSegment, OwnNumbers
-from app.observe.shared_totals import SharedTotals
 from app.other_processes import OtherProcesses, WorkerState
 from app.serving.table import ModelTable
 from app.settings import Settings
-from app.workers.messages import AddPart, Drain, SetAccess, SetDrained, SetLog, Start
-from app.workers.publication import Publication
-from app.workers.worker_process import WorkerProcess
 from engine import Device, process_of
+from popgate_workers.messages import (
+    AddPart,
+    Drain,
+    SetAccess,
+    SetDrained,
+    SetLog,
+    Start,
+)
+from popgate_workers.publication import Publication
+from popgate_workers.relay import RelayServer
+from popgate_workers.shared_totals import SharedTotals
+from popgate_workers.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
 from app.serving.steps import StepScheduler
 from app.serving.table import ModelEntry, ModelTable
-from app.workers.joined_devices import JoinedDevices
-from app.workers.messages import SharedEnsemble, SharedEntry
 from engine import EngineError, JoinedRunner
+from popgate_workers.joined_devices import JoinedDevices
+from popgate_workers.messages import SharedEnsemble, SharedEntry
 
 logger = logging.getLogger(__name__)
 
