@@ -5,11 +5,12 @@
     python -m bench.loop_watch --transfer-memory 1024  # MiB
 
 A few neighbours call a small model, and one connection requests `/v1/health/live`,
-first alone and then beside each case. The clients of a case are separate processes. For
-each case it shows the answers, the slowest answer of health, the ratio of the
-neighbours' 99th percentile to that alone, and the most additional memory of the gateway
-and its workers. At the end it shows every turn of an event loop of more than 20 ms of
-processor time (`POPGATE_LOOP_WATCH`), with its place in the code.
+alone before each case and then beside it. The clients of a case are separate processes.
+For each case it shows the answers, the slowest answer of health, the neighbours' 99th
+percentile alone and beside it and their ratio, the most additional memory of the
+gateway and its workers, and the share of the processor time that the hypervisor gave to
+other guests, alone and beside the case. At the end it shows every turn of an event loop
+of more than 20 ms of processor time (`POPGATE_LOOP_WATCH`), with its place in the code.
 
 Exit code 1 if there was such a turn, or an unexpected answer. With `--transfer-memory`
 the same holds if the gateway took more than that and 200 MiB in a case. Times are not
@@ -40,6 +41,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bench.cases.models import write_models
+from bench.servers.machine import StolenTime
 from bench.servers.processes import command_line, tree
 from bench.servers.server import HOST, Server, compile_models, gateway
 
@@ -238,9 +240,7 @@ def memory(server: Server) -> int:
     return total
 
 
-def beside(
-    server: Server, groups: Sequence[Sequence[str]], alone: float, most: int
-) -> bool:
+def beside(server: Server, groups: Sequence[Sequence[str]], most: int) -> bool:
     """Run these cases, each group in its own process at the same time, and print the
     effects. Return whether the answers were right and at most `most` MiB were taken (0:
     any).
@@ -258,21 +258,29 @@ def beside(
         process.start()
     for _ in groups:
         prepared.get(timeout=PATIENCE)
+    stolen_alone = StolenTime()
+    with Others(server) as alone:
+        time.sleep(SECONDS)
+    share_alone = stolen_alone.share
     before = memory(server)
+    stolen = StolenTime()
     with Others(server) as others:
         started.set()
         count = TIMES * sum(map(len, groups))
         got = Counter(seen.get(timeout=PATIENCE) for _ in range(count))
         for process in processes:
             process.join()
+    share = stolen.share
     name = groups[0][0] if len(groups) == 1 else "all at once"
     statuses = Counter[object]()
     for (_, status), times in got.items():
         statuses[status] += times
     taken = (others.memory - before) / MIB
     print(
-        f"{name:28} {dict(statuses)!s:24} health {others.worst * 1e3:6.0f} ms, "
-        f"p99 x{others.p99 / alone:.2f}, memory +{taken:.0f} MiB",
+        f"{name:28} {dict(statuses)!s:24} health {others.worst * 1e3:4.0f} ms, "
+        f"p99 {alone.p99 * 1e3:4.1f} to {others.p99 * 1e3:5.1f} ms "
+        f"(x{others.p99 / alone.p99:.2f}), memory +{taken:.0f} MiB, "
+        f"stolen {share_alone:.0%} and {share:.0%}",
         flush=True,
     )
     busy = {503, 504, 429} if most or len(groups) > 1 else set()
@@ -299,14 +307,12 @@ def run(folder: Path, workers: int, names: Sequence[str], most: int) -> bool:
         options += ("--transfer-memory", f"{most}MiB")
     with gateway(repository, *options, environment=environment) as server:
         server.wait_ready()
-        with Others(server) as others:
-            time.sleep(SECONDS)
-        print(f"{workers} process(es), alone: p99 {others.p99 * 1e3:.1f} ms")
+        print(f"{workers} process(es)")
         watched.unlink(missing_ok=True)  # memory of the start
         groups = [[[name]] for name in names] + [[[name] for name in names]]
         is_right = True
         for group in groups:
-            is_right &= beside(server, group, others.p99, most)
+            is_right &= beside(server, group, most)
     lines = watched.read_text().splitlines() if watched.exists() else []
     print(f"turns of more than 20 ms of processor time: {len(lines)}")
     for line in lines:

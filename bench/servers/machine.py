@@ -59,6 +59,27 @@ def describe() -> Machine:
     )
 
 
+class StolenTime:
+    """Processor time that the hypervisor gave to other guests, since this was made."""
+
+    def __init__(self) -> None:
+        self._began = _jiffies()
+
+    @property
+    def share(self) -> float:
+        """Return the part of the processor time that this guest wanted to use."""
+        user, nice, system, _, _, hard, soft, stolen = (
+            now - then for now, then in zip(_jiffies(), self._began, strict=True)
+        )
+        used = user + nice + system + hard + soft
+        return stolen / max(used + stolen, 1)
+
+
+def _jiffies() -> list[int]:
+    line, _, _ = Path("/proc/stat").read_text().partition("\n")
+    return [int(word) for word in line.split()[1:9]]
+
+
 def is_compiled() -> bool:
     """Return whether the hot path that this Python runs is compiled
     (docs/how-to/tune.md)."""
