@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -76,30 +76,43 @@ def count(scenario: Scenario, folder: Path, most: int = VARIED) -> RequestPath:
     """
     (source,) = write_models(folder, scenario.model).values()
     repository, counts = folder / "models", folder / "counts"
-    counts.mkdir()
     if compile_models([source], repository).returncode != 0:
         sys.exit("popgate compile failed")
-    hook = "from pathlib import Path\nfrom bench.servers import call_counter\n"
-    hook += f"call_counter.install(Path({str(counts)!r}))\n"
-    (counts / "sitecustomize.py").write_text(hook)
-    environment = {
-        "POPGATE_PURE": "1",
-        "POPGATE_SPIN_US": "0",  # spinning makes a varying number of calls
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, counts))),
-    }
+    environment = counting(counts)
     with gateway(repository, devices="cpu:1", environment=environment) as server:
         server.wait_ready()
-        return _count(server, scenario, counts, most)
-
-
-def _count(server: Server, scenario: Scenario, folder: Path, most: int) -> RequestPath:
-    (device,) = server.device_pids()
-    pids = server.pid, device
-    with socket.create_connection((HOST, server.port)) as connection:
         requests = [
             whole(scenario.path, request.payload)
             for request in islice(scenario.requests(Mode.VARIED), most)
         ]
+        return count_requests(server, requests, counts)
+
+
+def counting(folder: Path) -> dict[str, str]:
+    """Make `folder`; return the variables of a server whose calls are counted there."""
+    folder.mkdir()
+    hook = "from pathlib import Path\nfrom bench.servers import call_counter\n"
+    hook += f"call_counter.install(Path({str(folder)!r}))\n"
+    (folder / "sitecustomize.py").write_text(hook)
+    return {
+        "POPGATE_PURE": "1",
+        "POPGATE_SPIN_US": "0",  # spinning makes a varying number of calls
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, folder))),
+    }
+
+
+def count_requests(
+    server: Server, requests: Sequence[bytes], folder: Path
+) -> RequestPath:
+    """Send requests twice, one at a time. Return the calls of the second time.
+
+    The server must have the variables of `counting(folder)`.
+    """
+    (device,) = server.device_pids()
+    pids = server.pid, device
+    for left in (*folder.glob("*.on"), *folder.glob("*.json")):
+        left.unlink()
+    with socket.create_connection((HOST, server.port)) as connection:
         send(connection, requests)
         for number, suffix in ((signal.SIGUSR1, ".on"), (signal.SIGUSR2, ".json")):
             for pid in pids:
@@ -109,7 +122,8 @@ def _count(server: Server, scenario: Scenario, folder: Path, most: int) -> Reque
                 send(connection, requests[:1])
             if number == signal.SIGUSR1:
                 send(connection, requests)
-    return RequestPath(*(_read(folder / f"{pid}.json", most) for pid in pids))
+    found = [_read(folder / f"{pid}.json", len(requests)) for pid in pids]
+    return RequestPath(*found)
 
 
 def _read(file: Path, requests: int) -> Calls:

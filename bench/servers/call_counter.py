@@ -22,11 +22,12 @@ _counts: Counter[str] = Counter()
 def install(folder: Path) -> None:
     """Install signal handlers.
 
-    SIGUSR1 makes the file `PID.on` in `folder` and starts counting. SIGUSR2 writes
-    `PID.json` there: calls by "file function".
+    SIGUSR1 makes the file `PID.on` in `folder` and starts counting from zero. SIGUSR2
+    writes `PID.json` there: calls by "file function".
     """
 
     def begin(*_: object) -> None:
+        _counts.clear()
         (folder / f"{os.getpid()}.on").touch()
         sys.setprofile(_count)
 

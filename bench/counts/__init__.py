@@ -1,0 +1,1 @@
+"""Counts of one request in each encoding, and of a swap: `python -m bench.counts`."""

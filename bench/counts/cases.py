@@ -1,0 +1,77 @@
+"""The requests whose counts are stated, and the server that they go to."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from bench.cases.models import write_models
+from bench.cases.payloads import json_request, msgpack_request, npy_request
+from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Scenario
+from bench.drivers.load import whole
+from bench.servers.server import Server, compile_models, gateway
+
+#: By name: all encodings of a small request and of a large one.
+CASES: dict[str, Scenario] = {
+    f"{size}-{name}": replace(SCENARIOS[base], name=f"{size}-{name}", encode=encode)
+    for size, base in (("small", "S-json"), ("large", "L-binary"))
+    for name, encode in (
+        ("json", json_request),
+        ("msgpack", msgpack_request),
+        ("binary", SCENARIOS["M-binary"].encode),
+        ("npy", npy_request),
+    )
+}
+#: Times that each request of a large case is sent: few, because it has megabytes.
+LARGE = 16
+#: Seconds until a server must have started, also on a busy machine.
+START = 300
+
+
+def number_of(case: Scenario) -> int:
+    """Return how many different requests of a case are sent."""
+    return LARGE if case.name.startswith("large") else VARIED
+
+
+def requests(case: Scenario, most: int) -> list[bytes]:
+    """Return the first `most` requests of a case, with their heads."""
+    varied = islice(case.requests(Mode.VARIED), most)
+    return [whole(case.path, request.payload) for request in varied]
+
+
+def variables(*, compiled: bool) -> dict[str, str]:
+    """Return the variables of a server that runs as Python or with the compiled path.
+
+    Its device never spins, because spinning makes a varying number of calls.
+    """
+    never_spin = {"POPGATE_SPIN_US": "0"}
+    return never_spin if compiled else {**never_spin, "POPGATE_PURE": "1"}
+
+
+@cache
+def compiled_model(name: str) -> bytes:
+    """Return the file of a compiled model of `bench.cases.models`."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = write_models(Path(folder), name).values()
+        if compile_models(list(sources), Path(folder, "compiled")).returncode != 0:
+            sys.exit("popgate compile failed")
+        return Path(folder, "compiled", f"{name}.popef").read_bytes()
+
+
+@contextmanager
+def served(
+    cases: Collection[Scenario], environment: dict[str, str]
+) -> Iterator[Server]:
+    """Serve the models of cases on one device."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in {case.model for case in cases}:
+            Path(folder, f"{name}.popef").write_bytes(compiled_model(name))
+        with gateway(Path(folder), devices="cpu:1", environment=environment) as server:
+            server.wait_ready(START)
+            yield server

@@ -1,0 +1,114 @@
+"""Allocations, copies and wake-ups of one request in both processes, of all threads.
+
+A library between the processes and libc counts them (`bench.servers.interposed`). The
+counts are read before and after each request, and the median of the requests is
+returned. So a timer, or a device that falls asleep a little later, changes nothing.
+
+- `blocks`: blocks of memory, of any size. Python takes each object from malloc here.
+  It keeps some freed objects itself (floats, tuples), so there are more objects.
+- `large_blocks`: the blocks of at least 64 KiB.
+- `copies`: bytes that memcpy and memmove copied, in copies of at least 4 KiB, in units
+  of the tensors' bytes: 3.0 means that a large tensor was copied three times. Copies of
+  the kernel (a socket's) and of realloc do not count, nor do conversions, as of numbers
+  to text. A JSON text is longer than its tensors.
+- `copied_kib`: instead of `copies`, the KiB of a small request and of a swap.
+- `waits`: waits for descriptors that ended because one was ready.
+- `signals`: signals that a thread took from an eventfd, as from the other process.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median_low
+
+from bench import calls
+from bench.cases.scenarios import Scenario
+from bench.counts.cases import CASES, requests, served, variables
+from bench.servers.interposed import Interposed, build, environment, read
+from bench.servers.server import HOST, Server
+
+#: Different requests of a case. A median needs few.
+SMALL, LARGE = 64, 8
+#: Requests to each model before those that are counted.
+WARM = 300
+
+#: By process, counts by name.
+Usage = dict[str, dict[str, float]]
+
+
+def memory_and_wakeups(
+    cases: Sequence[Scenario], *, compiled: bool
+) -> dict[str, dict[str, Usage]]:
+    """Count for each case. Return by case and kind (memory, wakeups)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        own = environment(build(folder), folder)
+        with served(cases, variables(compiled=compiled) | own) as server:
+            _warm(server, {case.model for case in cases})
+            return {case.name: _of_case(server, case, folder) for case in cases}
+
+
+def _warm(server: Server, models: Collection[str]) -> None:
+    """Let the numbers of requests pass 256: Python keeps the integers up to there."""
+    for case in (CASES["small-binary"], CASES["large-binary"]):
+        if case.model in models:
+            with socket.create_connection((HOST, server.port)) as connection:
+                calls.send(connection, islice(cycle(requests(case, LARGE)), WARM))
+
+
+def _of_case(server: Server, case: Scenario, folder: Path) -> dict[str, Usage]:
+    sent = requests(case, LARGE if case.name.startswith("large") else SMALL)
+    found = medians(server, sent, folder)
+    if case.name.startswith("small"):
+        return described(found)
+    payload = sum(array.nbytes for array in case.inputs().values())
+    return described(found, "copies", payload)
+
+
+def described(
+    found: Mapping[str, Interposed], copied: str = "copied_kib", unit: int = 1024
+) -> dict[str, Usage]:
+    """Return the counts of each process by kind.
+
+    `copied` names the copied bytes, in units of `unit` bytes.
+    """
+    return {
+        "memory": {
+            process: {
+                "blocks": counts.blocks,
+                "large_blocks": counts.large_blocks,
+                copied: round(counts.copied / unit, 1),
+            }
+            for process, counts in found.items()
+        },
+        "wakeups": {
+            process: {"waits": counts.waits, "signals": counts.signals}
+            for process, counts in found.items()
+        },
+    }
+
+
+def medians(
+    server: Server, sent: Sequence[bytes], folder: Path
+) -> dict[str, Interposed]:
+    """Send requests twice, one at a time. Return the medians of the second time."""
+    (device,) = server.device_pids()
+    pids = {"gateway": server.pid, "device": device}
+    deltas: dict[str, list[Interposed]] = {name: [] for name in pids}
+    with socket.create_connection((HOST, server.port)) as connection:
+        calls.send(connection, sent)
+        before = {name: read(folder, pid) for name, pid in pids.items()}
+        for request in sent:
+            calls.send(connection, [request])
+            for name, pid in pids.items():
+                now = read(folder, pid)
+                deltas[name].append(now.since(before[name]))
+                before[name] = now
+    return {
+        name: Interposed(*(median_low(words) for words in zip(*each, strict=True)))
+        for name, each in deltas.items()
+    }
