@@ -102,7 +102,6 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
         Event.CUT_OFF: _AGAIN,
-        Event.NO_MEMORY: _OFFER,
         Event.UNLOAD: _FORGET,
     },
     State.LOADING: {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -40,9 +40,9 @@ class RepositoryError(Exception):
 LoadOffered: TypeAlias = "Callable[[ModelRecord, VersionRecord], Awaitable[None]]"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class VersionRecord:
-    """One version, loaded or not.
+    """One version, loaded or not. Compared by identity.
 
     `loaded` is the object that serves now, if there is one.
 
@@ -72,10 +72,12 @@ class VersionRecord:
 
     @property
     def is_on_demand(self) -> bool:
-        """Return whether a request may load it now."""
+        """Return whether a request may load it now, or wait for its load."""
         if self.loaded is not None or self.source is None:
             return False
-        return self.state is State.ON_DEMAND or time.monotonic() >= self.retry_at
+        if self.state in (State.ON_DEMAND, State.LOADING):
+            return True
+        return time.monotonic() >= self.retry_at
 
     @property
     def explanation(self) -> str:
@@ -202,9 +204,12 @@ class ModelRecord:
 
     @property
     def default_version(self) -> int | None:
-        """Return the version for requests without one: the highest existing version."""
-        available = self.available
-        return available[-1] if available else None
+        """Return the version for requests without one: the highest that is ready.
+
+        If none is ready, it is the highest that a request may load.
+        """
+        ready = [v for v, record in self.versions.items() if record.is_ready]
+        return max(ready or self.available, default=None)
 
     @property
     def default(self) -> LoadedModel | None:
@@ -244,21 +249,28 @@ class ModelRecord:
         codes = [r.passing for r in self.versions.values() if r.reason]
         return codes[0] if codes and all(codes) and not self.reason else ""
 
-    def on_demand(self, version: str | None) -> VersionRecord | None:
-        """Return the version that a request would load first; None if there is none."""
+    def on_demand(
+        self, version: str | None, tried: Collection[VersionRecord] = ()
+    ) -> VersionRecord | None:
+        """Return the version that a request would load next; None if there is none.
+
+        The request has waited for the loads of `tried`. It does not load them again if
+        they failed.
+        """
         number = self.default_version
         if version is not None:
             number = _number(version)
         entry = self.versions.get(number) if number else None
-        return entry if entry is not None and entry.is_on_demand else None
+        if entry is None or not entry.is_on_demand:
+            return None
+        return None if entry.state is State.FAILED and entry in tried else entry
 
 
 def ready_version(record: ModelRecord, version: str | None) -> VersionRecord | None:
-    """Return this version (None: the highest one) if it is ready; None if none is."""
-    every = sorted(record.versions, reverse=True)
-    asked = every if version is None else [_number(version)]
-    entries = map(record.versions.get, asked)
-    return next((e for e in entries if e is not None and e.is_ready), None)
+    """Return this version (None: the default one) if it is ready, else None."""
+    number = record.default_version if version is None else _number(version)
+    entry = record.versions.get(number) if number else None
+    return entry if entry is not None and entry.is_ready else None
 
 
 def _number(version: str) -> int:

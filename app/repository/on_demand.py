@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from app.repository.model_record import VersionRecord
 from app.repository.records import ModelRecords
@@ -34,9 +35,17 @@ class OnDemandLoader:
         Raises `engine.DeadlineExceeded` at the request's deadline, and
         `engine.QueueFull` if too many requests wait already.
         """
-        entry = self._entry(name, version)
-        if entry is None:
-            return
+        tried: set[VersionRecord] = set()
+        # A version may be unloaded for another model, or replaced, before the requests
+        # that waited for it go on. It is then loaded again.
+        while (entry := self._entry(name, version, tried)) is not None:
+            tried.add(entry)
+            await self._wait(name, entry, policy)
+
+    async def _wait(
+        self, name: str, entry: VersionRecord, policy: TimeoutPolicy
+    ) -> None:
+        """Load a version that is on offer; raises as `ensure` does."""
         key = id(entry)
         load = self._loads.get(key)
         if load is None:
@@ -52,7 +61,7 @@ class OnDemandLoader:
                 "wait"
             )
             raise QueueFull(msg, retry_after=1.0)
-        seconds = policy.with_model(entry.config)
+        seconds = policy.left(entry.config)
         self._waiting[key] = waiting + 1
         try:
             done, _ = await asyncio.wait([load], timeout=seconds)
@@ -70,9 +79,11 @@ class OnDemandLoader:
         for load in self._loads.values():
             load.cancel()
 
-    def _entry(self, name: str, version: str | None) -> VersionRecord | None:
+    def _entry(
+        self, name: str, version: str | None, tried: Collection[VersionRecord] = ()
+    ) -> VersionRecord | None:
         record = self._records.get(name)
-        return record.on_demand(version) if record is not None else None
+        return record.on_demand(version, tried) if record is not None else None
 
     def __repr__(self) -> str:
         return f"<OnDemandLoader loading {len(self._loads)}>"

@@ -67,6 +67,8 @@ class ModelRepository:
                 entry = record.version(version.version, self._load_offered)
                 entry.take_sources(version, source.config)
                 entry.on(Event.OFFER if version in later else Event.LOAD)
+            if record.serving:  # requests need not wait for these loads
+                self._served.publish(record)
             now = [v for v in changed if v not in later]
             leaving = await self._loader.load(record, now, evict=evict)
             leaving += self._swap(record, {v.version for v in source.versions})

@@ -144,7 +144,7 @@ class Service:
             asked = stated.timeout
             if asked is None:
                 asked = header_timeout(headers)
-            policy = TimeoutPolicy(self.timeout, asked, stated.priority)
+            policy = TimeoutPolicy(self.timeout, asked, stated.priority, began)
             entry = await self.models.fetch(path, policy)
             if entry is not None:
                 return entry, time.monotonic() - began

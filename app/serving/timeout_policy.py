@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.config.model_config import ModelConfig
 from app.config.priorities import timeouts
@@ -20,12 +21,18 @@ class TimeoutPolicy:
     """Timeout of a request whose model is not in memory yet.
 
     `asked` is the request's own timeout in seconds, or None. `default` applies if
-    neither the request nor its model has one.
+    neither the request nor its model has one. The time counts from `began`, a
+    `time.monotonic()`.
     """
 
     default: float
     asked: float | None = None
     priority: int = 0
+    began: float = field(default_factory=lambda: time.monotonic())
+
+    def left(self, config: ModelConfig) -> float:
+        """Return the seconds until the deadline, for a model with these options."""
+        return max(0.0, self.began + self.with_model(config) - time.monotonic())
 
     def with_model(self, config: ModelConfig) -> float:
         """Return the timeout in seconds for a request to a model with these options."""

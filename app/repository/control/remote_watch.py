@@ -80,5 +80,6 @@ class RemoteWatch:
         source = await self._loads.present(name)
         if source is None or source.url != url or source.problem == record.reason != "":
             return
-        await self._loads.follow(name, source)
+        # A load that has begun ends, even if the model is watched no more.
+        await asyncio.shield(self._loads.follow(name, source))
         await self._remote.drop_unused(url)

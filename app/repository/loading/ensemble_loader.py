@@ -11,7 +11,7 @@ from app.repository.loaded_model import LoadedModel, LoadError
 from app.repository.loader import explained
 from app.repository.loading.missing_models import MissingModels
 from app.repository.model_life import State
-from app.repository.model_record import ModelRecord
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.records import ModelRecords
 from app.repository.scan import VersionSource
 from app.serving.calls.circles import leads_to
@@ -109,17 +109,18 @@ class EnsembleLoader:
     async def _present(self, user: str, model: str, version: int = 0) -> ModelEntry:
         """Return the entry of a model that `user` needs, once it is loaded."""
         asked = False
+        tried: set[VersionRecord] = set()
         while True:
             self._check_circle(user, model)
             member = self._records.get(model)
             if member is None:
                 raise LoadError(f"there is no model {model!r} in the repository")
-            offered = member.on_demand(str(version) if version else None)
+            offered = member.on_demand(str(version) if version else None, tried)
             if member.is_pending or member.state is State.LOADING:
                 await asyncio.sleep(_TICK)
             elif offered is not None:
+                tried.add(offered)
                 await member.load(offered)
-                break
             elif member.serving or member.problem or asked:
                 break
             else:

@@ -66,13 +66,18 @@ class VersionLoader:
     ) -> list[LoadedModel]:
         """Load versions; return the replaced ones, which are to be drained.
 
-        They serve once the record is published, which must follow immediately.
+        They serve once the record is published, which must follow immediately. A
+        version that was found at fault before that has failed to load.
         """
         loads = (self._load_one(record, v, evict) for v in versions)
         results = await asyncio.gather(*loads)
         leaving = []
         for version, result in zip(versions, results, strict=True):
-            entry = record.versions[version.version]
+            if isinstance(result, LoadedModel):
+                result = self._usable(record, result)
+            entry = record.versions.get(version.version)
+            if entry is None:  # the gateway has shut down
+                continue
             if isinstance(result, LoadedModel):
                 replaced = entry.on(Event.LOADED, loaded=result)
                 if replaced is not None:
@@ -120,16 +125,21 @@ class VersionLoader:
             self._budget.give(reserved)
             logger.exception("model %s/%s: unexpected", record.name, source.version)
             return LoadError(f"{type(e).__name__}: {e}; this is a bug")
-        failure = _subscribe(loaded, partial(self._blame, record, loaded))
-        if failure is not None:
-            await self._pool.run(loaded.runner.close)
-            self._budget.give(reserved)
-            return LoadError(str(failure))
         self._budget.correct(reserved, loaded.memory)
+        return loaded
+
+    def _usable(
+        self, record: ModelRecord, loaded: LoadedModel
+    ) -> LoadedModel | LoadError:
+        """Return the version if it can serve from now on; else end it."""
         if self._closing:
             loaded.runner.close()
             return LoadError("the gateway is shutting down")
-        return loaded
+        failure = _subscribe(loaded, partial(self._blame, record, loaded))
+        if failure is None:
+            return loaded
+        self._let_go(loaded)
+        return LoadError(str(failure))
 
     def _blame(
         self, record: ModelRecord, loaded: LoadedModel, error: EngineError
@@ -141,10 +151,14 @@ class VersionLoader:
                 why = _without_root(str(error), self._places, loaded.source)
                 entry.on(Event.FAULT, reason=why)
                 self._served.publish(record)
-                drain = self._served.drain([loaded])
-                leaving = asyncio.get_running_loop().create_task(drain)
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._let_go(loaded)
+
+    def _let_go(self, loaded: LoadedModel) -> None:
+        """Drain and close a version in the background."""
+        drain = self._served.drain([loaded])
+        leaving = asyncio.get_running_loop().create_task(drain)
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
 
 def _subscribe(

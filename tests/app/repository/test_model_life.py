@@ -144,3 +144,37 @@ def test_a_version_that_failed_is_not_ready_when_a_request_may_load_it_again() -
     assert ready_version(record, "2") is ready_version(record, "x") is None
     first.on(Event.EVICT)
     assert ready_version(record, None) is first
+
+
+def test_a_version_that_serves_answers_for_one_that_failed() -> None:
+    record = ModelRecord("m")
+    first, second = (record.version(number, _load_nothing) for number in (1, 2))
+    for entry in (first, second):
+        entry.source = VersionSource(entry.version, ())
+        entry.on(Event.LOAD)
+    assert record.default_version == 2  # requests wait for it
+    first.on(Event.LOADED, loaded=_loaded(ModelConfig()))
+    assert record.default_version == 1
+    second.on(Event.CUT_OFF, reason="the device was lost")
+    assert record.default_version == 1
+    assert record.on_demand(None) is None
+    assert record.on_demand("2") is second
+    assert record.on_demand("2", tried=[second]) is None
+    second.on(Event.OFFER)
+    assert record.default_version == 2
+    assert record.on_demand("2", tried=[second]) is second
+    second.on(Event.FAIL, reason="it is broken")
+    assert record.default_version == 1
+    first.on(Event.UNLOAD)
+    second.retry_at = time.monotonic()
+    assert record.default_version == 2
+
+
+def test_requests_wait_for_a_version_that_is_loaded_again() -> None:
+    entry = ModelRecord("m").version(1, _load_nothing)
+    entry.source = VersionSource(1, ())
+    entry.on(Event.LOAD)
+    entry.on(Event.FAIL, reason="it is broken")
+    assert not entry.is_on_demand
+    entry.on(Event.LOAD)
+    assert entry.is_on_demand

@@ -155,6 +155,18 @@ def test_what_never_fits_says_so(lazy: ServedGateway) -> None:
     assert ask(lazy, "two/versions/9").status_code == 404
 
 
+def test_another_version_answers_if_the_newest_cannot_be_loaded(tmp_path: Path) -> None:
+    add(tmp_path, "m")
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "m" / "2" / "m.popef").write_bytes(b"not a container")
+    with ServedGateway(tmp_path, "--lazy") as gateway:
+        gateway.wait_ready()
+        assert gateway.infer("m", input=ROW)["output"] == AFFINE
+        assert in_memory(gateway) == {"m/1"}
+        assert gateway.client.get("/v1/models").json()["models"][0]["version"] == "1"
+        assert ask(gateway, "m/versions/2").status_code == 503
+
+
 def test_nobody_in_use_is_unloaded(tmp_path: Path) -> None:
     for name in NAMES:
         add(tmp_path, name, config="memory = 1\ndevices = [1]")
