@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.fuzzers.clock import Clock, patches, ruled_by
 from engine import (
     Cancelled,
     DataDesc,
@@ -82,7 +83,7 @@ WIDTH = 32
 SLOTS = 8
 MOST_ROWS, MOST_OF_ONE = 8, 3
 #: Nanoseconds.
-MICROSECOND, MILLISECOND, SECOND = 1_000, 1_000_000, 1_000_000_000
+MICROSECOND, MILLISECOND = 1_000, 1_000_000
 #: Steps after which everything must have ended.
 PATIENCE = 20_000
 #: Ways in which requests become runs: rows of all requests; one request at a time; a
@@ -101,52 +102,6 @@ _ROWS = AnchorRows("x", 4), AnchorRows("y", 4)
 
 class Died(BaseException):
     """A device process ends while it runs a program."""
-
-
-class Clock:
-    """The clock that replaces the module `time` for the engine."""
-
-    def __init__(self) -> None:
-        self.now = 10 * SECOND
-
-    def monotonic_ns(self) -> int:
-        # No two calls return the same time, as on a real machine.
-        self.now += 100
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.monotonic_ns() / 1e9
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-
-@contextlib.contextmanager
-def patches() -> Iterator[Callable[[Any, str, object], None]]:
-    """Yield a function that sets an attribute of a module until the block ends."""
-    with contextlib.ExitStack() as ends:
-
-        def patch(module: Any, name: str, value: object) -> None:
-            ends.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, value)
-
-        yield patch
-
-
-@contextlib.contextmanager
-def ruled_by(clock: Clock) -> Iterator[None]:
-    """Make all modules of the engine use this clock."""
-    looks: dict[str, tuple[object, object]] = {
-        "time": (time, clock),
-        "monotonic_ns": (time.monotonic_ns, clock.monotonic_ns),
-    }
-    with patches() as patch:
-        for module_name, module in list(sys.modules.items()):
-            if module_name.startswith("engine."):
-                for name, (real, ruled) in looks.items():
-                    if getattr(module, name, None) is real:
-                        patch(module, name, ruled)
-        yield
 
 
 class Copier:
@@ -487,7 +442,7 @@ class World:
 
     def run(self) -> list[str]:
         """Run the world to its end; return the faults."""
-        with ruled_by(self.clock), threads_of(self):
+        with ruled_by(self.clock, "engine"), threads_of(self):
             try:
                 for _ in range(self._events):
                     self._catch_up()
