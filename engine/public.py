@@ -67,8 +67,6 @@ from engine.faults import DeviceFault, FaultKind, RecoveryAction
 from engine.model.description import ModelDescription, describe_model
 from engine.model.model_file import open_model
 from engine.owner import die_with, environment, leave_ending_to_owner, starting
-from engine.programs.own_metrics import MetricSeries, OwnMetrics
-from engine.programs.python_model import CalledModels, Context, Model
 from engine.programs.python_requirements import is_requirement
 from engine.programs.python_tensors import ANSWER as PYTHON_ANSWER
 from engine.programs.python_tensors import MORE as PYTHON_MORE
@@ -76,7 +74,6 @@ from engine.programs.python_tensors import ROUTE as PYTHON_ROUTE
 from engine.programs.python_tensors import STEP as PYTHON_STEP
 from engine.runner.joined_runner import JoinedRunner
 from engine.runner.model_runner import ModelRunner
-from engine.runner.python_file import read_python_model
 from engine.runner.python_model import PythonModel
 from engine.runner.request_numbers import process_of, request_numbers
 from engine.runner.result import ExecuteResult
@@ -109,11 +106,9 @@ __all__ = [
     "Array",
     "Buffer",
     "CallbackFailed",
-    "CalledModels",
     "Cancelled",
     "CancelledByModel",
     "Closed",
-    "Context",
     "DataDesc",
     "DeadlineExceeded",
     "DeadlineUnreachable",
@@ -146,8 +141,6 @@ __all__ = [
     "LinkedDevice",
     "Message",
     "MessageTooLong",
-    "MetricSeries",
-    "Model",
     "ModelDescription",
     "ModelRunner",
     "ModelRunnerConfig",
@@ -155,7 +148,6 @@ __all__ = [
     "NotFound",
     "OutOfMemory",
     "Overloaded",
-    "OwnMetrics",
     "PhaseValues",
     "PythonModel",
     "PythonOptions",
@@ -191,7 +183,6 @@ __all__ = [
     "peer_uid",
     "process_of",
     "raise_descriptor_limit",
-    "read_python_model",
     "request_numbers",
     "send_message",
     "starting",

@@ -27,17 +27,10 @@ from typing import TYPE_CHECKING, Any
 from popgate.own import check_packages
 
 if TYPE_CHECKING:
-    from engine import (
-        Context,
-        DeviceManager,
-        EngineError,
-        InvalidInput,
-        Model,
-        ModelRunnerConfig,
-    )
+    from engine import DeviceManager, EngineError, InvalidInput, ModelRunnerConfig
     from popgate.client import AsyncClient, Client, ClientError
     from popgate.compiler import CompileOptions, CompileReport, compile_model
-    from popgate.routes import route
+    from popgate.python_models import Context, Model, route
     from popgate.runner import ModelRunner, Result
 
 try:
@@ -51,16 +44,16 @@ _PLACES = {
     "ClientError": "popgate.client",
     "CompileOptions": "popgate.compiler",
     "CompileReport": "popgate.compiler",
-    "Context": "engine",
+    "Context": "popgate.python_models",
     "DeviceManager": "engine",
     "EngineError": "engine",
     "InvalidInput": "engine",
-    "Model": "engine",
+    "Model": "popgate.python_models",
     "ModelRunner": "popgate.runner",
     "ModelRunnerConfig": "engine",
     "Result": "popgate.runner",
     "compile_model": "popgate.compiler",
-    "route": "popgate.routes",
+    "route": "popgate.python_models",
 }
 
 __all__ = [

@@ -1,9 +1,8 @@
 """The client under the name that programs import. The plugin `popgate_client` contains
 it.
 
-Beside `popgate.compiler`, this is the only module of the core that names a plugin. An
-entry point would add 75 ms to each program that imports the client, and type checkers
-would not know the names.
+An entry point would add 75 ms to each program that imports the client, and type
+checkers would not know the names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The compiler under the names that programs import. The plugin `popgate_onnx` contains
 it.
 
-Beside `popgate.client`, this is the only module of the core that names a plugin. Type
-checkers would not know the names of an entry point.
+Type checkers would not know the names of an entry point.
 """
 
 from __future__ import annotations

@@ -200,10 +200,12 @@ def _python_runner(
     """Return the runner of a Python file, on a device that it closes."""
     if config is not None and config.replica_to_device:
         raise InvalidInput(f"{file} runs on a device of its own: set no replicas")
+    from app.repository.python_reader import python_reader
+
     options = engine.PythonOptions(label=file.stem)
     device = (manager or DeviceManager()).create_python_device(options)
     try:
-        model = engine.read_python_model(device, file)
+        model = python_reader()(device, file)
         return engine.ModelRunner(
             model,
             replace(

@@ -22,7 +22,7 @@ LONGEST = (
     "plugins/python_models/tests/test_python_file.py",
     "plugins/onnx/tests/test_hostile_models.py",
     "plugins/workers/tests/test_workers.py",
-    "tests/popgate/test_routes.py",
+    "plugins/python_models/tests/popgate_python_interface/test_routes.py",
     "tests/engine/devices/test_device_manager.py",
     "tests/native/test_modules.py",
     "tests/app/codec/test_long_lists.py",

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # `popgate.client` is the name that programs have for the plugin's package.
     "popgate": frozenset(
         {"popef_io", "engine", "app", "popgate_client", "popgate_onnx"}
+        | {"popgate_python_interface"}
     ),
 }
 #: The folder of each package that a plugin installs.
@@ -55,10 +56,14 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_kserve": frozenset({"engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
     "popgate_onnx": frozenset({"popef_io", "engine", "app"}),
+    "popgate_python_files": frozenset(
+        {"popef_io", "engine", "popgate_python_interface"}
+    ),
+    "popgate_python_interface": frozenset({"popef_io", "engine"}),
     "popgate_python_messages": frozenset({"popef_io", "engine"}),
     "popgate_python_models": frozenset({"engine", "app", "popgate_python_messages"}),
     "popgate_python_worker": frozenset(
-        {"popef_io", "engine", "popgate_python_messages"}
+        {"popef_io", "engine", "popgate_python_interface", "popgate_python_messages"}
     ),
     "popgate_ray": frozenset({"engine", "app"}),
     "popgate_remote": frozenset({"engine", "app"}),
@@ -79,7 +84,9 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_telemetry": frozenset({"engine", "app"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
     "popgate_triton": frozenset({"engine", "app"}),
-    "triton_python_backend_utils": frozenset({"popef_io", "engine"}),
+    "triton_python_backend_utils": frozenset(
+        {"popef_io", "engine", "popgate_python_interface"}
+    ),
 }
 WEB_AND_EVENT_LOOPS = frozenset(
     {"fastapi", "starlette", "uvicorn", "uvloop", "httptools", "http", "httpx"}
@@ -108,10 +115,15 @@ FACES = frozenset(
 WITHOUT_NAMES = frozenset(
     {"app", "popgate_kserve", "popgate_python_messages", "popgate_tools"}
 )
+#: Modules of the core that hand on the names of a plugin.
+FACES_OF_PLUGINS = {
+    f"popgate/{name}.py" for name in ("client", "compiler", "python_models")
+}
 #: Plugins that are part of the engine: they import its modules.
 OF_THE_ENGINE = frozenset(
     {"popgate_onnx", "popgate_row_proof", "popgate_sessions"}
     | {"popgate_session_messages", "popgate_session_worker"}
+    | {"popgate_python_files", "popgate_python_interface"}
     | {"popgate_python_messages", "popgate_python_worker"}
 )
 #: What each room may import of its package beside itself. `ground` are the modules at
@@ -667,14 +679,14 @@ def test_clients_know_nothing_else_of_ours() -> None:
     ] == []
 
 
-def test_one_module_hands_the_client_on() -> None:
+def test_few_modules_hand_names_of_plugins_on() -> None:
     users = {
         path.relative_to(ROOT).as_posix()
         for path in _files("popgate")
         for imported in _imports(path)
         if imported.module.split(".")[0] in PLUGIN_FOLDERS
     }
-    assert users == {"popgate/client.py", "popgate/compiler.py"}
+    assert users == FACES_OF_PLUGINS
 
 
 def test_the_core_names_no_plugin() -> None:
@@ -687,7 +699,7 @@ def test_the_core_names_no_plugin() -> None:
         for path in _files(*PACKAGES)
         if named.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {"popgate/client.py", "popgate/compiler.py"}
+    assert found == FACES_OF_PLUGINS
 
 
 def test_container_needs_little() -> None:

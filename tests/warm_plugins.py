@@ -20,6 +20,7 @@ _IMPORTED = (
     plugins.MODEL_CALLS,
     plugins.MODEL_FORMATS,
     plugins.PROCESSES,
+    plugins.PYTHON_FILES,
     plugins.PROFILES,
     plugins.REGIONS,
     plugins.ROUTES,

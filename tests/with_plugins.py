@@ -54,10 +54,8 @@ NEED_PLUGINS = (
     "tests/app/serving/test_streams_and_swaps.py",
     "tests/deploy/test_saturation.py",
     "tests/docs/test_python_models.py",
-    "tests/engine/runner/test_python_adapter.py::test_a_file_for_another_server_runs",
     "tests/engine/runner/test_requeue.py",
     "tests/examples/test_python.py",
-    "tests/popgate/test_routes.py",
     # Several workers, and routes of plugins below a base path.
     "tests/app/http/test_answers.py::test_what_a_worker_has_counted_outlives_it",
     "tests/app/http/test_base_path.py",

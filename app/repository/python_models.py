@@ -6,15 +6,10 @@ import socket
 from collections.abc import Callable
 
 from app.config.model_config import ModelConfig, python_keys_set
+from app.repository.python_reader import python_reader
 from app.repository.scan import PYTHON_MODEL, VersionSource
 from app.spec import ModelSpec
-from engine import (
-    PYTHON_STEP,
-    Device,
-    PythonModel,
-    PythonOptions,
-    read_python_model,
-)
+from engine import PYTHON_STEP, Device, PythonModel, PythonOptions
 
 NOT_ALLOWED = (
     f"{PYTHON_MODEL} is Python code; start the server with --allow-python to run it"
@@ -85,10 +80,10 @@ def read_model(
 ) -> PythonModel:
     """Read the model's interface from `device`, its own process.
 
-    Blocks; raises as `engine.read_python_model` does. `on_calls` handles its calls to
-    other models.
+    Blocks; raises as `ReadPythonModel` does. `on_calls` handles its calls to other
+    models.
     """
-    return read_python_model(
+    return python_reader()(
         device,
         source.files[0],
         name=label,

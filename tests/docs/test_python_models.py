@@ -16,8 +16,8 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PythonOptions,
-    read_python_model,
 )
+from popgate_python_files import read_python_model
 from tests.app.served import ServedGateway
 from tests.support import WAIT
 

@@ -22,9 +22,9 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PythonOptions,
-    read_python_model,
 )
 from engine.devices import other_interpreter
+from popgate_python_files import read_python_model
 
 MODEL = """
 import importlib.util

@@ -1,11 +1,14 @@
 """Python models on devices of their own: calls, batches, failures, death and return.
 
-Covers: engine/runner/python_model.py, engine/programs/python_model.py,
-plugins/python_models/src/popgate_python_worker/session.py,
-plugins/python_models/src/popgate_python_worker/forked_child.py,
-plugins/python_models/src/popgate_python_worker/kind.py,
-engine/runner/python_file.py, engine/worker/python_kind.py,
-engine/devices/process_options.py, engine/devices/process_output.py.
+Covers: engine/runner/python_model.py,
+    plugins/python_models/src/popgate_python_interface/model.py,
+    plugins/python_models/src/popgate_python_worker/session.py,
+    plugins/python_models/src/popgate_python_worker/forked_child.py,
+    plugins/python_models/src/popgate_python_worker/kind.py,
+    plugins/python_models/src/popgate_python_files/python_file.py,
+    engine/worker/python_kind.py,
+    engine/devices/process_options.py,
+    engine/devices/process_output.py.
 """
 
 from __future__ import annotations
@@ -38,11 +41,11 @@ from engine import (
     PythonOptions,
     Request,
     Tensor,
-    read_python_model,
 )
 from engine.devices import run_limits
 from engine.runner import replica_loader
 from engine.transport.device_messages import Describe, Described
+from popgate_python_files import read_python_model
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 

@@ -24,9 +24,9 @@ from engine import (
     Request,
     Tensor,
     open_model,
-    read_python_model,
 )
 from engine.model.kept_state import keeps_state
+from popgate_python_files import read_python_model
 from tests.engine import models
 from tests.support import until
 

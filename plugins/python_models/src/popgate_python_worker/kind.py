@@ -23,14 +23,12 @@ from typing import Any
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
-from engine.programs.own_metrics import OwnMetrics
-from engine.programs.python_interface import find_model
-from engine.programs.python_model import GRAPH, Context, PresentRun
 from engine.programs.python_requirements import check_installed
 from engine.programs.session import PlainOptions
 from engine.transport.device_messages import Described, PythonTold
 from engine.worker.python_kind import Running, RunningBatch
 from popef_io import Model
+from popgate_python_interface import GRAPH, Context, OwnMetrics, PresentRun, find_model
 from popgate_python_messages.call_messages import MetricsTold, MetricTold
 from popgate_python_worker.calls.call_client import CallClient
 from popgate_python_worker.calls.served_models import ServedModels
@@ -116,7 +114,7 @@ def _rows(running: RunningBatch | None) -> tuple[int, ...]:
 
 def _face(given: PythonTold) -> ModuleType | None:
     """Return the adapter of a file of another kind, if `given` names one
-    (`engine.runner.python_adapter`). Make the adapter's package importable before the
+    (`popgate_python_files.adapters`). Make the adapter's package importable before the
     file imports it.
     """
     adapter = given.adapter.module

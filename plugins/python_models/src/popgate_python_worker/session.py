@@ -30,17 +30,19 @@ from engine.errors import (
     OutOfMemory,
     counted,
 )
-from engine.programs.python_interface import (
-    PythonInterface,
-    PythonTensor,
-    find_model,
-)
-from engine.programs.python_model import Context
-from engine.programs.python_routes import RouteApp, failed_answer, find_routes
 from engine.programs.python_tensors import ANSWER, MORE, ROUTE, STEP
 from engine.programs.session import GraphBinding, Port, RawRun, RunOptions
 from engine.tensor import Array
 from popef_io import DataType
+from popgate_python_interface import (
+    Context,
+    PythonInterface,
+    PythonTensor,
+    RouteApp,
+    failed_answer,
+    find_model,
+    find_routes,
+)
 from popgate_python_worker.authors_loop import (
     NOTHING,
     AuthorsLoop,

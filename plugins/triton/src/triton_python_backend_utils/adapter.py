@@ -19,7 +19,6 @@ from engine import (
     AlreadyExists,
     Array,
     CancelledByModel,
-    Context,
     EngineError,
     ExecutionFailed,
     InvalidInput,
@@ -28,6 +27,7 @@ from engine import (
     Refused,
     Unsupported,
 )
+from popgate_python_interface import Context
 
 #: Name of the class in a file for Triton.
 CLASS = "TritonPythonModel"

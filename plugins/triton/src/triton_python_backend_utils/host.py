@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from engine import CalledModels, MetricSeries, OwnMetrics
+from popgate_python_interface import CalledModels, MetricSeries, OwnMetrics
 from triton_python_backend_utils.responses import TritonModelException
 
 #: Result of `MetricFamily.Metric`, with `increment`, `set`, `observe` and `value`.

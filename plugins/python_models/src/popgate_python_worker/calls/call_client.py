@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import DeviceLost, EngineError, InvalidInput
-from engine.programs.python_model import PresentRun
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
 from engine.transport.messages import close_all, send
 from engine.worker.python_kind import Running, RunningBatch
 from popef_io import PopefError
+from popgate_python_interface import PresentRun
 from popgate_python_messages.call_messages import (
     TO_MODEL,
     Answer,

@@ -10,12 +10,12 @@ import pytest
 
 from engine.config import weighted
 from engine.errors import DeadlineExceeded
-from engine.programs.python_model import PresentRun
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import Entry, RunningBatch
 from engine.worker.client_channel import ClientChannel
+from popgate_python_interface.model import PresentRun
 from popgate_python_messages.call_messages import CallSocket, ModelCall
 from popgate_python_worker.calls.call_client import CallClient
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.programs.own_metrics import (
+from popgate_python_interface.own_metrics import (
     MAX_FAMILIES,
     MAX_SERIES,
     MetricSeries,

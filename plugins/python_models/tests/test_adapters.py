@@ -17,9 +17,8 @@ from engine import (
     ModelRunner,
     ModelRunnerConfig,
     PythonOptions,
-    read_python_model,
 )
-from engine.runner import python_adapter
+from popgate_python_files import adapters, read_python_model
 
 ADAPTER = """
 def adapt(module, declared):
@@ -59,12 +58,12 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (package / "adapter.py").write_text(ADAPTER)
     (info / "METADATA").write_text("Name: demo-server\nVersion: 1\n")
     (info / "entry_points.txt").write_text(
-        f"[{python_adapter.GROUP}]\nDemoModel = demo_server.adapter\n"
+        f"[{adapters.GROUP}]\nDemoModel = demo_server.adapter\n"
     )
     monkeypatch.syspath_prepend(str(folder))
-    python_adapter._adapters.cache_clear()
+    adapters._adapters.cache_clear()
     yield folder
-    python_adapter._adapters.cache_clear()
+    adapters._adapters.cache_clear()
 
 
 def test_a_file_for_another_server_runs(demo: Path, tmp_path: Path) -> None:
@@ -83,13 +82,13 @@ def test_a_file_for_another_server_runs(demo: Path, tmp_path: Path) -> None:
 
 
 def test_which_files_need_an_adapter(demo: Path) -> None:
-    found = python_adapter.adapter_for(b"class DemoModel: ...")
-    assert found == python_adapter.PythonAdapter("demo_server.adapter", str(demo))
-    assert python_adapter.adapter_for(b"import demo_server") == found
-    assert python_adapter.adapter_for(b"class Model: ...") == python_adapter.NO_ADAPTER
+    found = adapters.adapter_for(b"class DemoModel: ...")
+    assert found == adapters.PythonAdapter("demo_server.adapter", str(demo))
+    assert adapters.adapter_for(b"import demo_server") == found
+    assert adapters.adapter_for(b"class Model: ...") == adapters.NO_ADAPTER
 
 
 def test_an_adapter_that_is_not_there(demo: Path) -> None:
     (demo / "demo_server").rename(demo / "other")
     with pytest.raises(InvalidConfig, match="demo_server, an entry point of"):
-        python_adapter.adapter_for(b"class DemoModel: ...")
+        adapters.adapter_for(b"class DemoModel: ...")

@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Annotated, Any, TypeAlias
 
 from engine.errors import InvalidModel
-from engine.programs.python_routes import find_routes
 from engine.programs.python_tensors import ANSWER, MORE, ROUTE, STEP
 from popef_io import DataType
+from popgate_python_interface.routes import find_routes
 
 #: The name of a function that is a model.
 FUNCTION = "predict"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from engine import InvalidModel
-from engine.programs.python_interface import (
+from popef_io import DataType
+from popgate_python_interface.interface import (
     PythonInterface,
     find_model,
     parse_tensor,
 )
-from engine.programs.python_model import Model
-from popef_io import DataType
+from popgate_python_interface.model import Model
 
 
 def module(**contents: Any) -> ModuleType:

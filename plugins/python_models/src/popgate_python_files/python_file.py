@@ -30,10 +30,7 @@ from engine.programs.executable import (
     StreamIn,
     StreamOut,
 )
-from engine.programs.python_interface import PythonInterface, PythonTensor
-from engine.programs.python_model import GRAPH
 from engine.programs.python_tensors import OPTION_ROUTES
-from engine.runner.python_adapter import NO_ADAPTER, PythonAdapter, adapter_for
 from engine.runner.python_model import PythonModel
 from engine.transport.device_messages import Describe, Described, PythonTold
 from popef_io import (
@@ -47,6 +44,8 @@ from popef_io import (
     Writer,
     load_model,
 )
+from popgate_python_files.adapters import NO_ADAPTER, PythonAdapter, adapter_for
+from popgate_python_interface import GRAPH, PythonInterface, PythonTensor
 
 MAIN = 0
 #: The most bytes of a `model.py`.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from engine.programs.own_metrics import OwnMetrics
 from engine.programs.session import RunOptions
 from engine.tensor import Array
+from popgate_python_interface.own_metrics import OwnMetrics
 
 #: The name of the graph in a Python model's executable. The content of that graph is
 #: the file.

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 
 from engine.errors import InvalidModel
-from engine.programs.python_routes import MARKS, MAX_ROUTES, RouteApp
+from popgate_python_interface.routes import MARKS, MAX_ROUTES, RouteApp
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
