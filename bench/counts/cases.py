@@ -55,13 +55,17 @@ def variables(*, compiled: bool) -> dict[str, str]:
 
 
 @cache
-def compiled_model(name: str) -> bytes:
-    """Return the file of a compiled model of `bench.cases.models`."""
+def compiled_models() -> dict[str, bytes]:
+    """Return the files of the cases' compiled models, by name.
+
+    One command compiles all, because most of its time goes into imports.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        sources = write_models(Path(folder), name).values()
-        if compile_models(list(sources), Path(folder, "compiled")).returncode != 0:
+        sources = write_models(Path(folder), *{case.model for case in CASES.values()})
+        compiled = Path(folder, "compiled")
+        if compile_models([*sources.values()], compiled).returncode != 0:
             sys.exit("popgate compile failed")
-        return Path(folder, "compiled", f"{name}.popef").read_bytes()
+        return {name: (compiled / f"{name}.popef").read_bytes() for name in sources}
 
 
 @contextmanager
@@ -71,7 +75,7 @@ def served(
     """Serve the models of cases on one device."""
     with tempfile.TemporaryDirectory() as folder:
         for name in {case.model for case in cases}:
-            Path(folder, f"{name}.popef").write_bytes(compiled_model(name))
+            Path(folder, f"{name}.popef").write_bytes(compiled_models()[name])
         with gateway(Path(folder), devices="cpu:1", environment=environment) as server:
             server.wait_ready(START)
             yield server

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import calls
 from bench.cases.scenarios import SCENARIOS, Mode
-from bench.counts.cases import START, compiled_model, variables
+from bench.counts.cases import START, compiled_models, variables
 from bench.counts.memory import Usage, described, medians
 from bench.counts.system_calls import traced
 from bench.drivers.load import whole
@@ -49,7 +49,7 @@ def _served(environment: dict[str, str]) -> Iterator[Server]:
         for name in NAMES:
             place = Path(folder, name, "1")
             place.mkdir(parents=True)
-            (place / "model.popef").write_bytes(compiled_model("small"))
+            (place / "model.popef").write_bytes(compiled_models()["small"])
             Path(folder, name, "config.toml").write_text("memory = 1\n")
         with gateway(
             Path(folder), *options, devices="cpu:1", environment=environment

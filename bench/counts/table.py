@@ -10,7 +10,8 @@ TABLE = Path(__file__).parents[1] / "counts.toml"
 
 #: System calls whose number depends on which process or thread comes first, with how
 #: many more or fewer are no change. The first group waits: a process that finds news
-#: before it sleeps does not wait.
+#: before it sleeps does not wait. A device waits (pselect6) before it reads its eventfd
+#: only after a run that took long.
 WAITING = {
     "epoll_wait": 1,
     "epoll_pwait": 1,
@@ -34,6 +35,8 @@ WAKEUPS = {
     "waits": {"small": 1, "large": 4, "swap": 6},
     "signals": {"small": 0, "large": 1, "swap": 4},
 }
+#: Times that a swap lets a process sleep, at most.
+SWAP_SLEEPS = 8
 #: Memory, as shares of the stated number and as numbers. Pieces of a body are objects.
 MEMORY = {
     "blocks": (0.1, 8),
@@ -89,7 +92,7 @@ def _allowed(size: str, kind: str, name: str, stated: float) -> float:
         return 0
     if size == "small":
         return WAITING.get(name, 0)
-    waits = WAITING.get(name, 0) * (WAKEUPS["waits"]["swap"] if size == "swap" else 1)
+    waits = WAITING.get(name, 0) * (SWAP_SLEEPS if size == "swap" else 1)
     return waits + PIECES.get(name, 0) + THREADS.get(name, 0)
 
 
