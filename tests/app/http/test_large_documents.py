@@ -25,7 +25,8 @@ def fill(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gateway(serve: Serve) -> ServedGateway:
-    return serve(fill)
+    # Without checks of the device, which may take a thread more while a run is long.
+    return serve(fill, "--device-timeout", "0")
 
 
 def threads(gateway: ServedGateway) -> int:
