@@ -257,10 +257,7 @@ class ModelRecord:
         The request has waited for the loads of `tried`. It does not load them again if
         they failed.
         """
-        number = self.default_version
-        if version is not None:
-            number = _number(version)
-        entry = self.versions.get(number) if number else None
+        entry = _asked(self, version)
         if entry is None or not entry.is_on_demand:
             return None
         return None if entry.state is State.FAILED and entry in tried else entry
@@ -268,9 +265,14 @@ class ModelRecord:
 
 def ready_version(record: ModelRecord, version: str | None) -> VersionRecord | None:
     """Return this version (None: the default one) if it is ready, else None."""
-    number = record.default_version if version is None else _number(version)
-    entry = record.versions.get(number) if number else None
+    entry = _asked(record, version)
     return entry if entry is not None and entry.is_ready else None
+
+
+def _asked(record: ModelRecord, version: str | None) -> VersionRecord | None:
+    """Return this version (None: the default one) in any state, if it exists."""
+    number = record.default_version if version is None else _number(version)
+    return record.versions.get(number) if number else None
 
 
 def _number(version: str) -> int:
