@@ -181,6 +181,9 @@ class Others:
         self.times: list[float] = []
         self.worst = 0.0
         self.memory = 0
+        #: The share of the processor time that other guests had meanwhile.
+        self.stolen = 0.0
+        self._stolen = StolenTime()
         self._over = threading.Event()
         calls = [self._neighbour] * NEIGHBOURS + [self._health, self._watch]
         self._threads = [threading.Thread(target=call) for call in calls]
@@ -194,6 +197,7 @@ class Others:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        self.stolen = self._stolen.share
 
     @property
     def p99(self) -> float:
@@ -258,19 +262,15 @@ def beside(server: Server, groups: Sequence[Sequence[str]], most: int) -> bool:
         process.start()
     for _ in groups:
         prepared.get(timeout=PATIENCE)
-    stolen_alone = StolenTime()
     with Others(server) as alone:
         time.sleep(SECONDS)
-    share_alone = stolen_alone.share
     before = memory(server)
-    stolen = StolenTime()
     with Others(server) as others:
         started.set()
         count = TIMES * sum(map(len, groups))
         got = Counter(seen.get(timeout=PATIENCE) for _ in range(count))
         for process in processes:
             process.join()
-    share = stolen.share
     name = groups[0][0] if len(groups) == 1 else "all at once"
     statuses = Counter[object]()
     for (_, status), times in got.items():
@@ -280,7 +280,7 @@ def beside(server: Server, groups: Sequence[Sequence[str]], most: int) -> bool:
         f"{name:28} {dict(statuses)!s:24} health {others.worst * 1e3:4.0f} ms, "
         f"p99 {alone.p99 * 1e3:4.1f} to {others.p99 * 1e3:5.1f} ms "
         f"(x{others.p99 / alone.p99:.2f}), memory +{taken:.0f} MiB, "
-        f"stolen {share_alone:.0%} and {share:.0%}",
+        f"stolen {alone.stolen:.0%} and {others.stolen:.0%}",
         flush=True,
     )
     busy = {503, 504, 429} if most or len(groups) > 1 else set()
