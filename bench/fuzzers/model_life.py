@@ -69,7 +69,8 @@ from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec
 from app.stage import Phase, Stage
-from bench.fuzzers.clock import Clock, SimulatedLoop, Stuck, patches, ruled_by
+from bench.fuzzers.clock import SimulatedLoop, Stuck, patches, ruled_by
+from bench.fuzzers.event_log import EventLog
 from engine import (
     DeadlineExceeded,
     Device,
@@ -471,17 +472,14 @@ class Asked:
         return f"{self.name}/{self.version or '-'}"
 
 
-class World:
+class World(EventLog):
     """A gateway's models. A seed decides what happens to them."""
 
     def __init__(self, seed: int, events: int = 40) -> None:
+        super().__init__()
         self.random = chance = random.Random(seed)
-        self.clock = Clock()
         self.loop = SimulatedLoop(self.clock)
         self.loop.set_exception_handler(self._unhandled)
-        self.log: list[str] = []
-        self.faults: list[str] = []
-        self.counts: Counter[str] = Counter()
         #: The entries of `LIFE` that occurred.
         self.lived: Counter[tuple[State, Event]] = Counter()
         self._events = events
@@ -571,15 +569,6 @@ class World:
         missing.register(self.control.load_member)
 
     # -- what the simulated parts ask
-
-    def say(self, what: str) -> None:
-        self.counts[what.split()[0]] += 1
-        self.log.append(f"{self.clock.now / 1e9:.6f} {what}")
-
-    def expect(self, holds: bool, what: str) -> None:
-        if not holds:
-            self.say(f"FAULT {what}")
-            self.faults.append(what)
 
     def pause(self) -> float:
         """Return the seconds that a short job takes in a thread."""

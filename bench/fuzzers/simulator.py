@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.fuzzers.clock import Clock, patches, ruled_by
+from bench.fuzzers.clock import patches, ruled_by
+from bench.fuzzers.event_log import EventLog
 from engine import (
     Cancelled,
     DataDesc,
@@ -354,16 +355,13 @@ class Client:
     is_stalled: bool = False
 
 
-class World:
+class World(EventLog):
     """Two clients of a model on one or two devices. A seed decides what happens."""
 
     def __init__(self, seed: int, events: int = 60) -> None:
+        super().__init__()
         self.random = chance = random.Random(seed)
-        self.clock = Clock()
         self._events = events
-        self.log: list[str] = []
-        self.faults: list[str] = []
-        self.counts: Counter[str] = Counter()
         self.kind = chance.choice(KINDS)
         self.plan = BatchPlan(
             0,
@@ -429,15 +427,6 @@ class World:
         )
         client.runners.append(JoinedRunner(description, client.devices))
 
-    def _say(self, what: str) -> None:
-        self.counts[what.split()[0]] += 1
-        self.log.append(f"{self.clock.now / 1e9:.6f} {what}")
-
-    def _expect(self, holds: bool, what: str) -> None:
-        if not holds:
-            self._say(f"FAULT {what}")
-            self.faults.append(what)
-
     # -- what happens
 
     def run(self) -> list[str]:
@@ -482,10 +471,10 @@ class World:
             raise Died
 
     def run_began(self, process: DeviceProcess, given: np.ndarray[Any, Any]) -> None:
-        self._say(f"run {process.id} {given[:, 0].tolist()}")
+        self.say(f"run {process.id} {given[:, 0].tolist()}")
         # The last request of a run may bring rows beyond the limit.
         most = MOST_ROWS + MOST_OF_ONE - 1
-        self._expect(len(given) <= most, f"{len(given)} rows in a run")
+        self.expect(len(given) <= most, f"{len(given)} rows in a run")
 
     def _turn(self) -> None:
         process = self.random.choice(list(self.processes.values()))
@@ -495,7 +484,7 @@ class World:
             self._end(process)
             return
         longest = max(self.policy.delay_ns, MILLISECOND)
-        self._expect(wait <= longest, f"a device waits {wait} ns")
+        self.expect(wait <= longest, f"a device waits {wait} ns")
 
     def _submit(self) -> None:
         client = self.random.choice(self.clients)
@@ -520,7 +509,7 @@ class World:
                 asked[0].answers += 1
                 self._check_order(client, request)
             else:
-                self._expect(False, f"{request} ends before it was queued")
+                self.expect(False, f"{request} ends before it was queued")
 
         try:
             request = client.runners[-1].submit(
@@ -531,19 +520,19 @@ class World:
                 delayed=self.random.random() < 0.8,
             )
         except (QueueFull, DeadlineUnreachable, DeviceLost) as error:
-            self._say(f"refused {type(error).__name__}")
+            self.say(f"refused {type(error).__name__}")
             return
         one = Asked(request, x, line, deadline, client.lost + client.closed)
         asked.append(one)
         client.asked.append(one)
-        self._say(f"submit {request.number & 0xFFFF} {x[:, 0].tolist()}")
+        self.say(f"submit {request.number & 0xFFFF} {x[:, 0].tolist()}")
 
     def _check_order(self, client: Client, request: Request) -> None:
         """Check that results of one line come in the order of its requests."""
         if request.error is None and self.kind != "ragged":
             before = client.last.get(id(request.channel), 0)
             what = f"request {request.number & 0xFFFF} is behind a later one"
-            self._expect(request.number > before, what)
+            self.expect(request.number > before, what)
             client.last[id(request.channel)] = request.number
             client.lines.append(request.channel)
 
@@ -574,7 +563,7 @@ class World:
         waiting = [one for one in client.asked[-20:] if not one.request.done]
         if waiting:
             one = self.random.choice(waiting)
-            self._say(f"cancel {one.request.number & 0xFFFF}")
+            self.say(f"cancel {one.request.number & 0xFFFF}")
             one.was_cancelled = True
             one.request.cancel()
 
@@ -590,14 +579,14 @@ class World:
     def _stall(self) -> None:
         client = self.random.choice(self.clients)
         client.is_stalled = not client.is_stalled
-        self._say(f"stalled {client.is_stalled}")
+        self.say(f"stalled {client.is_stalled}")
 
     def _kill(self) -> None:
         self._end(self.random.choice(list(self.processes.values())))
 
     def _end(self, process: DeviceProcess) -> None:
         """End a device process; clients notice, and use the one that follows it."""
-        self._say(f"death {process.id}")
+        self.say(f"death {process.id}")
         for client in self.clients:
             client.lost += 1
             if process.id in client.devices:  # otherwise it has not connected yet
@@ -612,7 +601,7 @@ class World:
         requests.
         """
         client = self.random.choice(self.clients)
-        self._say("reload")
+        self.say("reload")
         self._join(client)
 
     def _leave(self, client: Client, runner: JoinedRunner) -> None:
@@ -624,7 +613,7 @@ class World:
         """End a client process and start another in its place."""
         number = self.random.randrange(len(self.clients))
         gone, self.clients[number] = self.clients[number], Client()
-        self._say(f"client {number} dies")
+        self.say(f"client {number} dies")
         for device in gone.devices.values():
             running = device.process.running()
             device.connected.client.link.gone = True
@@ -666,7 +655,7 @@ class World:
                 idle = idle and not any(runner.in_flight for runner in client.runners)
             if idle:
                 return
-        self._expect(False, "requests are still in flight")
+        self.expect(False, "requests are still in flight")
 
     def _check(self) -> None:
         for client in self.clients:
@@ -675,33 +664,33 @@ class World:
             for runner in client.runners:
                 for channel in runner.channels:
                     rows, moving = channel.admission.rows, channel._failover
-                    self._expect(rows == 0, f"{channel}: {rows} rows")
+                    self.expect(rows == 0, f"{channel}: {rows} rows")
                     kept = moving is not None and moving.kept
-                    self._expect(not kept, f"{channel} keeps inputs")
+                    self.expect(not kept, f"{channel} keeps inputs")
                     if channel.usable:
                         rings = channel._writer.channel
                         free = rings.requests.write_available
-                        self._expect(free == SLOTS, f"{channel}: {free} slots free")
+                        self.expect(free == SLOTS, f"{channel}: {free} slots free")
                         for ring in rings.inputs:
-                            self._expect(ring.write_available == SLOTS, f"{ring}")
+                            self.expect(ring.write_available == SLOTS, f"{ring}")
             for device in client.devices.values():
-                self._expect(device.in_flight == 0, f"{device}")
+                self.expect(device.in_flight == 0, f"{device}")
         for process in self.processes.values():
             for theirs in process.replica.channels:
                 for ring in theirs.channel.outputs:
-                    self._expect(ring.write_available == SLOTS, f"{ring} holds results")
+                    self.expect(ring.write_available == SLOTS, f"{ring} holds results")
 
     def _judge(self, client: Client, one: Asked) -> None:
         request, error = one.request, one.request.error
         name = f"request {request.number & 0xFFFF}"
-        self._expect(one.answers == 1, f"{name} has {one.answers} answers")
+        self.expect(one.answers == 1, f"{name} has {one.answers} answers")
         if not request.done:
             return
         if error is None:
-            self._expect(not one.is_poisoned, f"{name} is poisoned and succeeds")
+            self.expect(not one.is_poisoned, f"{name} is poisoned and succeeds")
             y = request.outputs.get("y")
             right = y is not None and np.array_equal(y.numpy(), 3 * one.x + 1)
-            self._expect(right, f"{name} succeeds with {y}")
+            self.expect(right, f"{name} succeeds with {y}")
             return
         lost = client.lost + client.closed > one.ends_before
         reasons: Mapping[type[EngineError], bool] = {
@@ -715,7 +704,7 @@ class World:
             InvalidInput: False,
         }
         self.counts[type(error).__name__] += 1
-        self._expect(reasons.get(type(error), False), f"{name} fails: {error!r}")
+        self.expect(reasons.get(type(error), False), f"{name} fails: {error!r}")
 
     def _close(self) -> None:
         for client in self.clients:
