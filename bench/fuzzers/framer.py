@@ -61,7 +61,7 @@ class Found:
 
 
 def by_framer(stream: bytes, cuts: Iterable[int] = ()) -> Found:
-    """Read a stream in pieces, cut at these places.
+    """Read a stream in pieces, cut at these places (ascending).
 
     Raises AssertionError if the framer breaks a promise of its own.
     """
@@ -70,7 +70,7 @@ def by_framer(stream: bytes, cuts: Iterable[int] = ()) -> Found:
     head: Head | None = None
     body = bytearray()
     begin = 0
-    for end in (*sorted(cuts), len(stream)):
+    for end in (*cuts, len(stream)):
         data, at = stream[begin:end], 0
         begin = end
         while at < len(data):
@@ -273,6 +273,10 @@ _PIECES = (
 )  # fmt: skip
 
 
+#: The longest stream (bytes) that is cut between all of its bytes.
+_CUT_EVERYWHERE = 2048
+
+
 def make(seed: int) -> tuple[bytes, list[int]]:
     """Return a stream, and the places of its cuts."""
     choose = random.Random(seed)
@@ -281,9 +285,14 @@ def make(seed: int) -> tuple[bytes, list[int]]:
     )
     for _ in range(choose.choice((0, 0, 0, 1, 1, 2, 4))):
         stream = _damaged(choose, stream)
-    most = choose.choice((1, 2, 4, 16, len(stream)))
-    cuts = [choose.randrange(len(stream) + 1) for _ in range(most)] if stream else []
-    return stream, cuts
+    return stream, _cuts(choose, len(stream))
+
+
+def _cuts(choose: random.Random, size: int) -> list[int]:
+    most = choose.choice((1, 1, 2, 2, 2, 4, 4, 4, 16, 0))
+    if most == 0 and size <= _CUT_EVERYWHERE:
+        return list(range(1, size))
+    return sorted(int(choose.random() * (size + 1)) for _ in range(most or 64))
 
 
 def _request(choose: random.Random) -> bytes:
