@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,13 @@ class Clock:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+def use_no_compiled_modules() -> None:
+    """Start this command again without compiled modules, which ignore this clock."""
+    if "POPGATE_PURE" not in os.environ:
+        environment = {**os.environ, "POPGATE_PURE": "1"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,13 @@ from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.timeout_policy import TimeoutPolicy
 from app.spec import ModelSpec
 from app.stage import Phase, Stage
-from bench.fuzzers.clock import SimulatedLoop, Stuck, patches, ruled_by
+from bench.fuzzers.clock import (
+    SimulatedLoop,
+    Stuck,
+    patches,
+    ruled_by,
+    use_no_compiled_modules,
+)
 from bench.fuzzers.event_log import EventLog
 from engine import (
     DeadlineExceeded,
@@ -1000,6 +1006,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one and print its events")
     options = parser.parse_args()
+    use_no_compiled_modules()
     logging.disable()
     if options.seed is not None:
         world = simulate(options.seed)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.fuzzers.clock import patches, ruled_by
+from bench.fuzzers.clock import patches, ruled_by, use_no_compiled_modules
 from bench.fuzzers.event_log import EventLog
 from engine import (
     Cancelled,
@@ -734,6 +734,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one and print its events")
     options = parser.parse_args()
+    use_no_compiled_modules()
     if options.seed is not None:
         world = simulate(options.seed)
         print(world.kind, world.policy, *world.log, *world.faults, sep="\n")

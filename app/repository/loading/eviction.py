@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
 from app.observe.metrics import MetricsRegistry
 from app.repository.loaded_model import LoadCutOff, LoadError
@@ -45,10 +46,13 @@ class Eviction:
         self._metrics = metrics
         self._served = served
 
-    async def reserve(self, size: int, evict: bool) -> int:
+    async def reserve(
+        self, size: int, evict: bool, beside: Collection[VersionRecord]
+    ) -> int:
         """Reserve `size` bytes of the budget; unload idle models to make room if
         needed.
 
+        `beside` are the other versions of the model, which the caller has locked.
         Raises `LoadError`, or `NoMemory` if memory may be free at another time.
         """
         budget, deadline = self._budget, time.monotonic() + EVICTION_TIMEOUT
@@ -59,7 +63,7 @@ class Eviction:
             )
             raise LoadError(msg)
         while not budget.take(size):
-            victim = self._least_recently_used() if evict else None
+            victim = self._least_recently_used(beside) if evict else None
             if victim is not None:
                 await self._evict(*victim)
             elif not evict or time.monotonic() > deadline:
@@ -73,16 +77,20 @@ class Eviction:
                 await asyncio.sleep(EVICTION_TICK)
         return size
 
-    def _least_recently_used(self) -> tuple[ModelRecord, VersionRecord] | None:
+    def _least_recently_used(
+        self, beside: Collection[VersionRecord]
+    ) -> tuple[ModelRecord, VersionRecord] | None:
         """Return the version that has been idle longest; None if all are in use.
 
-        A version with an open sequence is in use: its state is not in the model.
+        A version with an open sequence is in use: its state is not in the model. So is
+        a version of a locked model, except for those in `beside`.
         """
         found: tuple[float, ModelRecord, VersionRecord] | None = None
         for record in self._records.all():
-            if record.lock.locked():
-                continue
+            is_locked = record.lock.locked()
             for entry in record.versions.values():
+                if is_locked and entry not in beside:
+                    continue
                 loaded = entry.loaded
                 if loaded is None or entry.source is None or not loaded.memory:
                     continue

@@ -14,7 +14,7 @@ from app.repository.loading.ensemble_loader import EnsembleLoader
 from app.repository.loading.eviction import Eviction, NoMemory
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event
-from app.repository.model_record import ModelRecord
+from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
 from app.repository.scan import VersionSource
 from app.repository.served_models import ServedModels
@@ -69,7 +69,9 @@ class VersionLoader:
         They serve once the record is published, which must follow immediately. A
         version that was found at fault before that has failed to load.
         """
-        loads = (self._load_one(record, v, evict) for v in versions)
+        now = {version.version for version in versions}
+        beside = [entry for v, entry in record.versions.items() if v not in now]
+        loads = (self._load_one(record, v, evict, beside) for v in versions)
         results = await asyncio.gather(*loads)
         leaving = []
         for version, result in zip(versions, results, strict=True):
@@ -98,6 +100,7 @@ class VersionLoader:
         record: ModelRecord,
         source: VersionSource,
         evict: bool,
+        beside: Sequence[VersionRecord],
     ) -> LoadedModel | LoadError:
         entry = record.versions[source.version]
         config, reserved = entry.config, 0
@@ -114,7 +117,7 @@ class VersionLoader:
             if self._budget.limit:
                 measure = partial(self._loader.memory_of, source, config)
                 size = await self._pool.run(measure)
-                reserved = await self._eviction.reserve(size, evict)
+                reserved = await self._eviction.reserve(size, evict, beside)
             before = entry.loaded or record.default
             load = partial(self._loader.load, record.name, source, config, before)
             loaded = await self._pool.run(load)

@@ -104,6 +104,16 @@ def test_the_least_recently_used_is_evicted(lazy: ServedGateway) -> None:
     assert device["models"] == 2
 
 
+def test_a_version_makes_room_for_another_of_its_model(serve: Serve) -> None:
+    """A request to one evicts the other, which is idle, though its model is locked."""
+    gateway = serve(fill, "--lazy", "--model-memory", "1")
+    for version in ("2", "1", "2"):
+        path = f"/v1/models/two/versions/{version}/infer"
+        answer = gateway.client.post(path, json={"inputs": {"input": ROW}})
+        assert answer.status_code == 200, answer.text
+        assert in_memory(gateway) == {f"two/{version}"}
+
+
 def test_metadata_loads_too(lazy: ServedGateway) -> None:
     lazy.infer("b", input=ROW)
     lazy.infer("c", input=ROW)
