@@ -402,7 +402,7 @@ class Kubelet:
             thread = threading.Thread(target=self._watch, args=(probe,))
             self._threads.append(thread)
             thread.start()
-        until(lambda: len(self.seen) == 3)
+        until(lambda: len(self.seen) == 3 and all(self.seen.values()))
 
     def _watch(self, probe: str) -> None:
         said = self.container[probe]

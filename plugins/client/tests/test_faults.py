@@ -32,6 +32,7 @@ from popgate_client import (
     ServerError,
     Unavailable,
 )
+from popgate_client.core import FIRST_PAUSE
 from tests.support import until
 
 X = np.array([[1, 2]], np.float32)
@@ -178,6 +179,16 @@ def test_retry_after_is_honoured(way: str) -> None:
         started = time.monotonic()
         ask(peer, way)
         assert time.monotonic() - started >= 1
+
+
+def test_pauses_grow_although_the_server_names_short_ones(way: str) -> None:
+    """Clients that compete for the room of a full server do not run out of attempts."""
+    refused = refusal(429, "queue_full", Retry_After_Ms="1")
+    with Peer(*[refused] * 4, GOOD) as peer:
+        started = time.monotonic()
+        ask(peer, way, retries=4)
+        assert time.monotonic() - started >= FIRST_PAUSE / 2 * (1 + 2 + 4)
+        assert len(peer.inferences) == 5
 
 
 def test_no_attempt_that_would_be_too_late(way: str) -> None:

@@ -59,7 +59,8 @@ class AsyncClient:
     - `connect_timeout`: seconds for a new connection.
     - `retries`: how often to retry a call that no server has received (connection
       refused), or that a server has refused (429, 503). The pause is `Retry-After`, or
-      0.05 s and more. A request of a sequence is not retried after 503.
+      0.05 s; from the second refusal on at least 0.05 s, doubled each time. A request
+      of a sequence is not retried after 503.
     - `idempotent`: a call may run twice. Calls without an answer are then retried too,
       and calls that a proxy answered for a lost server (500 and 502 without a code).
       Requests of a sequence are not.

@@ -310,10 +310,12 @@ class Core:
             again = lost or isinstance(error, ConnectionFailed)
         if attempt > self.options.retries or not again:
             raise error
-        pause = error.retry_after
-        if pause is None:
-            longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (attempt - 1))
-            pause = longest * random.uniform(0.5, 1.0)
+        named = error.retry_after
+        # Others may take the room that the server names, so a second refusal means more
+        # than that: short pauses would use up all attempts at once.
+        doubled = attempt - 1 if named is None else attempt - 2
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2**doubled) if doubled >= 0 else 0.0
+        pause = max(named or 0.0, longest * random.uniform(0.5, 1.0))
         if _clock() + pause >= deadline:
             raise error
         return pause

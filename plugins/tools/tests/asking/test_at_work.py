@@ -97,6 +97,6 @@ def test_rows_that_a_full_server_refuses_are_sent_again(
         gate.touch()
         assert held.wait(WAIT) == 0
     done = popgate("batch", "gate", *at)
-    assert done.code == 0, done.err
+    assert done.code == 0, Path(f"{target}.errors.jsonl").read_text()
     found = [json.loads(line) for line in target.read_text().splitlines()]
     assert sorted(one["row"] for one in found) == [0, 1, 2]
