@@ -12,7 +12,6 @@ from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
 from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER
-from app.observe.history import History
 from app.observe.journal import Journal, span_recorder
 from app.observe.log import LogControl
 from app.observe.metrics import MetricsRegistry
@@ -150,7 +149,6 @@ def gateway_of(
         connections=connections or OpenConnections(),
         others=others,
         metrics=metrics,
-        history=History(metrics),
         journal=journal,
         spans=spans,
         tracing=tracing,

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from app.http.open_connections import OpenConnections
 from app.http.tls import Certificate
-from app.observe.history import History
 from app.observe.journal import Journal, Recorder
 from app.observe.log import LogControl, lines_dropped
 from app.observe.machine import BusyShares, Processors
@@ -86,7 +85,6 @@ class Gateway:
     others: OtherProcesses
     # what is seen of it
     metrics: MetricsRegistry
-    history: History
     journal: Journal
     spans: Recorder | None
     tracing: Tracing
@@ -100,7 +98,6 @@ class Gateway:
     started_at: float = field(default_factory=time.time)
     load_seconds: float = field(default=0.0, init=False)
     _start: asyncio.Task[None] | None = field(default=None, init=False)
-    _keeping: asyncio.Task[None] | None = field(default=None, init=False)
 
     def own(self) -> OwnNumbers:
         """Return the numbers that all connection-taking processes of the server report
@@ -150,10 +147,7 @@ class Gateway:
     def start(self) -> None:
         """Start attaching and loading in the background."""
         self.reloading.start()
-        loop = asyncio.get_running_loop()
-        self._start = loop.create_task(self._run_start())
-        if not self.settings.no_pages:
-            self._keeping = loop.create_task(self.history.keep())
+        self._start = asyncio.create_task(self._run_start())
 
     async def _run_start(self) -> None:
         begin = time.monotonic()
@@ -216,9 +210,8 @@ class Gateway:
     async def stop(self) -> None:
         """Unload everything and detach the devices."""
         self.begin_drain()
-        for task in (self._start, self._keeping):
-            if task is not None:
-                task.cancel()
+        if self._start is not None:
+            self._start.cancel()
         self.reloading.stop()
         if self.polls is not None:
             self.polls.stop()

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
 
-import orjson
-from fastapi import FastAPI
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 
-from app.about import VERSION
-from app.api import docs_page
-from app.api.openapi import (
-    TITLE,
-    base_document,
-    document_with_models,
-    documented_methods,
-    to_yaml,
-)
 from app.api.plugin_routes import PluginRoutes, access_groups, plugin_routes
-from app.api.routes import (
-    drain,
-    health,
-    infer,
-    metrics,
-    models,
-    oip,
-    pages,
-    requests,
-)
+from app.api.routes import drain, health, infer, metrics, models, oip
 from app.assembly import gateway_of
 from app.codec.compression import CompressResponses
 from app.gateway import Gateway
@@ -39,16 +18,10 @@ from app.http.access import Access, Trust
 from app.http.front import InferFront
 from app.http.handlers import AllowedMethods, install_error_handlers
 from app.http.proxies import TrustedProxies
-from app.repository.loaded_model import LoadedModel
 from app.serving.service import Service
 from app.settings import Settings
 
-ROUTERS = [
-    part.router
-    for part in (
-        infer, models, health, drain, metrics, oip, docs_page, pages, requests,
-    )
-]  # fmt: skip
+ROUTERS = [part.router for part in (infer, models, health, drain, metrics, oip)]
 
 
 def create_app(
@@ -107,65 +80,40 @@ def create_api(gateway: Gateway, added: Sequence[PluginRoutes] = ()) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway.start()
+        tasks = [
+            asyncio.create_task(one.background(gateway))
+            for one in added
+            if one.background is not None
+        ]
         try:
             yield
         finally:
+            for task in tasks:
+                task.cancel()
             await gateway.stop()
 
     api = FastAPI(
-        title=TITLE,
-        version=VERSION,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
     )
-    api.state.gateway = gateway
-    install_error_handlers(api, pages.nothing_here)
+    api.state.gateway, api.state.added = gateway, added
+    pages = (one.nothing_here for one in added if one.nothing_here is not None)
+    install_error_handlers(api, next(pages, None))
     for router in routers:
         api.include_router(router)
-    methods = documented_methods(routers, also_pages=True)
-    api.state.allowed = AllowedMethods(methods)
-
-    @functools.cache
-    def base_of_all() -> dict[str, Any]:
-        # The document is made when it is first read, because that takes a seventh of
-        # the start.
-        return base_document(api, gateway.settings.restrictions.groups, added)
-
-    made: tuple[object, bytes] = None, b""
-
-    def document_of(key: object, served: list[LoadedModel]) -> bytes:
-        """Return the document of these models; make it again if `key` has changed."""
-        nonlocal made
-        if made[0] != key:
-            # The URL is relative to this document, so the page works below a proxy's
-            # prefix.
-            servers = {"servers": [{"url": "./"}]}
-            document = document_with_models(base_of_all(), served, added)
-            made = key, orjson.dumps(document | servers)
-        return made[1]
-
-    @api.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        loaded = (r.default for r in gateway.records.all())
-        served = [model for model in loaded if model is not None]
-        key = [(m.spec.name, m.spec.version, m.loaded_at) for m in served]
-        content = await run_in_threadpool(document_of, key, served)
-        return Response(content, media_type="application/json")
-
-    @api.get("/openapi.yaml", include_in_schema=False)
-    async def openapi_yaml() -> Response:
-        base = await run_in_threadpool(base_of_all)
-        return Response(to_yaml(base), media_type="application/yaml")
-
-    api.state.paths = [*methods, "/openapi.json", "/openapi.yaml"]
+    methods = methods_by_path(routers)
+    api.state.paths, api.state.allowed = list(methods), AllowedMethods(methods)
     return api
 
 
-def openapi_document() -> dict[str, Any]:
-    """Return the OpenAPI document of the application without models."""
-    gateway = gateway_of(Settings())
-    added = plugin_routes(gateway.settings)
-    return base_document(create_api(gateway, added), added=added)
+def methods_by_path(routers: Iterable[APIRouter]) -> dict[str, set[str]]:
+    """Return the methods that each path of these routers takes."""
+    methods: dict[str, set[str]] = {}
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                methods.setdefault(route.path_format, set()).update(route.methods or ())
+    return methods

@@ -17,7 +17,7 @@ import pytest
 LONGEST = (
     "tests/app/test_pairs.py",
     "plugins/telemetry/tests/test_spans.py",
-    "tests/app/api/test_pages.py",
+    "plugins/pages/tests/test_pages.py",
     "tests/docs/test_blocks.py",
     "plugins/python_models/tests/test_python_file.py",
     "plugins/onnx/tests/test_hostile_models.py",
@@ -28,7 +28,7 @@ LONGEST = (
     "tests/app/codec/test_long_lists.py",
     "tests/app/codec/test_large_outputs.py",
     "tests/app/codec/test_hostile_documents.py",
-    "tests/app/api/test_conformance.py",
+    "plugins/pages/tests/test_conformance.py",
     "tests/engine/devices/test_device.py",
 )
 _RANKS = {name: rank for rank, name in enumerate(LONGEST)}

@@ -56,6 +56,7 @@ PLUGINS: dict[str, frozenset[str]] = {
     "popgate_kserve": frozenset({"engine", "app"}),
     "popgate_mlflow": frozenset({"engine", "app", "popgate_kserve"}),
     "popgate_onnx": frozenset({"popef_io", "engine", "app"}),
+    "popgate_pages": frozenset({"engine", "app"}),
     "popgate_python_files": frozenset(
         {"popef_io", "engine", "popgate_python_interface"}
     ),

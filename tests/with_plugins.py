@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Files and tests that need the client, ensembles, Python models, or what the commands
 #: and routes of plugins add.
 NEED_PLUGINS = (
-    "tests/app/api/test_client_code.py",
     "tests/app/cli/test_main.py::test_help_is_as_wide_as_the_terminal",
     "tests/app/cli/test_main.py::test_help_names_values_and_no_types",
     "tests/app/cli/test_main.py::test_help_of_serve_tells_the_real_defaults",
@@ -24,7 +23,6 @@ NEED_PLUGINS = (
     "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments2",
     "tests/app/cli/test_main.py::test_wrong_use_is_one_line[arguments3",
     # A served .onnx file is compiled.
-    "tests/app/api/test_openapi.py::test_examples_have_run",
     "tests/app/config/test_ragged_config.py::test_a_model_is_served",
     "tests/app/test_plugins.py::test_a_plugin",
     "tests/app/test_plugins.py::test_a_section_of_a_plugin_is_checked",
@@ -39,7 +37,6 @@ NEED_PLUGINS = (
     "tests/app/http/test_access.py::test_keys_over_http",
     "tests/app/repository/test_on_demand.py::test_an_ensemble_leaves_and_comes",
     # Python models.
-    "tests/app/api/test_axe.py",
     "tests/app/api/test_server_metrics.py::test_every_process_has_its_memory_and_its",
     "tests/app/cli/test_serve.py::test_one_python_file_is_a_model",
     "tests/app/http/test_outcomes.py",
@@ -50,6 +47,8 @@ NEED_PLUGINS = (
     "tests/app/serving/calls/test_calls_plugin.py",
     "tests/app/serving/test_generators.py::test_",
     "tests/app/serving/test_keys.py::test_keys_come_and_go_while_models_load",
+    # What was answered, as /v1/requests shows it.
+    "tests/app/serving/test_keys.py::test_a_busy_device_is_shared_by_weight",
     "tests/app/serving/test_keys_apart.py",
     "tests/app/serving/test_streams_and_swaps.py",
     "tests/deploy/test_saturation.py",

@@ -10,7 +10,7 @@ values are used unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from app.repository.loaded_model import LoadedModel
@@ -20,7 +20,8 @@ from popef_io import DataType
 # An example with more numbers than this does not help a reader.
 MAX_EXAMPLE_ELEMENTS = 2_000
 
-_VALUES: Mapping[str, Any] = {"f": 1.0, "i": 1, "u": 1, "b": True, "s": "1"}
+#: The synthetic value of each kind of element.
+EXAMPLE_VALUES: Mapping[str, Any] = {"f": 1.0, "i": 1, "u": 1, "b": True, "s": "1"}
 
 
 #: The parameters of a request that starts a sequence and ends it.
@@ -56,9 +57,11 @@ def example_request(
     made = (math.prod(shape) for name, shape in shapes.items() if name not in given)
     if sum(made) > MAX_EXAMPLE_ELEMENTS:
         return None
-    return _with(parameters) | {
+    return with_parameters(parameters) | {
         "inputs": {
-            t.name: given.get(t.name, _nested(shapes[t.name], _VALUES[t.type.kind]))
+            t.name: given.get(
+                t.name, _nested(shapes[t.name], EXAMPLE_VALUES[t.type.kind])
+            )
             for t in spec.inputs
         }
     }
@@ -66,28 +69,11 @@ def example_request(
 
 def example_shapes(spec: ModelSpec, fill: int = 1) -> dict[str, list[int]]:
     """Return the shapes of synthetic values, by input."""
-    return {t.name: _shape(spec, t, fill) for t in spec.inputs}
+    return {t.name: example_shape(spec, t, fill) for t in spec.inputs}
 
 
-def example_oip_request(
-    spec: ModelSpec, fill: int = 1, parameters: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """Return the example in the protocol's form (`inputs` as a list of tensors)."""
-    inputs = []
-    left = MAX_EXAMPLE_ELEMENTS
-    for t in spec.inputs:
-        shape = _shape(spec, t, fill)
-        left -= math.prod(shape)
-        if left < 0:
-            return None
-        data = [_VALUES[t.type.kind]] * math.prod(shape)
-        inputs.append(
-            {"name": t.name, "shape": shape, "datatype": t.datatype, "data": data}
-        )
-    return _with(parameters) | {"inputs": inputs}
-
-
-def _with(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def with_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the beginning of a body with these parameters."""
     return {"parameters": dict(parameters)} if parameters else {}
 
 
@@ -104,13 +90,8 @@ def shown_shape(spec: ModelSpec, tensor: TensorSpec) -> list[int]:
     return shape
 
 
-def is_large(spec: ModelSpec, tensors: Iterable[TensorSpec]) -> bool:
-    """Return whether even one row is too long to show on a page or to type."""
-    sizes = (math.prod(_shape(spec, tensor, 1)) for tensor in tensors)
-    return sum(sizes) > MAX_EXAMPLE_ELEMENTS
-
-
-def _shape(spec: ModelSpec, tensor: TensorSpec, fill: int) -> list[int]:
+def example_shape(spec: ModelSpec, tensor: TensorSpec, fill: int) -> list[int]:
+    """Return the shape of synthetic values of one tensor."""
     shape = [fill if dim < 0 else dim for dim in shown_shape(spec, tensor)]
     if spec.is_batched and tensor.shape:
         shape[0] = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +11,9 @@ from fastapi.routing import APIRoute
 
 from app.config.keys import Group
 from app.config.restrictions import group_of
+from app.gateway import Gateway
 from app.http.front import NamingOperation, Operation
+from app.http.handlers import NothingHere
 from app.plugins import ROUTES, plugins
 from app.settings import Settings
 from app.spec import ModelSpec
@@ -29,6 +31,8 @@ class PluginRoutes:
     inference. `operations` and `naming` are inference in a form of the plugin's own.
     `bodies` are the types of bodies that its operations name by `documented`
     (app/api/request_bodies.py). `tags` are names and descriptions of its own tags.
+    `nothing_here` answers browsers at addresses without a route. `background` runs
+    beside the requests, until it is cancelled at the shutdown.
     """
 
     router: APIRouter
@@ -37,6 +41,8 @@ class PluginRoutes:
     examples: Callable[[ModelSpec], Mapping[str, Any]] = _no_examples
     bodies: Sequence[type] = ()
     tags: Sequence[tuple[str, str]] = ()
+    nothing_here: NothingHere | None = None
+    background: Callable[[Gateway], Coroutine[Any, Any, None]] | None = None
 
 
 class MakesRoutes(Protocol):
@@ -50,14 +56,15 @@ def access_groups(added: Iterable[PluginRoutes]) -> dict[str, Group]:
     """Return the groups of the paths that plugins add: inference, or metadata.
 
     Operations on a model's path belong to the group of its inference. The protocol's
-    own paths keep their groups, because these depend on the method.
+    own paths keep their groups, because these depend on the method. Paths that the
+    document omits are those of pages, which is the group of all unknown paths.
     """
     groups: dict[str, Group] = {}
     for one in added:
         for route in one.router.routes:
             if not isinstance(route, APIRoute) or group_of(route.path) is not None:
                 continue
-            if "GET" in (route.methods or ()):
+            if route.include_in_schema and "GET" in (route.methods or ()):
                 groups[route.path] = "metadata"
         groups |= {operation.path: "infer" for operation in one.naming}
     return groups

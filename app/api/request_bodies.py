@@ -6,10 +6,9 @@ them as a typed parameter (`app/api/dependencies.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from typing_extensions import TypedDict
 
 # The largest number in a setting: every JSON parser keeps integers up to here exactly.
@@ -63,13 +62,3 @@ def documented(model: type, *, required: bool = False) -> dict[str, Any]:
     schema = {"$ref": _REF.format(model=model.__name__)}
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": required, "content": content}}
-
-
-def body_schemas(added: Iterable[type] = ()) -> dict[str, Any]:
-    """Return the schemas of all these bodies by name, for the OpenAPI document."""
-    found: dict[str, Any] = {}
-    for model in (*REQUEST_BODIES, *added):
-        schema = TypeAdapter(model).json_schema(ref_template=_REF)
-        found.update(schema.pop("$defs", {}))
-        found[model.__name__] = schema
-    return found

@@ -79,6 +79,8 @@ def print_started(url: str, gateway: Gateway) -> None:
         )
     tell(f"  open     {what_is_open(gateway)}")
     tell(f"  manage   {how_to_manage(url, gateway)}")
+    if not gateway.table.routes.is_reserved("/docs"):
+        return  # no plugin has them
     if not gateway.settings.no_pages:
         tell(f"  pages    {url}/")
     tell(f"  docs     {url}/docs")

@@ -19,7 +19,7 @@ from app.observe.answers import GONE, Answers
 #: The key of the route in an answer's first message, if the request's path does not
 #: give it.
 ANSWERED_BY = "popgate.route"
-#: The beginning of the only error page for browsers (`app.api.routes.pages`).
+#: The beginning of the only error page for browsers (of a plugin's pages).
 _PAGE = b"<!doctype html>"
 #: The number of paths whose routes are remembered, and the longest such path in
 #: characters.

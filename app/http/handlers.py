@@ -23,9 +23,11 @@ logger = logging.getLogger(__name__)
 _PARAMETER = re.compile(r"\{[^}]*\}")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _TEXTS = {
-    404: "Not Found: there is nothing at {path}; /docs lists what there is",
+    404: "Not Found: there is nothing at {path}; {hint}",
     405: "Method Not Allowed: {path} does not take {method}",
 }
+_DOCS = "/docs lists what there is"
+_NO_PLUGIN = "no plugin with pages and their documentation (/docs) is installed"
 
 
 #: Returns the page for an address without a route; None for clients that want no page.
@@ -39,13 +41,14 @@ def install_error_handlers(
 
     `nothing_here` may answer requests to addresses without a route in its own form.
     """
+    hint = _NO_PLUGIN if nothing_here is None else _DOCS
 
     async def http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         page = None
         if error.status_code == 404 and nothing_here is not None:
             page = nothing_here(request)
-        return page or await _http_exception(request, error)
+        return page or await _http_exception(request, error, hint)
 
     app.add_exception_handler(RequestError, _answer)
     app.add_exception_handler(EngineError, _answer)
@@ -95,7 +98,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     return _response(ErrorResponse.of(error))
 
 
-async def _http_exception(request: Request, error: Exception) -> Response:
+async def _http_exception(request: Request, error: Exception, hint: str) -> Response:
     assert isinstance(error, HTTPException)
     text = _TEXTS.get(error.status_code, str(error.detail))
     given = {name.lower(): value for name, value in (error.headers or {}).items()}
@@ -105,7 +108,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         headers += (_allowed(request, allow),)
     ours = HttpError(
         error.status_code,
-        text.format(path=f"{request.url.path:.300}", method=request.method),
+        text.format(path=f"{request.url.path:.300}", method=request.method, hint=hint),
         _CODES.get(error.status_code, "error"),
         headers,
     )

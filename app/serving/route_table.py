@@ -72,6 +72,10 @@ class RouteTable:
         """Keep the addresses of the server from models."""
         self._own += paths
 
+    def is_reserved(self, path: str) -> bool:
+        """Return whether the server has an address of its own."""
+        return path in self._own
+
     def claim(self, model: str, routes: Sequence[ModelRoute]) -> None:
         """Claim the addresses of a model that is being loaded, besides its present
         ones.

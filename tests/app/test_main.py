@@ -19,7 +19,7 @@ from fastapi import FastAPI
 import app
 from app.assembly import gateway_of
 from app.http.front import InferFront
-from app.main import create_app
+from app.main import create_api, create_app
 from app.settings import Settings
 from tests.app.served import add
 from tests.engine import models
@@ -88,6 +88,24 @@ def test_with_and_without_the_front(
                 assert logged.count(200) == 4
         logged = [vars(record).get("status") for record in caplog.records]
         assert logged.count(200) == 5
+
+    asyncio.run(ask())
+
+
+def test_without_plugins_there_are_no_pages(tmp_path: Path) -> None:
+    settings = Settings(model_repository=tmp_path, devices=DEVICES)
+    api = create_api(gateway_of(settings))
+
+    async def ask() -> None:
+        async with client_of(api) as client:
+            for path in ("/", "/docs", "/openapi.json", "/v1/requests"):
+                answer = await client.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+                assert answer.json()["error"] == (
+                    f"Not Found: there is nothing at {path}; no plugin with pages and "
+                    "their documentation (/docs) is installed"
+                )
+            assert (await client.get("/v1/models")).json() == {"models": []}
 
     asyncio.run(ask())
 

@@ -103,7 +103,7 @@ def test_start_print(repository: Path) -> None:
     options = ("--devices", "cpu:1", "--host", "0.0.0.0")
     with ServedGateway(repository, *options) as gateway:
         gateway.wait_ready()
-        gateway.wait_line("docs")
+        gateway.wait_line("  manage  ")
         text = gateway.output
         assert f"listens on {gateway.url}, loading models from {repository}" in text
         assert f"device   cpu:0, process {device_of(gateway)['pid']}, " in text
@@ -112,7 +112,6 @@ def test_start_print(repository: Path) -> None:
         plain = str(engine.tensor.__file__).endswith(".py")
         assert f"hot path {'plain Python' if plain else 'compiled'}\n" in text
         assert f"affine  ready        {gateway.url}/v1/models/affine/infer" in text
-        assert f"docs     {gateway.url}/docs" in text
         open_to_all = "health, infer, metadata, metrics, pages without a key"
         assert f"open     {open_to_all}\n" in text
         port = gateway.url.rpartition(":")[2]

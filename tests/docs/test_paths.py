@@ -7,7 +7,7 @@
 | a Triton repository | how-to/migrate-from-triton.md | `test_blocks.py` |
 | a model.py with a route of its own | reference/python-models.md | `test_blocks.py` |
 | the same, added while the server runs | tutorials/python-model.md | `test_a_route_…` below |
-| the pages on a phone | tutorials/first-model.md | `test_a_digit_…` below; axe-core: tests/app/api/test_axe.py |
+| the pages on a phone | tutorials/first-model.md | `test_a_digit_…` below; axe-core: plugins/pages/tests/test_axe.py |
 
 Covers nothing of its own: what the pages tell has tests beside it.
 """  # noqa: E501 - rows of a table

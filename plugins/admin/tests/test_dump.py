@@ -1,7 +1,6 @@
-"""`popgate dump`, `devices` and `openapi`: what they print.
+"""`popgate dump` and `devices`: what they print.
 
-Covers: plugins/admin/src/popgate_admin/devices.py,
-    plugins/admin/src/popgate_admin/openapi.py.
+Covers: plugins/admin/src/popgate_admin/devices.py.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from app.cli import popef_dump
 from tests.app.cli.calls import Call
@@ -55,19 +53,6 @@ def test_devices(popgate: Call) -> None:
         for name in ("cpu:30", "cpu:31")
     ]
     assert popgate("devices", "--devices", "what").code == 2
-
-
-def test_openapi_is_the_file_of_the_repository(popgate: Call) -> None:
-    printed = popgate("openapi")
-    assert (printed.code, printed.err) == (0, "")
-    kept = (ROOT / "openapi.yaml").read_text()
-    # The version of an installed package may be ahead of or behind the tree's.
-    shown, expected = yaml.safe_load(printed.out), yaml.safe_load(kept)
-    shown["info"].pop("version")
-    expected["info"].pop("version")
-    if shown != expected:
-        pytest.fail("run: popgate openapi > openapi.yaml")
-    assert json.loads(popgate("openapi", "--json").out) == yaml.safe_load(printed.out)
 
 
 def test_popef_dump_is_the_same(

@@ -1,6 +1,6 @@
 """The page of a model of pictures, in a browser: its snippets, and a file dropped.
 
-Covers: app/api/static/snippets.js.
+Covers: plugins/pages/src/popgate_pages/static/snippets.js.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Every operation beside inference, over real HTTP.
 
-Covers: app/api/dependencies.py, app/api/describe.py, app/api/docs_page.py,
-app/api/routes/health.py, app/api/routes/models.py, app/api/routes/oip.py,
+Covers: app/api/dependencies.py, app/api/describe.py, app/api/examples.py,
+app/api/request_bodies.py, app/api/delegation.py, app/api/routes/health.py,
+app/api/routes/infer.py, app/api/routes/models.py, app/api/routes/oip.py,
 app/api/schemas.py.
 """
 
@@ -252,44 +253,6 @@ def test_index_filters(gateway: ServedGateway) -> None:
 
 def test_query_strings_are_ignored(gateway: ServedGateway) -> None:
     assert get(gateway, "/v2/health/live?x=1") == {"live": True}
-
-
-def test_documentation_is_served_from_here(gateway: ServedGateway) -> None:
-    page = gateway.client.get("/", follow_redirects=True)
-    assert page.url.path == "/docs"
-    assert "http" not in page.text.split("<body>")[1]
-    assert "default-src 'self'" in page.headers["content-security-policy"]
-    for file, kind in (
-        ("swagger-ui-bundle.js", "text/javascript"),
-        ("swagger-ui.css", "text/css"),
-        ("favicon.png", "image/png"),
-        ("start.js", "text/javascript"),
-    ):
-        response = gateway.client.get(f"/docs/{file}")
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith(kind)
-        assert len(response.content) > 100
-
-
-def test_documentation_has_the_loaded_models(gateway: ServedGateway) -> None:
-    document = get(gateway, "/openapi.json")
-    assert document["servers"] == [{"url": "./"}]  # below whatever prefix it was found
-    paths = document["paths"]
-    assert "/v1/models/broken/infer" not in paths
-    assert paths["/v1/models/{name}/infer"]
-    operation = paths["/v1/models/weighted/infer"]["post"]
-    assert operation["summary"] == "A: FP32[2,3], B: FP32[2,3] → output: FP32[2,3]"
-    body = operation["requestBody"]["content"]["application/json"]
-    schema = body["schema"]["anyOf"][0]["properties"]["inputs"]["properties"]["A"]
-    assert schema["minItems"] == schema["maxItems"] == 2
-    assert schema["items"]["items"] == {"type": "number"}
-    for example in body["examples"].values():
-        response = gateway.client.post(
-            "/v1/models/weighted/infer", json=example["value"]
-        )
-        assert response.status_code == 200, response.text
-    # The page asks for the first: a person wants to read it.
-    assert next(iter(operation["responses"]["200"]["content"])) == "application/json"
 
 
 def test_shared_memory_is_off_by_default(gateway: ServedGateway, stock: Any) -> None:

@@ -308,9 +308,6 @@ class TestBasePath:
         ("path", "status"),
         [
             ("/some/base/v2?x=1", 200),
-            ("/some/base/docs", 200),
-            ("/some/base", 307),
-            ("/some/base?x", 307),
             ("/some/basement/v2", 404),
             ("/some/base/some/base/v2", 404),
             ("/some", 404),

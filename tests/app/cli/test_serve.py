@@ -193,14 +193,14 @@ def test_a_log_of_json_has_nothing_plain(tmp_path: Path) -> None:
     options = ("--log-format", "json", "--metrics-port", "0", "--keys", str(keys))
     with ServedGateway(tmp_path, *options, POPGATE_NONSENSE="1") as gateway:
         gateway.wait_ready()
-        gateway.wait_line("docs")
+        gateway.wait_line("manage ")
         assert gateway.stop() == 0
         lines = [json.loads(line) for line in gateway.lines]
     said = {line["message"].split()[0]: line for line in lines}
     assert said["POPGATE_NONSENSE"]["level"] == "warning"
     assert said["PopGate"]["logger"] == "app.start"
     assert said[str(keys)]["level"] == "warning"
-    assert {"metrics", "device", "models", "docs"} <= said.keys()
+    assert {"metrics", "device", "models", "manage"} <= said.keys()
     with ServedGateway(
         tmp_path, "--log-format", "json", "--devices", "cpu:1", "--device-wait",
         "no-wait", pool=gateway.pool,

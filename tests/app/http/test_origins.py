@@ -83,8 +83,6 @@ def test_options_says_which_methods_there_are(gateway: ServedGateway) -> None:
     for path, allowed in (
         (INFER, "OPTIONS, POST"),
         ("/v1/models", "GET, HEAD, OPTIONS"),
-        ("/", "GET, HEAD, OPTIONS"),
-        ("/docs", "GET, HEAD, OPTIONS"),
     ):
         answer = gateway.client.options(path)
         assert (answer.status_code, answer.headers["allow"]) == (204, allowed)
@@ -99,9 +97,6 @@ def test_a_slash_too_many(gateway: ServedGateway) -> None:
     for path in ("/v2/", "/v1/models/", "/v1/health/ready/", "/metrics/"):
         assert ask.get(path).status_code == 200, path
     assert ask.post(f"{INFER}/", json=BODY).status_code == 200
-    for path in ("/docs/", "/redoc"):
-        answer = ask.get(path, follow_redirects=True)
-        assert (answer.status_code, answer.url.path) == (200, "/docs")
 
 
 def test_a_name_that_is_almost_right(gateway: ServedGateway) -> None:

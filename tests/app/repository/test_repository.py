@@ -300,7 +300,7 @@ def test_models_are_loaded_at_start_and_failures_do_not_stop_others(
 def test_nothing_loads_means_not_ready(root: Path) -> None:
     (root / "bad.popef").write_bytes(b"")
     with ServedGateway(root) as gateway:
-        gateway.wait_line("docs")
+        gateway.wait_line("  manage  ")
         response = gateway.client.get("/v1/health/ready")
         assert response.status_code == 503
         assert response.json()["reasons"] == ["no model could be loaded"]
@@ -311,7 +311,7 @@ def test_strict_readiness(root: Path) -> None:
     add(root, "good")
     (root / "bad.popef").write_bytes(b"")
     with ServedGateway(root, "--strict-readiness") as gateway:
-        gateway.wait_line("docs")
+        gateway.wait_line("  manage  ")
         response = gateway.client.get("/v1/health/ready")
         assert response.status_code == 503
         assert gateway.infer("good", input=ROW)["output"] == AFFINE

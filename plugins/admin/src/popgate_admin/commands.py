@@ -28,9 +28,4 @@ COMMANDS = (
     PluginCommand(
         "key", "Make a key for a client of the server.", "popgate_admin.key:key"
     ),
-    PluginCommand(
-        "openapi",
-        "Print the OpenAPI document of the HTTP API.",
-        "popgate_admin.openapi:openapi",
-    ),
 )

@@ -14,22 +14,20 @@ from typing import Any
 from urllib.parse import quote
 
 import orjson
-from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
+from starlette.routing import BaseRoute
 
 from app.about import VERSION
 from app.api.dependencies import KEY_SCHEME
 from app.api.examples import (
     MAX_EXAMPLE_ELEMENTS,
-    example_oip_request,
     example_parameters,
     example_request,
-    is_large,
     shown_shape,
 )
 from app.api.plugin_routes import PluginRoutes
-from app.api.request_bodies import body_schemas
+from app.api.request_bodies import REQUEST_BODIES
 from app.api.schemas import (
     REFERENCE,
     ErrorBody,
@@ -39,8 +37,9 @@ from app.api.schemas import (
 from app.config.restrictions import group_of
 from app.repository.loaded_model import LoadedModel
 from app.spec import ModelSpec, TensorSpec, notation
+from popgate_pages.examples import example_oip_request, is_large
 
-TITLE = "PopGate"
+_TITLE = "PopGate"
 DESCRIPTION = """An open inference gateway.
 
 Post tensors to a model as JSON, msgpack, the Open Inference Protocol's binary form or
@@ -64,43 +63,26 @@ _TAGS = (
     ),
 )
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
-_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-_PLAIN_KEY = re.compile(r"[$A-Za-z_][A-Za-z0-9_./-]*")
-_YAML_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 _LOADING = re.compile(r"/(load|unload)$")
-
-
-def documented_methods(
-    routers: Iterable[APIRouter], *, also_pages: bool = False
-) -> dict[str, set[str]]:
-    """Return the paths of the document with their methods, without making all of it.
-
-    `also_pages` includes the paths of pages for people, which the document omits.
-    """
-    methods: dict[str, set[str]] = {}
-    for router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute) and (also_pages or route.include_in_schema):
-                methods.setdefault(route.path_format, set()).update(route.methods or ())
-    return methods
+_DESCRIPTION_OF_A_VERSION = "/v1/models/{name}/versions/{version}"
 
 
 def base_document(
-    app: FastAPI,
+    routes: Sequence[BaseRoute],
     restricted: Collection[str] = (),
     added: Sequence[PluginRoutes] = (),
 ) -> dict[str, Any]:
-    """Return the document of the application, without its models.
+    """Return the document of an application with these routes, without its models.
 
     `restricted` are the groups of the API that need a header
     (`app/config/restrictions.py`). `added` are the routes of plugins.
     """
     tags = [*_TAGS, *(tag for one in added for tag in one.tags)]
     document = get_openapi(
-        title=TITLE,
+        title=_TITLE,
         version=VERSION,
         description=DESCRIPTION,
-        routes=app.routes,
+        routes=routes,
         tags=[{"name": name, "description": text} for name, text in tags],
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
     )
@@ -110,10 +92,11 @@ def base_document(
         schema = body.model_json_schema(ref_template=REFERENCE)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema
-    schemas.update(body_schemas(body for one in added for body in one.bodies))
+    schemas.update(_body_schemas(body for one in added for body in one.bodies))
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
+    document["paths"] = _in_order(document["paths"])
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if group_of(path) in restricted:
@@ -121,6 +104,28 @@ def base_document(
                 operation["responses"]["403"] = refusal
             _finish_operation(path, operation)
     return document
+
+
+def _body_schemas(added: Iterable[type]) -> dict[str, Any]:
+    """Return the schemas of the bodies that routes read themselves, by name."""
+    found: dict[str, Any] = {}
+    for model in (*REQUEST_BODIES, *added):
+        schema = TypeAdapter(model).json_schema(ref_template=REFERENCE)
+        found.update(schema.pop("$defs", {}))
+        found[model.__name__] = schema
+    return found
+
+
+def _in_order(paths: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `paths` with the programs for a model behind its descriptions."""
+    programs = {path: paths[path] for path in paths if path.endswith("/client.py")}
+    ordered: dict[str, Any] = {}
+    for path in paths:
+        if path not in programs:
+            ordered[path] = paths[path]
+        if path == _DESCRIPTION_OF_A_VERSION:
+            ordered |= programs
+    return ordered
 
 
 def _finish_operation(path: str, operation: dict[str, Any]) -> None:
@@ -352,48 +357,3 @@ def _tensor_schema(spec: ModelSpec, tensor: TensorSpec) -> dict[str, Any]:
             schema |= {"minItems": dim, "maxItems": dim}
     schema["description"] = f"{_type(spec, tensor)}"
     return schema
-
-
-def to_yaml(value: Any, indent: int = 0) -> str:
-    """Return a JSON document as YAML in block style; scalars stay JSON, which is valid
-    YAML.
-    """
-    pad = "  " * indent
-    if isinstance(value, dict) and value:
-        return "".join(
-            f"{pad}{_yaml_key(key)}:{_yaml_value(item, indent)}"
-            for key, item in value.items()
-        )
-    if isinstance(value, list) and value:
-        return "".join(_yaml_item(item, indent) for item in value)
-    return f"{pad}{_scalar(value)}\n"
-
-
-def _yaml_value(item: Any, indent: int) -> str:
-    if isinstance(item, dict | list) and item:
-        return "\n" + to_yaml(item, indent + 1)
-    return f" {_scalar(item)}\n"
-
-
-def _yaml_item(item: Any, indent: int) -> str:
-    pad = "  " * indent
-    if isinstance(item, dict | list) and item:
-        inner = to_yaml(item, indent + 1)
-        return f"{pad}- {inner[len(pad) + 2 :]}"
-    return f"{pad}- {_scalar(item)}\n"
-
-
-def _yaml_key(key: str) -> str:
-    # Quoted unless it is a plain word that YAML reads as a string.
-    if _PLAIN_KEY.fullmatch(key) and key.lower() not in _YAML_WORDS:
-        return key
-    return _scalar(key)
-
-
-def _scalar(value: Any) -> str:
-    """Return a value as JSON, without the characters that YAML takes for line breaks or
-    not at all.
-    """
-    return _NOT_IN_YAML.sub(
-        lambda match: f"\\u{ord(match[0]):04x}", orjson.dumps(value).decode()
-    )

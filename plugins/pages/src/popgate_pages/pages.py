@@ -100,7 +100,7 @@ def _send(request: Request, file: str) -> Response:
 def _files() -> dict[str, _File]:
     """Return the files of the pages, by name: at most a quarter of a megabyte."""
     files = {}
-    for item in (resources.files("app.api") / "static").iterdir():
+    for item in (resources.files("popgate_pages") / "static").iterdir():
         media_type = _TYPES.get(PurePath(item.name).suffix)
         if media_type is not None:
             content = item.read_bytes()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 import typer
+
+from app.api.plugin_routes import plugin_routes
+from app.assembly import gateway_of
+from app.main import create_api
+from app.settings import Settings
+from popgate_pages.document import base_document
+from popgate_pages.yaml_text import to_yaml
 
 
 def openapi(
@@ -17,13 +25,15 @@ def openapi(
     The document describes a server without models. /openapi.json of a running server
     also describes its models.
     """
-    import orjson
-
-    from app.api.openapi import to_yaml
-    from app.main import openapi_document
-
     document = openapi_document()
     if json:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
     else:
         typer.echo(to_yaml(document), nl=False)
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document of the application without models."""
+    gateway = gateway_of(Settings())
+    added = plugin_routes(gateway.settings)
+    return base_document(create_api(gateway, added).routes, added=added)

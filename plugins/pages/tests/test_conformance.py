@@ -15,7 +15,7 @@ import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from app.main import openapi_document
+from popgate_pages.openapi import openapi_document
 from tests.app.served import ServedGateway, share_memory, trace_to
 from tests.engine import models
 

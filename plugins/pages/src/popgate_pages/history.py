@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.gateway import Gateway
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 
 INTERVAL = 10.0
@@ -102,26 +103,25 @@ class Point:
 class History:
     """The points of the last hour. For one thread."""
 
-    def __init__(self, metrics: MetricsRegistry) -> None:
-        self._metrics = metrics
+    def __init__(self) -> None:
         self._points: deque[Point] = deque(maxlen=POINTS)
         self._before: dict[tuple[str, str], Figures] = {}
         self._looked = time.monotonic()
 
-    async def keep(self) -> None:
+    async def keep(self, gateway: Gateway) -> None:
         """Take a point every ten seconds, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL)
-            self.look()
+            self.look(gateway.metrics)
 
-    def look(self) -> None:
+    def look(self, metrics: MetricsRegistry) -> None:
         """Take a point."""
         now = time.monotonic()
         seconds, self._looked = max(now - self._looked, 1e-3), now
         seen: dict[tuple[str, str], Figures] = {}
         grown: dict[str, Figures] = {}
         pending = 0
-        for one in self._metrics.models():
+        for one in metrics.models():
             key = (one.name, one.version)
             seen[key] = Figures.of(one)
             pending += one.pending

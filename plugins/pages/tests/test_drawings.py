@@ -1,6 +1,7 @@
 """Digits that are drawn on a model's page with a mouse, and what they are read as.
 
-Covers: examples/digits/drawings.py, app/api/static/picture.js.
+Covers: examples/digits/drawings.py,
+plugins/pages/src/popgate_pages/static/picture.js.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.app.api.browser import COMMAND, Browser
-from tests.app.served import ServedGateway
+from tests.app.served import ROOT, ServedGateway
 
-DIGITS = Path(__file__).parents[3] / "examples" / "digits" / "digits.onnx"
+DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 Point = tuple[float, float]
 Points = list[Point]
 

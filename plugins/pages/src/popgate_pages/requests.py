@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
 
 from app.api.dependencies import MANAGEMENT, GatewayOf, Viewer, ViewerOf
-from app.api.schemas import HistoryColumns, LogLines, RequestList, RequestRecord
 from app.errors import HttpError
 from app.gateway import Gateway
 from app.http.access import model_of
-from app.observe.history import INTERVAL
 from app.observe.journal import LAST, Answered, Failed, Journal
 from app.observe.log import last_lines
 from app.observe.log_writer import MOST_KEPT
+from popgate_pages.history import INTERVAL, History
+from popgate_pages.schemas import (
+    HistoryColumns,
+    LogLines,
+    RequestList,
+    RequestRecord,
+)
 
 #: The most requests of each kind that one answer has.
 MOST_LISTED = 200
@@ -30,12 +35,34 @@ def _pages_are_on(gateway: GatewayOf) -> None:
         raise HttpError(404, msg, "not_found")
 
 
-router = APIRouter(
-    prefix="/v1", tags=["requests"], dependencies=[Depends(_pages_are_on)]
-)
+def requests_router(kept: History) -> APIRouter:
+    """Return the routes; `kept` is the last hour."""
+    router = APIRouter(
+        prefix="/v1", tags=["requests"], dependencies=[Depends(_pages_are_on)]
+    )
+    add = router.add_api_route
+    add("/requests", list_requests, summary="List the last requests")
+
+    @router.get("/history", summary="Show the last hour")
+    async def history(
+        viewer: ViewerOf,
+        model: Annotated[str, Query(description="Only of this model.")] = "",
+    ) -> HistoryColumns:
+        """Return rates and mean times of the last hour, one point every ten seconds.
+
+        If the server has keys, they cover only models that the key may see. Requests in
+        flight are those of all models. A restart clears the history.
+        """
+        return _columns(
+            kept, lambda name: (not model or name == model) and viewer.sees(name)
+        )
+
+    text = "Show the last lines of the log"
+    add("/log", log, summary=text, dependencies=MANAGEMENT)
+    add("/requests/{request_id:path}", get_request, summary="Explain a request")
+    return router
 
 
-@router.get("/requests", summary="List the last requests")
 async def list_requests(
     gateway: GatewayOf,
     viewer: ViewerOf,
@@ -72,33 +99,6 @@ async def list_requests(
     )
 
 
-@router.get("/history", summary="Show the last hour")
-async def history(
-    gateway: GatewayOf,
-    viewer: ViewerOf,
-    model: Annotated[str, Query(description="Only of this model.")] = "",
-) -> HistoryColumns:
-    """Return rates and mean times of the last hour, one point every ten seconds.
-
-    If the server has keys, they cover only models that the key may see. Requests in
-    flight are those of all models. A restart clears the history.
-    """
-
-    def sees(name: str) -> bool:
-        return (not model or name == model) and viewer.sees(name)
-
-    points = list(gateway.history)
-    columns = [point.column(sees) for point in points]
-    names = HistoryColumns.model_fields.keys() - {"interval", "time", "pending"}
-    return HistoryColumns(
-        interval=INTERVAL,
-        time=[round(point.at, 3) for point in points],
-        pending=[point.pending for point in points],
-        **{name: [column[name] for column in columns] for name in names},
-    )
-
-
-@router.get("/log", summary="Show the last lines of the log", dependencies=MANAGEMENT)
 async def log(
     limit: Annotated[int, Query(ge=1, le=MOST_KEPT)] = 200,
 ) -> LogLines:
@@ -110,7 +110,6 @@ async def log(
     return LogLines(lines=last_lines(limit))
 
 
-@router.get("/requests/{request_id:path}", summary="Explain a request")
 async def get_request(
     gateway: GatewayOf,
     viewer: ViewerOf,
@@ -133,6 +132,18 @@ async def get_request(
         f"Not Found: request '{request_id:.128}' is not among the last {LAST} requests"
     )
     raise HttpError(404, msg, "unknown_request")
+
+
+def _columns(history: History, sees: Callable[[str], bool]) -> HistoryColumns:
+    points = list(history)
+    columns = [point.column(sees) for point in points]
+    names = HistoryColumns.model_fields.keys() - {"interval", "time", "pending"}
+    return HistoryColumns(
+        interval=INTERVAL,
+        time=[round(point.at, 3) for point in points],
+        pending=[point.pending for point in points],
+        **{name: [column[name] for column in columns] for name in names},
+    )
 
 
 def _mates(journal: Journal, one: Answered) -> list[str]:

@@ -1,6 +1,8 @@
 """Every page of ours without a finding of axe-core, on a desktop and on a phone.
 
-Swagger UI's page (/docs) is not ours. Covers: app/api/static/log.js.
+Swagger UI's page (/docs) is not ours.
+
+Covers: plugins/pages/src/popgate_pages/static/log.js.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The pages for people, as their clients and their browsers see them.
 
-Covers: app/api/routes/pages.py, app/api/routes/requests.py.
+Covers: plugins/pages/src/popgate_pages/requests.py,
+plugins/pages/src/popgate_pages/schemas.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.engine import models
 from tests.support import until
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-STATIC = ROOT / "app" / "api" / "static"
+STATIC = ROOT / "plugins" / "pages" / "src" / "popgate_pages" / "static"
 DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 PAIRS = "max_batch_size = 2\nmax_queue_delay = 60\npreferred_batch_sizes = [2]\n"
 ROW = {"inputs": {"input": [[1.0, 2.0, 3.0, 4.0]]}}
@@ -100,7 +101,7 @@ def test_every_file_is_guarded(served: ServedGateway) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         again = {"if-none-match": answer.headers["etag"]}
         assert served.client.get(f"/pages/{file}", headers=again).status_code == 304
-    for file in ("none.js", "..%2Fstyle.css", "%2e%2e/routes/pages.py"):
+    for file in ("none.js", "..%2Fstyle.css", "%2e%2e/pages.py"):
         assert served.client.get(f"/pages/{file}").status_code == 404
 
 
