@@ -84,11 +84,13 @@ from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
     Form,
+    MalformedMessage,
     Message,
     MessageTooLong,
     Receiver,
     close_all,
 )
+from engine.transport.messages import encode as encode_message
 from engine.transport.messages import send as send_message
 from engine.transport.ring_buffer import SpscRingBuffer
 from engine.transport.shared_memory import SharedMemory, keep_large_blocks
@@ -139,6 +141,7 @@ __all__ = [
     "JoinedDevice",
     "JoinedRunner",
     "LinkedDevice",
+    "MalformedMessage",
     "Message",
     "MessageTooLong",
     "ModelDescription",
@@ -173,6 +176,7 @@ __all__ = [
     "close_all",
     "describe_model",
     "die_with",
+    "encode_message",
     "environment",
     "is_requirement",
     "keep_large_blocks",

@@ -57,10 +57,11 @@ from popgate_session_messages import (
     SESSION_MODEL,
 )
 from popgate_workers.messages import START, TO_SUPERVISOR, TO_WORKER
+from popgate_workers.relay_messages import ANSWER, ASKED, BODY
 
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (
-    *(START, TO_WORKER, TO_SUPERVISOR),
+    *(START, TO_WORKER, TO_SUPERVISOR, ANSWER, ASKED, BODY),
     *(TO_OWNER, TO_MODEL),
     *(QUESTIONS, ANSWERS),
     *(DEVICE_QUESTIONS, DOOR, FAULTS),

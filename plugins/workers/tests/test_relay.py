@@ -1,4 +1,7 @@
-"""A request that another process answers; here it is the same one."""
+"""A request that another process answers; here it is the same one.
+
+Covers: plugins/workers/src/popgate_workers/relay_messages.py.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,28 @@ from typing import Any
 import pytest
 import uvloop
 
-from app.http.asgi import ASGIApp, Message, Receive, Scope, Send
-from app.http.front import RELAYED
+from app.http.asgi import BARE, BASE, ASGIApp, Message, Receive, Scope, Send
+from app.http.front import NAMES, RELAYED
+from engine import encode_message
 from popgate_workers.relay import Closed, Relay, RelayServer
+from popgate_workers.relay_messages import MOST, Asked, answers, asgi_of
 
 SCOPE = {
     "type": "http",
+    "asgi": {"version": "3.0", "spec_version": "2.3"},
+    "http_version": "1.1",
     "method": "POST",
-    "path": "/p",
+    "scheme": "https",
+    "path": "/p q",
+    "raw_path": b"/p%20q",
+    "query_string": b"a=1",
+    "root_path": "",
     "headers": [(b"a", b"1"), (b"a", b"2")],
     "client": ("10.0.0.1", 5),
-    "popgate.certificate": ("CN=a",),
+    "server": ("/run/socket", None),
+    BASE: "/base",
+    BARE: True,
+    NAMES: ("CN=a",),
     "app": object(),  # what is of this process stays here
 }
 
@@ -184,6 +198,40 @@ def test_half_an_answer_is_no_answer() -> None:
             await relay(SCOPE, client.receive, client.send)
 
     relayed(app, ask)
+
+
+@pytest.mark.parametrize("answer", [Asked.of(SCOPE), b"\x91\xa4Body", b""])
+def test_what_is_no_answer_is_not_passed_on(
+    answer: Asked | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message of another kind, one that is cut off, and none."""
+    raw = answer if isinstance(answer, bytes) else encode_message(answer)
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(len(raw).to_bytes(4, "little") + raw if raw else b"")
+        writer.close()
+
+    async def run() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("\0popgate-test-relay")
+            async with await asyncio.start_unix_server(reply, sock=listener):
+                client = Client(b"x")
+                relay = Relay("popgate-test-relay")
+                await relay(SCOPE, client.receive, client.send)
+        assert client.sent[0]["status"] == 503
+        assert b"supervisor_gone" in client.sent[1]["body"]
+
+    uvloop.run(run())
+    assert ("malformed" in caplog.text) == bool(raw)
+
+
+def test_large_parts_go_over_in_messages_of_limited_size() -> None:
+    message = {"type": "http.response.body", "body": bytes(1_200_000)}
+    parts = list(answers(message))
+    assert all(len(encode_message(part, MOST)) <= MOST for part in parts)
+    found = [asgi_of(part) for part in parts]
+    assert b"".join(part["body"] for part in found) == message["body"]
+    assert [part["more_body"] for part in found] == [True, True, False]
 
 
 def test_it_listens_where_no_file_is() -> None:

@@ -1,7 +1,7 @@
 """ASGI over a Unix socket: a request that another process of the server answers.
 
-Each request has its own connection. The scope is sent first, then the messages of both
-sides. Each is a msgpack document behind its length. If a side closes, it has
+Each request has its own connection. The request is sent first, then the bodies of both
+sides. Each is a message (relay_messages.py) behind its length. If a side closes, it has
 disconnected, like a client. The address is abstract, and only processes of the same
 user are accepted. So the receiver trusts all data, including the client's address.
 """
@@ -15,51 +15,57 @@ import os
 import secrets
 import socket
 import struct
-from typing import Any
-
-import msgpack
+from typing import TypeVar
 
 from app.errors import ErrorResponse, HttpError
-from app.http.asgi import BARE, BASE, ASGIApp, Message, Receive, Scope, Send, send_error
-from app.http.front import NAMES, RELAYED
-from engine import peer_uid
+from app.http.asgi import ASGIApp, Message, Receive, Scope, Send, send_error
+from app.http.front import RELAYED
+from engine import MalformedMessage, Receiver, encode_message, peer_uid
+from engine import Message as ProcessMessage
+from popgate_workers.relay_messages import (
+    ANSWER,
+    ASKED,
+    BODY,
+    MOST,
+    Asked,
+    Body,
+    answers,
+    asgi_of,
+    bodies,
+)
 
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
-#: The most bytes of one message. A chunk of a body is far smaller.
-_MOST = 1 << 30
 _BACKLOG = 1024
 #: Bytes of one read of data that is dropped.
 _DROPPED = 1 << 16
 #: Seconds between attempts to connect if the queue is full.
 _QUEUE_TICK = 0.005
-#: The keys of a scope that are sent. The others concern one process only.
-_SCOPE = (
-    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path",
-    "query_string", "root_path", "headers", "client", "server", NAMES,
-    BASE, BARE,
-)  # fmt: skip
+M = TypeVar("M", bound=ProcessMessage)
 
 
 class Closed(Exception):
     """The peer has closed the connection."""
 
 
-async def _read(reader: asyncio.StreamReader) -> Any:
-    """Return the next document. Raises `Closed`."""
+async def _read(reader: asyncio.StreamReader, receiver: Receiver[M]) -> M:
+    """Return the next message. Raises `Closed`."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        if size > _MOST:
-            raise Closed
-        return msgpack.unpackb(await reader.readexactly(size), use_list=False)
+        if size > MOST:
+            raise MalformedMessage(f"a message of {size} bytes; the limit is {MOST}")
+        return receiver.decode(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError):
+        raise Closed from None
+    except MalformedMessage:
+        logger.exception("a message between processes of the server")
         raise Closed from None
 
 
-async def _write(writer: asyncio.StreamWriter, document: Any) -> None:
-    """Send a document. Raises `Closed`."""
-    raw = msgpack.packb(document)
+async def _write(writer: asyncio.StreamWriter, message: ProcessMessage) -> None:
+    """Send a message. Raises `Closed`."""
+    raw = encode_message(message, MOST)
     try:
         writer.write(_LENGTH.pack(len(raw)))
         writer.write(raw)
@@ -85,11 +91,10 @@ class Relay:
         started = False
         try:
             while True:
-                message = await _read(reader)
+                answer = await _read(reader, ANSWER)
                 started = True
-                await send(message)
-                is_last = message["type"] == "http.response.body"
-                if is_last and not message.get("more_body", False):
+                await send(asgi_of(answer))
+                if isinstance(answer, Body) and not answer.has_more:
                     return
         except Closed:
             if upwards.done() and upwards.result():
@@ -129,19 +134,16 @@ def _unreachable() -> ErrorResponse:
 async def _pass_on(
     scope: Scope, receive: Receive, writer: asyncio.StreamWriter
 ) -> bool:
-    """Send the scope and the client's messages.
-
-    Return whether the client disconnected.
-    """
-    known = {key: scope[key] for key in _SCOPE if key in scope}
+    """Send the request and its body. Return whether the client disconnected."""
     with contextlib.suppress(Closed):
-        await _write(writer, known)
+        await _write(writer, Asked.of(scope))
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 writer.close()
                 return True
-            await _write(writer, message)
+            for body in bodies(message):
+                await _write(writer, body)
     return False
 
 
@@ -171,8 +173,7 @@ class RelayServer:
             sock: socket.socket = writer.get_extra_info("socket")
             if peer_uid(sock) not in (os.getuid(), 0):
                 return
-            scope = await _read(reader)
-            scope["headers"] = list(scope["headers"])
+            scope = (await _read(reader, ASKED)).scope()
             scope[RELAYED] = True
             receiver = _Receiver(reader)
             await self._app(scope, receiver.receive, _Sender(writer).send)
@@ -206,10 +207,10 @@ class _Receiver:
     async def receive(self) -> Message:
         try:
             async with self._turn:
-                message: Message = await _read(self._reader)
+                body = await _read(self._reader, BODY)
         except Closed:
             return {"type": "http.disconnect"}
-        return message
+        return {"type": "http.request", "body": body.data, "more_body": body.has_more}
 
     async def drop_rest(self) -> None:
         """Wait until the peer has closed, which it does after it has the answer.
@@ -229,12 +230,5 @@ class _Sender:
 
     async def send(self, message: Message) -> None:
         with contextlib.suppress(Closed):
-            await _write(self._writer, _plain(message))
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """Return a message in types that msgpack supports."""
-    body = message.get("body")
-    if isinstance(body, memoryview | bytearray):
-        return {**message, "body": bytes(body)}
-    return dict(message)
+            for answer in answers(message):
+                await _write(self._writer, answer)
