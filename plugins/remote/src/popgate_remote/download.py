@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import threading
 import time
@@ -116,7 +117,7 @@ class Progress:
 
     def __str__(self) -> str:
         seconds = time.monotonic() - self._begin
-        return f"{size_text(int(self._came / max(seconds, 1e-3)))}/s"
+        return f"{size_text(math.ceil(self._came / max(seconds, 1e-3)))}/s"
 
 
 def download(
