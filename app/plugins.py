@@ -55,6 +55,9 @@ SPANS: Final = "popgate.spans"
 TRACERS: Final = "popgate.tracers"
 #: Functions of the settings that return `app.regions.Regions`.
 REGIONS: Final = "popgate.regions"
+#: What runs models with a state, and generators
+#: (`app.serving.stateful.StatefulModels`).
+STATEFUL_MODELS: Final = "popgate.stateful_models"
 #: Routes of the server (`app.api.plugin_routes.PluginRoutes`).
 ROUTES: Final = "popgate.routes"
 

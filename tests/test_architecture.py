@@ -82,6 +82,7 @@ PLUGINS: dict[str, frozenset[str]] = {
         {"popef_io", "engine", "popgate_session_messages"}
     ),
     "popgate_sessions": frozenset({"popef_io", "engine", "popgate_session_messages"}),
+    "popgate_stateful": frozenset({"popef_io", "engine", "app"}),
     "popgate_telemetry": frozenset({"engine", "app"}),
     "popgate_text": frozenset({"popef_io", "engine", "app"}),
     "popgate_triton": frozenset({"engine", "app"}),
@@ -422,8 +423,6 @@ SET_FROM_OUTSIDE = {
         "last_inference output_ns padded pending share successes sum_ns tokens"
     ),
     "app/serving/call.py": "held owner priority",
-    "app/serving/sequences.py": "batch_rows compute_ns device_id outputs queue_ns",
-    "app/serving/steps.py": "batch_rows device_id error outputs",
     "engine/runner/admission.py": "seen since",
     "engine/runner/channel_rings.py": "slot submitted_ns",
     "engine/runner/in_flight.py": "compute_ns queue_ns rows",

@@ -25,6 +25,7 @@ _IMPORTED = (
     plugins.REGIONS,
     plugins.ROUTES,
     plugins.SPANS,
+    plugins.STATEFUL_MODELS,
     plugins.TRACERS,
 )
 

@@ -36,6 +36,8 @@ NEED_PLUGINS = (
     "tests/app/serving/test_keys_apart.py::test_shared_memory",
     "tests/app/http/test_access.py::test_keys_over_http",
     "tests/app/repository/test_on_demand.py::test_an_ensemble_leaves_and_comes",
+    # Sequences and steps.
+    "tests/app/http/test_streaming.py::test_state_goes_from_step_to_step",
     # Python models.
     "tests/app/api/test_server_metrics.py::test_every_process_has_its_memory_and_its",
     "tests/app/cli/test_serve.py::test_one_python_file_is_a_model",
@@ -45,7 +47,6 @@ NEED_PLUGINS = (
     "tests/app/repository/test_other_interpreter.py",
     "tests/app/repository/test_python_models.py",
     "tests/app/serving/calls/test_calls_plugin.py",
-    "tests/app/serving/test_generators.py::test_",
     "tests/app/serving/test_keys.py::test_keys_come_and_go_while_models_load",
     # What was answered, as /v1/requests shows it.
     "tests/app/serving/test_keys.py::test_a_busy_device_is_shared_by_weight",

@@ -26,7 +26,7 @@ from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.serving.ensemble import Ensemble, Step
-from app.serving.steps import StepScheduler
+from app.serving.stateful import StatefulScheduler
 from app.spec import TensorSpec
 from engine import DeviceState, DeviceWaitTimeout, ModelRunner, NoDeviceAvailable
 
@@ -165,7 +165,7 @@ def model_metadata(record: ModelRecord, loaded: LoadedModel) -> ModelMetadata:
 def gives_several(loaded: LoadedModel) -> bool:
     """Return whether a request may have any number of responses."""
     scheduler = loaded.scheduler
-    return isinstance(scheduler, StepScheduler) and bool(scheduler.config.more)
+    return isinstance(scheduler, StatefulScheduler) and scheduler.gives_several
 
 
 def model_config(loaded: LoadedModel) -> dict[str, Any]:

@@ -20,9 +20,7 @@ from app.repository.formats import FormatScheduler, decoder_of, format_named
 from app.repository.graph_changes import GraphChanges
 from app.repository.python_models import is_generator
 from app.repository.scan import VersionSource
-from app.serving.generators import GeneratorScheduler, ReplicaRunner
-from app.serving.sequences import SequenceScheduler
-from app.serving.steps import StepScheduler
+from app.serving.stateful import ReplicaRunner, StatefulScheduler, stateful_models
 from app.spec import DescribesTensors, ModelSpec
 from engine import (
     PYTHON_ANSWER,
@@ -125,7 +123,7 @@ class Assembled:
 
     spec: ModelSpec
     visible: ModelSpec
-    scheduler: SequenceScheduler | StepScheduler | FormatScheduler | None
+    scheduler: StatefulScheduler | FormatScheduler | None
 
 
 def graph_changes(source: VersionSource, config: ModelConfig) -> GraphChanges:
@@ -245,7 +243,7 @@ def _defaults(
 
 def _scheduler(
     spec: ModelSpec, runner: ReplicaRunner, source: VersionSource, config: ModelConfig
-) -> SequenceScheduler | StepScheduler | FormatScheduler | None:
+) -> StatefulScheduler | FormatScheduler | None:
     """Return the scheduler that fills in the hidden inputs. Raises ValueError."""
     decoder = decoder_of(config.sections)
     if decoder is not None:
@@ -260,21 +258,14 @@ def _scheduler(
             )
         kind, options = format_named(source.format), format_options(source, config)
         return kind.scheduler(spec, runner, source.files, options)
-    folder = source.files[0].parent
     if is_generator(spec, source, config):
-        return GeneratorScheduler(spec, runner)
-    if config.sequence is not None:
-        return SequenceScheduler(
-            spec,
-            runner,
-            config.sequence,
-            folder,
-            source.folder,
-            instances=config.instances,
-        )
-    if config.responses is not None:
-        return StepScheduler(spec, runner, config.responses, folder, source.folder)
-    return None
+        return stateful_models("a generator").generator(spec, runner)
+    if config.sequence is None and config.responses is None:
+        return None
+    section = "[responses]" if config.sequence is None else "[sequence]"
+    folder = source.files[0].parent
+    models = stateful_models(section)
+    return models.scheduler(spec, runner, config, folder, source.folder)
 
 
 def _check_alone(spec: ModelSpec, source: VersionSource, config: ModelConfig) -> None:

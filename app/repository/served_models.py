@@ -13,7 +13,7 @@ from app.observe.metrics import MetricsRegistry
 from app.repository.loaded_model import LoadedModel
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_record import ModelRecord
-from app.serving.steps import StepScheduler
+from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class ServedModels:
         await self._settled([loaded.runner for loaded in leaving])
         for loaded in leaving:
             end = time.monotonic() + self._drain_timeout
-            if isinstance(loaded.scheduler, StepScheduler):
+            if isinstance(loaded.scheduler, StatefulScheduler):
                 await loaded.scheduler.drain(self._drain_timeout)
             drain = partial(loaded.runner.drain, max(0.0, end - time.monotonic()))
             drained = await self._unload_pool.run(drain)

@@ -25,8 +25,8 @@ import trustme
 
 from app.config.keys import digest_of
 from popgate_client import AsyncClient, Client
+from tests.app.python_sources import COUNT, write
 from tests.app.served import POPGATE, ROOT, ServedGateway, add
-from tests.app.serving.test_generators import COUNT, write
 from tests.app.serving.test_keys_apart import SEQUENCE, SUM
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until

@@ -28,8 +28,8 @@ from plugins.workers.tests.conftest import prefix
 from tests.app.api import browser
 from tests.app.api.browser import Browser
 from tests.app.config.test_ragged_config import SECTION
+from tests.app.python_sources import COUNT, SEQUENCE, SUM, write
 from tests.app.served import ServedGateway, add, run_popgate
-from tests.app.serving.test_generators import COUNT, SEQUENCE, SUM, write
 from tests.engine import models
 from tests.engine.worker.test_ragged import network
 from tests.support import FOR_EVER, WAIT, until

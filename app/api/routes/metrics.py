@@ -31,7 +31,7 @@ from app.observe.machine import memory
 from app.observe.metrics import ModelMetrics
 from app.repository.devices import DeviceSummary
 from app.repository.model_life import State
-from app.serving.sequences import SequenceScheduler
+from app.serving.stateful import StatefulScheduler
 from engine import DeviceState, ModelRunner
 
 router = APIRouter(tags=["metrics"])
@@ -106,7 +106,7 @@ def _awaiting(gateway: Gateway, model: ModelMetrics) -> int:
     if not loaded or not isinstance(loaded.runner, ModelRunner):
         return 0
     waiting = loaded.runner.stats.awaiting + model.awaiting
-    if isinstance(loaded.scheduler, SequenceScheduler):
+    if isinstance(loaded.scheduler, StatefulScheduler):
         waiting += loaded.scheduler.waiting
     return waiting
 

@@ -18,8 +18,7 @@ from app.serving.calls.circles import leads_to
 from app.serving.ensemble import EnsembleScheduler, label_of
 from app.serving.ensemble_kind import ensemble_kind
 from app.serving.runner import RequestScheduler
-from app.serving.sequences import SequenceScheduler
-from app.serving.steps import StepScheduler
+from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.spec import ModelSpec
 
@@ -38,7 +37,7 @@ def why_no_member(scheduler: RequestScheduler | None) -> str:
     """
     if scheduler is None or isinstance(scheduler, EnsembleScheduler):
         return ""
-    if isinstance(scheduler, SequenceScheduler | StepScheduler):
+    if isinstance(scheduler, StatefulScheduler):
         return _NO_PLACE
     return _CONVERTED
 

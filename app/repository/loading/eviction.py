@@ -14,7 +14,7 @@ from app.repository.model_life import Event
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.records import ModelRecords
 from app.repository.served_models import ServedModels
-from app.serving.sequences import SequenceScheduler
+from app.serving.stateful import StatefulScheduler
 from app.sizes import size_text
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,8 @@ class Eviction:
                 stats = self._metrics.total(record.name, loaded.version)
                 if loaded.runner.in_flight or self._is_pending(record):
                     continue
-                if isinstance(loaded.scheduler, SequenceScheduler) and loaded.scheduler:
+                scheduler = loaded.scheduler
+                if isinstance(scheduler, StatefulScheduler) and scheduler.is_open:
                     continue
                 used = max(stats.last_inference, loaded.loaded_at)
                 if found is None or used < found[0]:

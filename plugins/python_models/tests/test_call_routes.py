@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from tests.app.python_sources import write
 from tests.app.served import ServedGateway, add
-from tests.app.serving.test_generators import write
 from tests.engine import models
 from tests.support import until
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.app.python_sources import write
 from tests.app.served import ServedGateway, add
-from tests.app.serving.test_generators import write
 from tests.support import until
 
 ROW = [1.0, 2.0, 3.0, 4.0]

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.app.python_sources import COUNT, write
 from tests.app.served import ServedGateway, add, trace_to
-from tests.app.serving.test_generators import COUNT, write
 from tests.engine import models
 from tests.support import WAIT, until
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.app.python_sources import write
 from tests.app.served import Serve, ServedGateway, add
-from tests.app.serving.test_generators import write
 from tests.engine import models
 
 ROW = [[1.0, 2.0, 3.0, 4.0]]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.app.python_sources import write
 from tests.app.served import ServedGateway, add
-from tests.app.serving.test_generators import write
 
 OTHERS = [path for path in os.environ.get("POPGATE_TEST_PYTHON", "").split(":") if path]
 MODEL = """

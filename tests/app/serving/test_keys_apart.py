@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from app.config.keys import digest_of
+from tests.app.python_sources import write
 from tests.app.served import ServedGateway, share_memory
-from tests.app.serving.test_generators import write
 
 SUM = """
 class Sum:

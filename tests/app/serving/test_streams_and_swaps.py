@@ -1,7 +1,7 @@
 """A swap, or an unload, waits for streams that run.
 
-Covers: app/serving/steps.py, app/repository/repository.py,
-app/repository/served_models.py, app/repository/loading/version_loader.py.
+Covers: app/repository/repository.py, app/repository/served_models.py,
+app/repository/loading/version_loader.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app.python_sources import values, write
 from tests.app.served import ServedGateway
-from tests.app.serving.test_generators import values, write
 from tests.support import until
 
 GENERATOR = """

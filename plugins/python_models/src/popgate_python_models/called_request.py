@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 import orjson
@@ -18,10 +17,9 @@ from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_
 from app.observe.journal import Part
 from app.observe.metrics import ModelMetrics
 from app.serving.calls.requester import Asker, Requester
-from app.serving.pending import NotOneResponse, Pending
+from app.serving.pending import NotOneResponse, Pending, ResponseScheduler, Streamed
 from app.serving.runner import RequestScheduler, Submitted
-from app.serving.sequences import SequenceScheduler
-from app.serving.steps import StepRun, StepScheduler
+from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from app.serving.tensor_fit import called_inputs, checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
@@ -76,6 +74,7 @@ class CalledRequest:
         self._inputs = inputs
         self._entry: ModelEntry | None = None
         self._submitted: Submitted | None = None
+        self._streamed: Streamed | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._began = time.monotonic_ns()
         given = message.deadline_ns
@@ -152,7 +151,12 @@ class CalledRequest:
 
     def _needs_owner(self, entry: ModelEntry) -> bool:
         """Return whether the model keeps data by the key of the caller."""
-        return self._table.has_keys and isinstance(entry.scheduler, SequenceScheduler)
+        scheduler = entry.scheduler
+        return (
+            self._table.has_keys
+            and isinstance(scheduler, StatefulScheduler)
+            and scheduler.has_sequences
+        )
 
     async def _find_owner(self, entry: ModelEntry) -> None:
         """Submit the call for the key of the requests for which it is made."""
@@ -221,10 +225,13 @@ class CalledRequest:
         request.parameters = self._message.parameters
         request.rows = self._rows
         request.owner = self._owner
-        submit = scheduler.submit
-        if self._message.streams and isinstance(scheduler, StepScheduler):
-            submit = partial(scheduler.stream, on_response=self._respond)
-        return submit(request, deadline=self._deadline, on_done=self._done)
+        if self._message.streams and isinstance(scheduler, ResponseScheduler):
+            deadline = self._deadline
+            streamed = scheduler.stream(request, deadline, self._respond, self._done)
+            if not streamed.done:
+                self._streamed = streamed
+            return streamed
+        return scheduler.submit(request, deadline=self._deadline, on_done=self._done)
 
     def _respond(self, outputs: Mapping[str, Tensor]) -> None:
         self._caller.respond(self._message, self._wanted(outputs))
@@ -236,11 +243,11 @@ class CalledRequest:
 
     def proceed(self) -> None:
         """Make the next response after the caller has taken the one before."""
-        if isinstance(self._submitted, StepRun):
-            self._submitted.proceed()
+        if self._streamed is not None:
+            self._streamed.proceed()
 
     def _done(self, submitted: Submitted) -> None:
-        self._submitted = None
+        self._submitted = self._streamed = None
         if submitted.error is not None:
             self._fail(submitted.error, submitted)
             return

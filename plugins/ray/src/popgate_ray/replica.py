@@ -35,7 +35,7 @@ from app.main import create_app
 from app.observe.request_ids import HEADER
 from app.server_process import prepare_process
 from app.serving.keys import Key
-from app.serving.sequences import SequenceScheduler
+from app.serving.stateful import StatefulScheduler
 from app.settings import Settings
 from engine import DeviceState
 from popgate_ray.saturation import TARGET_UTILIZATION, Utilization, replicas_wanted
@@ -245,13 +245,14 @@ def _advice(gateway: Gateway, most_ongoing: int) -> Iterable[str]:
             f"max_ongoing_requests is {most_ongoing}, too low for batches of "
             f"{largest} requests; set it to {2 * largest} or more"
         )
-    stateful = [e for e in loaded if isinstance(e.scheduler, SequenceScheduler)]
-    for each in stateful:
-        yield (
-            f"model {each.spec.name} has sequences, whose requests must reach "
-            "the same replica, but Ray Serve sends requests to any; serve the "
-            "model with one replica"
-        )
+    for each in loaded:
+        scheduler = each.scheduler
+        if isinstance(scheduler, StatefulScheduler) and scheduler.has_sequences:
+            yield (
+                f"model {each.spec.name} has sequences, whose requests must reach "
+                "the same replica, but Ray Serve sends requests to any; serve the "
+                "model with one replica"
+            )
 
 
 class ScaleByUtilization:

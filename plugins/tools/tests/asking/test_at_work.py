@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.app.cli.calls import Call
+from tests.app.python_sources import write
 from tests.app.served import POPGATE, ROOT, ServedGateway
-from tests.app.serving.test_generators import write
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.observe.log import LogSettings
 from app.repository.formats import SharedFormat, SharedScheduler
-from app.serving.generators import GeneratorScheduler
+from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec
 from engine import Form, Message, Receiver, RunnerDescription
@@ -55,6 +55,9 @@ class SharedEntry(Message, frozen=True):
     @classmethod
     def of(cls, key: int, block: int, entry: ModelEntry, runner: Shared) -> SharedEntry:
         scheduler = entry.scheduler
+        generator = None
+        if isinstance(scheduler, StatefulScheduler):
+            generator = scheduler.generator
         return cls(
             key,
             block,
@@ -63,7 +66,7 @@ class SharedEntry(Message, frozen=True):
             entry.timeout,
             entry.max_timeout,
             entry.level_timeouts or {},
-            Form(scheduler.spec) if isinstance(scheduler, GeneratorScheduler) else None,
+            None if generator is None else Form(generator),
             Form(scheduler.shared) if isinstance(scheduler, SharedScheduler) else None,
         )
 

@@ -11,10 +11,8 @@ from typing import NamedTuple, TypeAlias
 from app.observe.shared_counters import MOST_MODELS
 from app.repository.formats import SharedScheduler
 from app.serving.ensemble import Ensemble, EnsembleScheduler
-from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
-from app.serving.sequences import SequenceScheduler
-from app.serving.steps import StepScheduler
+from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from engine import Device, Form, ModelRunner
 from popgate_workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
@@ -171,12 +169,11 @@ def _why_relayed(scheduler: RequestScheduler | None) -> str:
     """Return why workers relay requests to a model with this scheduler; empty if they
     run them.
     """
-    if isinstance(scheduler, SequenceScheduler):
-        return "one process holds the state of its sequences"
-    if scheduler is None or isinstance(
-        scheduler, GeneratorScheduler | EnsembleScheduler | SharedScheduler
-    ):
+    if isinstance(scheduler, StatefulScheduler):
+        if scheduler.has_sequences:
+            return "one process holds the state of its sequences"
+        is_shared = scheduler.generator is not None
+        return "" if is_shared else "its requests go through [responses]"
+    if scheduler is None or isinstance(scheduler, EnsembleScheduler | SharedScheduler):
         return ""
-    if isinstance(scheduler, StepScheduler):
-        return "its requests go through [responses]"
     return "its model format runs in one process only"

@@ -12,9 +12,8 @@ from app.observe.shared_counters import CounterSegment
 from app.repository.formats import join_format
 from app.serving.ensemble import Ensemble, EnsembleScheduler
 from app.serving.ensemble_kind import ensemble_kind
-from app.serving.generators import GeneratorScheduler
 from app.serving.runner import RequestScheduler
-from app.serving.steps import StepScheduler
+from app.serving.stateful import StatefulScheduler, stateful_models
 from app.serving.table import ModelEntry, ModelTable
 from engine import EngineError, JoinedRunner
 from popgate_workers.joined_devices import JoinedDevices
@@ -60,7 +59,8 @@ class SharedRunners:
         if isinstance(runner, Ensemble):
             return runner, EnsembleScheduler(runner)
         if one.generator is not None:
-            return runner, GeneratorScheduler(one.generator.value, runner)
+            kind = stateful_models("a generator")
+            return runner, kind.generator(one.generator.value, runner)
         if one.format is None:
             return runner, None
         try:
@@ -122,7 +122,7 @@ class SharedRunners:
         last response.
         """
         end = time.monotonic() + self._drain_timeout
-        if isinstance(scheduler, StepScheduler):
+        if isinstance(scheduler, StatefulScheduler):
             await scheduler.drain(self._drain_timeout)
         left = max(0.0, end - time.monotonic())
         if not await asyncio.to_thread(runner.drain, left):

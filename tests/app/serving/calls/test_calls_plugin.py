@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.app.python_sources import write
 from tests.app.served import ServedGateway
-from tests.app.serving.test_generators import write
 
 #: Hides the plugin from the gateway. The process of a test has read the entry points
 #: before.

@@ -1,46 +1,22 @@
 """Generators and coroutines as models in Python, behind HTTP.
 
-Covers: app/serving/generators.py,
+Covers: plugins/stateful/src/popgate_stateful/kind.py,
 plugins/python_models/src/popgate_python_worker/authors_loop.py.
 """
 
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.app.python_sources import COUNT, SEQUENCE, SUM, values, write
 from tests.app.served import ServedGateway
 from tests.support import until
 
-COUNT = """
-import os, time
-import numpy as np
-
-class Count:
-    inputs = {"n": "INT32[-1]", "text": "BYTES[-1]"}
-    outputs = {"i": "INT32[1]", "word": "BYTES[1]"}
-
-    def load(self, context):
-        self.context = context
-
-    def __call__(self, n, text):
-        try:
-            for i in range(int(n[0])):
-                if text[0] == b"raise" and i == 2:
-                    raise ValueError("in the middle")
-                if text[0] == b"die" and i == 2:
-                    os._exit(1)
-                while text[0] == b"hang" and not self.context.cancelled:
-                    time.sleep(0.001)
-                yield {"i": [i], "word": text}
-        finally:
-            self.context.log.info("closed %s", text[0].decode())
-"""
 WAITING = """
 import asyncio
 
@@ -85,20 +61,6 @@ class Double:
     async def close(self):
         self.log.info("closed Double")
 """
-SUM = """
-class Sum:
-    inputs = {"x": "FP32[1]", "total": "FP32[1]", "id": "UINT64[1]"}
-    outputs = {"y": "FP32[1]", "after": "FP32[1]", "of": "UINT64[1]"}
-    def __call__(self, x, total, id):
-        return {"y": x + total, "after": x + total, "of": id}
-"""
-SEQUENCE = """
-[sequence]
-correlation_id = "id"
-[[sequence.state]]
-input = "total"
-output = "after"
-"""
 ENSEMBLE = """
 [ensemble]
 inputs = ["n"]
@@ -108,14 +70,6 @@ model = "{member}"
 inputs = {{n = "n"}}
 outputs = {{{output} = "out"}}
 """
-
-
-def write(root: Path, name: str, text: str, config: str = "") -> None:
-    folder = root / name / "1"
-    folder.mkdir(parents=True)
-    if text:
-        (folder / "model.py").write_text(textwrap.dedent(text))
-    (root / name / "config.toml").write_text(config)
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +95,6 @@ def events(gateway: ServedGateway, name: str, **body: Any) -> list[Any]:
     assert response.status_code == 200, response.text
     lines = response.text.splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-
-
-def values(event: Any) -> list[Any]:
-    return [output["data"][0] for output in event["outputs"]]
 
 
 def count(n: int, text: str = "a") -> dict[str, Any]:

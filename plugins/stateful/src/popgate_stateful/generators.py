@@ -11,46 +11,29 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from app.codec.messages import InferRequest
 from app.config.steps_config import StepsConfig
 from app.serving.runner import OnResponse, Submitted
-from app.serving.steps import StepRun, StepScheduler, is_true
+from app.serving.stateful import ReplicaRunner
 from app.spec import ModelSpec
 from engine import (
     PYTHON_MORE,
     PYTHON_STEP,
     DeviceLost,
     EngineError,
-    LinkedDevice,
     Tensor,
     request_numbers,
 )
 from popef_io import DataType
+from popgate_stateful.steps import StepRun, StepScheduler, is_true
 
 #: Most responses to one request.
 MAX_RESPONSES = 1 << 20
 _NO_MORE = -1
-
-
-class ReplicaRunner(Protocol):
-    """The part of `engine.ModelRunner` that keeps a request on one replica."""
-
-    @property
-    def devices(self) -> Sequence[LinkedDevice]: ...
-    def submit(
-        self,
-        inputs: Mapping[str, Tensor],
-        *,
-        deadline: float | None = None,
-        on_done: Callable[[Any], None] | None = None,
-        replica_id: int | None = None,
-        priority: int = 0,
-        optional: bool = False,
-    ) -> Submitted: ...
 
 
 class GeneratorRun(StepRun):
@@ -77,11 +60,10 @@ class GeneratorScheduler(StepScheduler):
     """
 
     def __init__(self, spec: ModelSpec, runner: ReplicaRunner) -> None:
-        #: All tensors of the model.
-        self.spec = spec
         config = StepsConfig(more=PYTHON_MORE, max_steps=MAX_RESPONSES)
         visible = spec.without([PYTHON_STEP], ())
         super().__init__(visible, runner, config, Path())
+        self.generator = spec
         self._replicas = runner
         self._live: dict[int, int] = {}
         # The inputs of later steps: the generator has the real ones from its first

@@ -17,7 +17,6 @@ from app.codec import Encoding, InferRequest
 from app.config.sequence_config import SequenceConfig
 from app.config.state_config import StateConfig
 from app.errors import InvalidRequest
-from app.serving.sequences import SequenceRequest, SequenceScheduler
 from app.spec import ModelSpec, TensorSpec
 from engine import (
     Cancelled,
@@ -27,6 +26,7 @@ from engine import (
     QueueFull,
     Tensor,
 )
+from popgate_stateful.sequences import SequenceRequest, SequenceScheduler
 
 WAIT = 10.0
 

@@ -23,11 +23,12 @@ from app.config.sequence_config import SequenceConfig
 from app.errors import InvalidRequest
 from app.serving.pending import Pending
 from app.serving.runner import Runner, Submitted
-from app.serving.sequence_slots import SequenceSlots, count_down
-from app.serving.state_tensors import Control, States
+from app.serving.stateful import StatefulScheduler
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor
+from popgate_stateful.sequence_slots import SequenceSlots, count_down
+from popgate_stateful.state_tensors import Control, States
 
 SequenceId: TypeAlias = int | str
 #: The key that sequences belong to, as in `InferRequest.owner`.
@@ -101,7 +102,7 @@ class LiveSequence:
         return f"<LiveSequence {self.id!r}, {len(self.waiting)} waiting>"
 
 
-class SequenceScheduler:
+class SequenceScheduler(StatefulScheduler):
     """The sequences of one version of a model. Belongs to the event loop's thread.
 
     `spec` has all tensors of the model; `visible` has those that requests see. Raises
@@ -111,6 +112,8 @@ class SequenceScheduler:
     A sequence belongs to the key that started it: requests with other keys cannot
     name it.
     """
+
+    has_sequences = True
 
     def __init__(
         self,
@@ -133,7 +136,7 @@ class SequenceScheduler:
         }
         hidden = {c.name for c in self._controls.values()}
         hidden |= self._states.initial.keys()
-        self.visible = spec.without(hidden, self._states.outputs)
+        super().__init__(spec.without(hidden, self._states.outputs))
         self._sequences: OrderedDict[tuple[Owner, SequenceId], LiveSequence] = (
             OrderedDict()
         )
@@ -142,6 +145,10 @@ class SequenceScheduler:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._sequences)
 
     @property
     def waiting(self) -> int:

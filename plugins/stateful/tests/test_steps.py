@@ -1,7 +1,7 @@
 """Models that run step by step: state, order, what ends them, what is refused.
 
 Covers: app/config/state_config.py, app/config/steps_config.py,
-app/serving/state_tensors.py.
+plugins/stateful/src/popgate_stateful/state_tensors.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from app.codec import Encoding, InferRequest
 from app.config.state_config import StateConfig
 from app.config.steps_config import StepsConfig
 from app.errors import InvalidRequest
-from app.serving.steps import StepRun, StepScheduler
 from app.spec import ModelSpec, TensorSpec
 from engine import Cancelled, DeviceLost, EngineError, Tensor
+from popgate_stateful.steps import StepRun, StepScheduler
 
 
 class Step:

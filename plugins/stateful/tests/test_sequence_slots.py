@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.serving.sequence_slots import SequenceSlots
+from popgate_stateful.sequence_slots import SequenceSlots
 
 
 @dataclass(frozen=True)

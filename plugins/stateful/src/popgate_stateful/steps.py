@@ -22,10 +22,11 @@ from app.config.steps_config import StepsConfig
 from app.errors import InvalidRequest
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.runner import OnResponse, Runner, Submitted
-from app.serving.state_tensors import Control, States, tensor_of
+from app.serving.stateful import StatefulScheduler
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, ExecutionFailed, Tensor
+from popgate_stateful.state_tensors import Control, States, tensor_of
 
 _Outputs = Mapping[str, Tensor]
 
@@ -76,7 +77,7 @@ class StepRun(Pending):
         super().resolve(error)
 
 
-class StepScheduler:
+class StepScheduler(StatefulScheduler):
     """Runs one version of a model step by step. Belongs to the event loop's thread.
 
     `spec` has all tensors of the model; `visible` has those that requests see. Raises
@@ -92,6 +93,7 @@ class StepScheduler:
         model_folder: Path | None = None,
     ) -> None:
         self.config = config
+        self.gives_several = bool(config.more)
         #: The number of requests before their last response.
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
@@ -112,7 +114,7 @@ class StepScheduler:
             _check_output(spec, getattr(config, role), role, kind)
         if isinstance(config.delay, str):
             _check_output(spec, config.delay, "delay", "FP32")
-        self.visible = spec.without(config.inputs, config.outputs)
+        super().__init__(spec.without(config.inputs, config.outputs))
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]

@@ -1,8 +1,7 @@
 """Tensors of a model that the gateway fills in and requests never see.
 
 *State*: an output of one run that is an input of the next. *Controls*: inputs with one
-number or string that describes the request. `app/serving/sequences.py` and
-`app/serving/steps.py` use them.
+number or string that describes the request. `sequences` and `steps` use them.
 """
 
 from __future__ import annotations
