@@ -20,7 +20,7 @@ from app.observe.journal import Journal, Recorder
 from app.observe.log import LogControl, lines_dropped
 from app.observe.machine import BusyShares, Processors
 from app.observe.metrics import MetricsRegistry
-from app.observe.shared_counters import OwnNumbers
+from app.observe.processes import OwnNumbers
 from app.observe.tracing import Tracing
 from app.other_processes import OtherProcesses
 from app.pools import Pools

@@ -11,7 +11,7 @@ from app.observe.answers import Answers
 from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
-from app.observe.shared_counters import OwnNumbers
+from app.observe.processes import OwnNumbers
 from engine import Device
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from native import popgate_compiled as finder
-from native.modules import c_sources, compiled_sources
+from native.modules import c_sources, compiled_sources, module_file, module_name
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The C compiler's optimisation level. Wheels use 3. This level compiles in a quarter
@@ -88,15 +88,15 @@ def _run(*arguments: str) -> None:
 
 def write_stamp(library: Path, sources: list[str], recorded: dict[str, str]) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    modules = [str(Path(path).with_suffix("")) for path in sources]
-    stamp = {
-        "sources": recorded,
-        "modules": {module.replace("/", "."): module + suffix for module in modules},
-        "group": {finder.GROUP: finder.GROUP + suffix},
+    modules = {
+        module_name(path): str(Path(module_file(path)).with_suffix("")) + suffix
+        for path in sources
     }
-    for name in (*modules, finder.GROUP):
-        if not (library / (name + suffix)).is_file():
-            raise FileNotFoundError(f"the compiler did not make {name + suffix}")
+    group = finder.GROUP + suffix
+    stamp = {"sources": recorded, "modules": modules, "group": {finder.GROUP: group}}
+    for name in (*modules.values(), group):
+        if not (library / name).is_file():
+            raise FileNotFoundError(f"the compiler did not make {name}")
     (library / finder.STAMP).write_text(json.dumps(stamp, indent=1))
 
 

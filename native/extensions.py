@@ -14,7 +14,7 @@ from typing import Any
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
-from native.modules import c_sources, compiled_sources
+from native.modules import c_sources, compiled_sources, module_name
 
 
 class ParallelBuild(build_ext):  # type: ignore[misc]  # setuptools has no types
@@ -62,7 +62,7 @@ def extensions(root: Path) -> list[Extension]:
         *(Extension(**described) for described in json.loads(done.stdout)),
         *(
             Extension(
-                path.removesuffix(".c").replace("/", "."),
+                module_name(path),
                 [path],
                 extra_compile_args=["-O3"],
             )

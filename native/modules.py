@@ -21,6 +21,21 @@ def compiled_sources(root: Path) -> list[str]:
     return [path for path in found if not path.endswith("__init__.py")]
 
 
+def module_file(path: str) -> str:
+    """Return the path of a listed file below the folder from which Python imports it.
+
+    A plugin's folder is ``plugins/NAME/src``.
+    """
+    parts = path.split("/")
+    return "/".join(parts[3:] if parts[0] == "plugins" else parts)
+
+
+def module_name(path: str) -> str:
+    """Return the name of the module in a file, which is relative to the root."""
+    name = module_file(path).removesuffix(".py").removesuffix(".c")
+    return name.removesuffix("/__init__").replace("/", ".")
+
+
 def _listed(root: Path, key: str) -> list[str]:
     table = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["popgate"]
     found: list[str] = []

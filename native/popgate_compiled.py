@@ -15,7 +15,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 
-PACKAGES = ("engine.", "app.")
+PACKAGES = ("engine.", "app.", "popgate_")
 #: The library that the modules share. mypyc calls modules that are compiled together a
 #: group.
 GROUP = "popgate__mypyc"
@@ -64,6 +64,8 @@ class CompiledFinder:
         root = path[0]
         for _ in range(name.count(".")):
             root = os.path.dirname(root)
+        if os.path.basename(root) == "src":  # plugins/NAME/src
+            root = os.path.dirname(os.path.dirname(os.path.dirname(root)))
         if root not in self._stamps:
             self._stamps[root] = read_stamp(root)
         # A process uses one tree, because the modules of two trees would share one

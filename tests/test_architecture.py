@@ -418,10 +418,6 @@ SET_FROM_OUTSIDE = {
         "arrived body http_version is_done is_large key method peer scheme url_path"
     ),
     "app/http/server.py": "logger",
-    "app/observe/shared_counters.py": (
-        "awaiting batches compute_ns counts failure_ns inference_count input_ns "
-        "last_inference output_ns padded pending share successes sum_ns tokens"
-    ),
     "app/serving/call.py": "held owner priority",
     "engine/runner/admission.py": "seen since",
     "engine/runner/channel_rings.py": "slot submitted_ns",

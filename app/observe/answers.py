@@ -4,8 +4,8 @@ Every process counts only the answers that it writes to clients. These include t
 supervisor's answers that a worker passes on. So each answer is counted once.
 
 A combination of labels has a cell, a word of 64 bits that one process writes. In a
-worker the cells lie in its segment of shared memory (app/observe/shared_counters.py).
-For the event loop's thread.
+worker the cells lie in shared memory, which the supervisor reads. For the event loop's
+thread.
 
 The map of the bytes
 --------------------

@@ -1,10 +1,13 @@
-"""The memory and the processor time of the processes of a server, from `/proc`."""
+"""The numbers of the processes of a server: memory and processor time from `/proc`, and
+what each reports about itself.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _PAGE = resource.getpagesize()
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -20,6 +23,16 @@ class ProcessUse:
 
     resident: int
     cpu_seconds: float
+
+
+class OwnNumbers(NamedTuple):
+    """Numbers that a process reports about itself: connections, and dropped log lines
+    and spans.
+    """
+
+    connections: int = 0
+    lines_dropped: int = 0
+    spans_dropped: int = 0
 
 
 def use_of(pid: int) -> ProcessUse | None:

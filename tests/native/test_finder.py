@@ -39,6 +39,18 @@ def test_a_module_that_matches_its_source_is_taken_compiled(tree: Path) -> None:
     assert origin(tree) == str(tree / finder.FOLDER / f"engine/thing{SUFFIX}")
 
 
+def test_a_module_of_a_plugin_belongs_to_the_tree_around_it(tree: Path) -> None:
+    folder = tree / "plugins" / "one" / "src" / "popgate_one"
+    folder.mkdir(parents=True)
+    stamp = tree / finder.FOLDER / finder.STAMP
+    document = json.loads(stamp.read_text())
+    document["modules"]["popgate_one.thing"] = f"popgate_one/thing{SUFFIX}"
+    stamp.write_text(json.dumps(document))
+    spec = finder.CompiledFinder().find_spec("popgate_one.thing", [str(folder)])
+    assert spec is not None
+    assert spec.origin == str(tree / finder.FOLDER / f"popgate_one/thing{SUFFIX}")
+
+
 def test_the_library_comes_from_the_same_tree(tree: Path) -> None:
     mine = finder.CompiledFinder()
     assert mine.find_spec(finder.GROUP) is None  # nobody has asked for a module yet

@@ -16,7 +16,7 @@ from typing import Protocol, get_args, get_type_hints
 
 import pytest
 
-from native.modules import compiled_sources
+from native.modules import compiled_sources, module_name
 from native.popgate_compiled import read_stamp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def test_a_pattern_without_files_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", compiled_sources(ROOT))
 def test_fields_of_dataclasses_are_known_when_it_runs(path: str) -> None:
     """Compiled dataclasses look their annotations up, which plain ones leave alone."""
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    module = importlib.import_module(module_name(path))
     for noun in vars(module).values():
         if dataclasses.is_dataclass(noun) and noun.__module__ == module.__name__:
             assert get_type_hints(noun)
@@ -49,7 +49,7 @@ def test_fields_of_dataclasses_are_known_when_it_runs(path: str) -> None:
 @pytest.mark.parametrize("path", compiled_sources(ROOT))
 def test_no_default_of_a_protocol_stands_on_a_class(path: str) -> None:
     """Compiled instances have nothing there."""
-    module = importlib.import_module(name_of(path))
+    module = importlib.import_module(module_name(path))
     lost = [
         f"{noun.__name__}.{name}"
         for noun in vars(module).values()
@@ -131,7 +131,7 @@ def test_what_is_compiled_here_is_what_is_used() -> None:
     root = str(ROOT)
     stamp = None if os.environ.get("POPGATE_PURE") else read_stamp(root)
     for path in compiled_sources(ROOT):
-        file = importlib.import_module(name_of(path)).__file__
+        file = importlib.import_module(module_name(path)).__file__
         assert file is not None
         assert file.endswith(".py") is (stamp is None), file
 
@@ -156,10 +156,10 @@ def test_all_of_it_translates_to_c(tmp_path: Path) -> None:
 def test_what_is_derived_from_the_list_is_on_it() -> None:
     """Compiled classes take no interpreted subclasses: it fails where the class is
     used, and only in a compiled build."""
-    listed = {name_of(path) for path in compiled_sources(ROOT)}
+    listed = {module_name(path) for path in compiled_sources(ROOT)}
     packages = ("app", "engine", "popef_io")
     sources = [path for name in packages for path in (ROOT / name).rglob("*.py")]
-    others = {name_of(str(path.relative_to(ROOT))) for path in sources} - listed
+    others = {module_name(str(path.relative_to(ROOT))) for path in sources} - listed
     derived = []
     for name in sorted(n for n in others if not n.endswith("__main__")):
         for noun in vars(imported(name)).values():
@@ -180,7 +180,3 @@ def imported(name: str) -> ModuleType:
         if "popgate[" not in str(error):  # it names the extra that is missing
             raise
         return ModuleType(name)
-
-
-def name_of(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

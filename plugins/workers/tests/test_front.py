@@ -19,7 +19,6 @@ from app.http.front import NAMES, Operation
 from app.limits import DEFAULT_LIMITS
 from app.observe.journal import Journal
 from app.observe.log import LogControl
-from app.observe.shared_counters import CounterSegment
 from app.serving.keys import Keys
 from app.serving.service import Service
 from app.spec import ModelSpec
@@ -43,6 +42,7 @@ from popgate_workers.messages import (
     Switched,
     ToSupervisor,
 )
+from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.worker import Worker
 from tests.engine import models
 

@@ -25,7 +25,6 @@ from app.observe.access_log import AccessLog
 from app.observe.answers import OTHER, Answers
 from app.observe.journal import Journal, span_recorder
 from app.observe.log import LogControl, is_written
-from app.observe.shared_counters import CounterSegment
 from app.server_process import (
     certificate_of,
     prepare_process,
@@ -40,6 +39,7 @@ from engine import die_with, leave_ending_to_owner
 from popgate_workers.front import WorkerFront
 from popgate_workers.messages import START, Start
 from popgate_workers.relay import Relay
+from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_totals import SharedTotals
 from popgate_workers.worker import Worker
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from app.observe.shared_counters import MOST_MODELS
 from app.repository.formats import SharedScheduler
 from app.serving.ensemble import Ensemble, EnsembleScheduler
 from app.serving.runner import RequestScheduler
@@ -16,6 +15,7 @@ from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
 from engine import Device, Form, ModelRunner
 from popgate_workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
+from popgate_workers.shared_counters import MOST_MODELS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from typing import TypeAlias
 
-from app.observe.shared_counters import CounterSegment
 from app.repository.formats import join_format
 from app.serving.ensemble import Ensemble, EnsembleScheduler
 from app.serving.ensemble_kind import ensemble_kind
@@ -18,6 +17,7 @@ from app.serving.table import ModelEntry, ModelTable
 from engine import EngineError, JoinedRunner
 from popgate_workers.joined_devices import JoinedDevices
 from popgate_workers.messages import SharedEnsemble, SharedEntry
+from popgate_workers.shared_counters import CounterSegment
 
 logger = logging.getLogger(__name__)
 

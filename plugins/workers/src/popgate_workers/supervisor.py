@@ -24,7 +24,7 @@ from app.observe.answers import Answers
 from app.observe.journal import Part, part_message
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
-from app.observe.shared_counters import CounterSegment, OwnNumbers
+from app.observe.processes import OwnNumbers
 from app.other_processes import OtherProcesses, WorkerState
 from app.serving.table import ModelTable
 from app.settings import Settings
@@ -39,6 +39,7 @@ from popgate_workers.messages import (
 )
 from popgate_workers.publication import Publication
 from popgate_workers.relay import RelayServer
+from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_totals import SharedTotals
 from popgate_workers.worker_process import WorkerProcess
 

@@ -20,7 +20,7 @@ import msgpack
 from app.limits import Limits
 from app.observe.journal import Journal, part_of
 from app.observe.log import LogControl, lines_dropped
-from app.observe.shared_counters import CounterSegment, OwnNumbers
+from app.observe.processes import OwnNumbers
 from app.serving.keys import Keys
 from app.serving.runner import RequestScheduler
 from app.serving.table import ModelEntry, ModelTable
@@ -56,6 +56,7 @@ from popgate_workers.messages import (
     ToSupervisor,
     ToWorker,
 )
+from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_runners import LocalRunner, SharedRunners, can_run
 from popgate_workers.worker_paths import WorkerPaths
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from app.observe.shared_counters import CounterSegment
 from engine import close_all, environment, send_message, starting
 from popgate_workers.announcements import Announcements
 from popgate_workers.messages import (
@@ -33,6 +32,7 @@ from popgate_workers.messages import (
 )
 from popgate_workers.publication import Publication
 from popgate_workers.questions import Questions
+from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_totals import SharedTotals
 from popgate_workers.stand_in import StandIn
 

@@ -9,12 +9,12 @@ import pytest
 
 from app.errors import FailureReason, Outcome, Row
 from app.observe.metrics import MAX_BATCH_SIZES, MetricsRegistry, ModelMetrics
-from app.observe.shared_counters import (
+from app.observe.token_metrics import TokenCounts
+from popgate_workers.shared_counters import (
     MOST_DEVICES,
     MOST_MODELS,
     CounterSegment,
 )
-from app.observe.token_metrics import TokenCounts
 
 
 def numbers(metrics: ModelMetrics) -> tuple[object, ...]:

@@ -31,12 +31,13 @@ the new one. Pages are taken from the machine when they are first written.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final, NamedTuple
+from typing import Final
 
 from app.errors import FailureReason, Outcome, Row
 from app.observe.answers import ANSWERS_SIZE, Answers
 from app.observe.histogram import BOUNDS_NS, Histogram
 from app.observe.metrics import MAX_BATCH_SIZES, BatchMetrics, ModelMetrics
+from app.observe.processes import OwnNumbers
 from app.observe.token_metrics import TOKEN_BUCKETS, TokenCounts
 from engine import SharedMemory
 
@@ -61,16 +62,6 @@ BLOCK_SIZE: Final = -(-8 * _WORDS // 4096) * 4096
 _ANSWERS_AT: Final = _BLOCKS_AT + MOST_MODELS * BLOCK_SIZE
 _OWN_AT: Final = _ANSWERS_AT + ANSWERS_SIZE
 SEGMENT_SIZE: Final = _OWN_AT + 8 * 3
-
-
-class OwnNumbers(NamedTuple):
-    """Numbers that a process reports about itself: connections, and dropped log lines
-    and spans.
-    """
-
-    connections: int = 0
-    lines_dropped: int = 0
-    spans_dropped: int = 0
 
 
 class SharedMetrics(ModelMetrics):
