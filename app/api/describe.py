@@ -19,7 +19,6 @@ from app.api.schemas import (
     VersionStatus,
 )
 from app.config.declared import DeclaredTensor
-from app.config.sequence_config import SequenceConfig
 from app.errors import VersionNotAvailable
 from app.observe.metrics import MetricsRegistry
 from app.repository.loaded_model import LoadedModel
@@ -191,12 +190,13 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": gives_several(loaded)},
     }
+    scheduler = loaded.scheduler
     if isinstance(loaded.runner, Ensemble):
         document["ensemble_scheduling"] = {
             "step": [_ensemble_step(step) for step in loaded.runner.steps]
         }
-    elif config.sequence is not None:
-        document["sequence_batching"] = _sequence_batching(config.sequence)
+    elif isinstance(scheduler, StatefulScheduler) and scheduler.has_sequences:
+        document["sequence_batching"] = scheduler.sequence_batching
     elif spec.is_batched and loaded.runner.max_batch_size:
         document["dynamic_batching"] = _dynamic_batching(loaded)
     return document
@@ -333,35 +333,6 @@ def _reshape(declared: DeclaredTensor | None) -> dict[str, Any]:
     if declared is None or declared.reshape is None:
         return {}
     return {"reshape": {"shape": list(declared.reshape)}}
-
-
-_CONTROL_KINDS = {"correlation_id": "CORRID"}
-
-
-def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
-    """Return the sequences of a model, in Triton's words."""
-    return {
-        "max_sequence_idle_microseconds": round(config.max_idle * 1e6),
-        "oldest": {
-            "max_candidate_sequences": config.max_active or config.max_sequences
-        },
-        "control_input": [
-            {
-                "name": name,
-                "control": [
-                    {
-                        "kind": "CONTROL_SEQUENCE_"
-                        + _CONTROL_KINDS.get(role, role.upper())
-                    }
-                ],
-            }
-            for role, name in config.controls.items()
-        ],
-        "state": [
-            {"input_name": state.input, "output_name": state.output}
-            for state in config.state
-        ],
-    }
 
 
 def statistics_of(

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.repository.loaded_model import LoadedModel
+from app.serving.stateful import StatefulScheduler
 from app.spec import ModelSpec, TensorSpec
-from popef_io import DataType
 
 # An example with more numbers than this does not help a reader.
 MAX_EXAMPLE_ELEMENTS = 2_000
@@ -24,20 +24,12 @@ MAX_EXAMPLE_ELEMENTS = 2_000
 EXAMPLE_VALUES: Mapping[str, Any] = {"f": 1.0, "i": 1, "u": 1, "b": True, "s": "1"}
 
 
-#: The parameters of a request that starts a sequence and ends it.
-SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
-_NAMED_SEQUENCE = SEQUENCE | {"sequence_id": "example"}
-
-
 def example_parameters(loaded: LoadedModel) -> Mapping[str, Any]:
-    """Return the parameters that a model requires: those of a sequence."""
-    config = loaded.config.sequence
-    if config is None:
-        return {}
-    inputs = getattr(loaded.runner, "request_inputs", ())
-    types = {desc.name: desc.data_type for desc in inputs}
-    is_text = types.get(config.correlation_id) is DataType.STRING
-    return _NAMED_SEQUENCE if is_text else SEQUENCE
+    """Return the parameters that a model requires."""
+    scheduler = loaded.scheduler
+    if isinstance(scheduler, StatefulScheduler):
+        return scheduler.example_parameters
+    return {}
 
 
 def example_request(

@@ -65,6 +65,16 @@ class StatefulScheduler(ABC):
         """Return whether a sequence is open, so that the model must stay in memory."""
         return False
 
+    @property
+    def example_parameters(self) -> Mapping[str, Any]:
+        """Return the parameters that every request needs, with examples of values."""
+        return {}
+
+    @property
+    def sequence_batching(self) -> Mapping[str, Any]:
+        """Return Triton's description of the sequences; empty if there are none."""
+        return {}
+
     @abstractmethod
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]

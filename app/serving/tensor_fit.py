@@ -1,15 +1,13 @@
-"""Fit tensors to the model that another model calls."""
+"""Check tensors against the model that another model runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from app.errors import InvalidTensor
 from app.sizes import counted
-from app.spec import ModelSpec, TensorSpec
-from engine import InvalidInput, Tensor
+from app.spec import ModelSpec
+from engine import Tensor
 
 
 def common_shape(
@@ -55,39 +53,3 @@ def checked_rows(spec: ModelSpec, feed: Mapping[str, Tensor]) -> int:
             "allowed"
         )
     return max(1, rows)
-
-
-def called_inputs(spec: ModelSpec, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the inputs in the model's types. Raises InvalidInput."""
-    found = {}
-    for name, tensor in given.items():
-        want = spec.inputs_by_name.get(name)
-        if want is None:
-            known = ", ".join(spec.inputs_by_name)
-            raise InvalidInput(f"the model has no input {name!r}; it has {known}")
-        if tensor.data_type is not want.data_type:
-            tensor = _converted(tensor, want)
-        found[name] = tensor
-    missing = [
-        name
-        for name in spec.inputs_by_name
-        if name not in found and name not in spec.defaults and not spec.optional_inputs
-    ]
-    if missing:
-        raise InvalidInput(f"input {missing[0]!r} is missing")
-    rows = next((t.shape[0] for t in found.values() if t.shape), 1)
-    for name in spec.defaults:
-        if name not in found and name in spec.inputs_by_name:
-            found[name] = spec.default(name, rows)
-    return found
-
-
-def _converted(tensor: Tensor, want: TensorSpec) -> Tensor:
-    """Return numbers in another type of the same kind. Raises InvalidInput."""
-    array, dtype = tensor.numpy(), want.type.dtype
-    fits = dtype is not None and np.can_cast(array.dtype, dtype, "same_kind")
-    if not fits or want.datatype == "BF16":
-        raise InvalidInput(
-            f"input {want.name!r} must be {want.datatype}, got {array.dtype.name}"
-        )
-    return Tensor.from_numpy(array.astype(dtype), want.data_type)

@@ -1,6 +1,7 @@
 """Models in Python that call other models of the server.
 
 Covers: plugins/python_models/src/popgate_python_models/call_graph.py,
+plugins/python_models/src/popgate_python_models/called_inputs.py,
 plugins/python_models/src/popgate_python_models/called_request.py,
 plugins/python_models/src/popgate_python_models/requesters.py,
 plugins/python_models/src/popgate_python_worker/calls/call_client.py,

@@ -17,7 +17,6 @@ from engine.errors import Cancelled, EngineError, ExecutionFailed
 from engine.model.model_file import receive_model
 from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData
-from engine.programs.prefetch import upcoming_reads
 from engine.transport.failure import Failed
 from engine.transport.messages import close_all
 from popef_io import PopefError
@@ -30,6 +29,7 @@ from popgate_session_messages import (
     RunFailed,
 )
 from popgate_session_worker.host_streams import HostStreams
+from popgate_session_worker.prefetch import upcoming_reads
 
 #: Seconds that `end` waits for the run; a single step of a graph cannot be ended.
 _END_TIMEOUT = 1.0

@@ -1,6 +1,6 @@
 """Prefetching: what programs are certain to read, asked for before they need it.
 
-Covers: engine/programs/prefetch.py,
+Covers: plugins/model_runtime/src/popgate_session_worker/prefetch.py,
 plugins/model_runtime/src/popgate_session_worker/host_streams.py.
 """
 
@@ -28,7 +28,6 @@ from engine.programs.executable import (
     Switch,
 )
 from engine.programs.model_data import ModelData
-from engine.programs.prefetch import upcoming_reads
 from engine.transport.messages import send
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Model, load_model
@@ -45,6 +44,7 @@ from popgate_session_messages import (
     RunEnded,
 )
 from popgate_session_worker.host_streams import HostStreams
+from popgate_session_worker.prefetch import upcoming_reads
 from popgate_sessions import Session, SessionConfig
 from tests.engine import models
 

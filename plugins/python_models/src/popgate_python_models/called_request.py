@@ -21,7 +21,7 @@ from app.serving.pending import NotOneResponse, Pending, ResponseScheduler, Stre
 from app.serving.runner import RequestScheduler, Submitted
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
-from app.serving.tensor_fit import called_inputs, checked_rows
+from app.serving.tensor_fit import checked_rows
 from app.serving.timeout_policy import MAX_TIMEOUT, TimeoutPolicy
 from engine import (
     EngineError,
@@ -34,6 +34,7 @@ from popgate_python_messages.call_messages import (
     CallAnswer,
     ModelCall,
 )
+from popgate_python_models.called_inputs import called_inputs
 from popgate_python_models.requesters import owner_in
 
 

@@ -27,6 +27,11 @@ from app.serving.stateful import StatefulScheduler
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor
+from popgate_stateful.descriptions import (
+    NAMED_SEQUENCE,
+    SEQUENCE,
+    sequence_batching,
+)
 from popgate_stateful.sequence_slots import SequenceSlots, count_down
 from popgate_stateful.state_tensors import Control, States
 
@@ -154,6 +159,15 @@ class SequenceScheduler(StatefulScheduler):
     def waiting(self) -> int:
         """Return the requests that wait for the one before them in their sequence."""
         return sum(len(sequence.waiting) for sequence in self._sequences.values())
+
+    @property
+    def example_parameters(self) -> Mapping[str, Any]:
+        named = self._controls.get("correlation_id")
+        return NAMED_SEQUENCE if named is not None and named.is_text else SEQUENCE
+
+    @property
+    def sequence_batching(self) -> Mapping[str, Any]:
+        return sequence_batching(self.config)
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]
