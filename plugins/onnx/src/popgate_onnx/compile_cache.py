@@ -16,7 +16,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,8 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
 from app.repository.compilers import NO_CHANGES
-from app.repository.graph_changes import GraphChanges, input_defaults
+from app.repository.graph_changes import GraphChanges
 from engine import Array, InvalidModel
+from popgate_onnx.graph_changes import (
+    apply_changes,
+    are_of_the_graph,
+    changes_of,
+    input_defaults,
+    row_shapes,
+)
 
 if TYPE_CHECKING:
     from popgate_onnx.compiler import Compilations, CompileOptions, Progress
@@ -94,7 +101,7 @@ class CompileCache:
         self, source: Path, target: Path, changes: GraphChanges, options: CompileOptions
     ) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        job = str(source), str(target), changes.to_message(), options.to_message()
+        job = str(source), str(target), asdict(changes), options.to_message()
         self._running().run(compile_into, *job)
 
     def close(self) -> None:
@@ -122,11 +129,11 @@ class CompileCache:
         from popgate_onnx.compiler import CompileOptions
 
         options = CompileOptions(ragged=dict(changes.ragged))
-        if changes.counts_rows and not changes.are_of_the_graph:
+        if changes.counts_rows and not are_of_the_graph(changes):
             # The data is not loaded, because a change of names does not need it.
-            shapes = changes.row_shapes(_load(source, load_external_data=False))
+            shapes = row_shapes(changes, _load(source, load_external_data=False))
             options = replace(options, shapes=shapes)
-        key = repr(options) + (repr(changes) if changes.are_of_the_graph else "")
+        key = repr(options) + (repr(changes) if are_of_the_graph(changes) else "")
         key = _digest(source, key)
         name = Path(key[:2], f"{key}.popef")
         if (self._wanted / name).is_file():
@@ -180,14 +187,14 @@ def compile_into(
     from popgate_onnx.compiler import CompileOptions, compile_model
 
     source = Path(source_name)
-    changes = GraphChanges.from_message(changes_message)
-    if not changes.are_of_the_graph:
+    changes = changes_of(changes_message)
+    if not are_of_the_graph(changes):
         options = CompileOptions.from_message(options_message)
         compile_model(source, target, options, progress)
         return
     try:
         model = _load(source)  # with its external data
-        inputs, outputs = changes.apply(model)
+        inputs, outputs = apply_changes(changes, model)
     except ValueError as e:
         raise InvalidModel(str(e)) from None
     ragged = dict(changes.ragged)
