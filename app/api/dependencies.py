@@ -15,6 +15,7 @@ from app.errors import (
     HttpError,
     InvalidRequest,
     UnknownModel,
+    VersionNotReady,
     larger_than_allowed,
 )
 from app.gateway import Gateway
@@ -24,6 +25,7 @@ from app.repository.load_overrides import LoadOverrides, parse_load_overrides
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.serving.keys import Key
+from app.serving.timeout_policy import TimeoutPolicy
 
 # The body of a management call holds a few options. The limit bounds the cost of any
 # other body.
@@ -123,6 +125,27 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
         if str(number) == version:
             return entry.loaded
     raise UnknownModel(record.name, version)
+
+
+async def find_served(
+    gateway: Gateway, name: str, version: str | None = None
+) -> tuple[ModelRecord, LoadedModel]:
+    """Return a version that is served; loads it first if models are loaded
+    on demand.
+    """
+    record = find_model(gateway, name)
+    policy = TimeoutPolicy(gateway.settings.request_timeout)
+    await gateway.on_demand.ensure(name, version, policy)
+    loaded = find_version(record, version)
+    if loaded is None:
+        raise not_ready(gateway, name, version)
+    return record, loaded
+
+
+def not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:
+    """Return the error that says why a version is not loaded."""
+    why = gateway.records.explain(name, version)
+    return VersionNotReady(name, version, why or "the model is not loaded")
 
 
 def refusal(error: RepositoryError, code: str, unknown: str = "") -> HttpError:

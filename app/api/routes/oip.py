@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's metadata, configuration, statistics and repository.
+"""The Open Inference Protocol's metadata, statistics and repository.
 
 The content type of bodies is ignored: stock clients send none or a wrong one.
 """
@@ -18,7 +18,9 @@ from app.api.dependencies import (
     ViewerOf,
     as_object,
     find_model,
+    find_served,
     find_version,
+    not_ready,
     read_load_request,
     read_object,
     refusal,
@@ -26,7 +28,6 @@ from app.api.dependencies import (
 from app.api.describe import (
     index_entries,
     is_serving,
-    model_config,
     model_metadata,
     statistics_of,
     why_not_serving,
@@ -46,13 +47,10 @@ from app.errors import (
     InvalidRequest,
     ModelNotReady,
     NestedTooDeep,
-    VersionNotReady,
 )
 from app.gateway import Gateway
-from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
-from app.repository.model_record import ModelRecord, RepositoryError, ready_version
-from app.serving.timeout_policy import TimeoutPolicy
+from app.repository.model_record import RepositoryError, ready_version
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
@@ -88,7 +86,7 @@ async def all_statistics(gateway: GatewayOf, viewer: ViewerOf) -> StatisticsList
 
 @router.get(_MODEL, summary="Describe a model")
 async def metadata(gateway: GatewayOf, name: ModelName) -> ModelMetadata:
-    record, loaded = await _served(gateway, name)
+    record, loaded = await find_served(gateway, name)
     return model_metadata(record, loaded)
 
 
@@ -96,7 +94,7 @@ async def metadata(gateway: GatewayOf, name: ModelName) -> ModelMetadata:
 async def version_metadata(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> ModelMetadata:
-    record, loaded = await _served(gateway, name, version)
+    record, loaded = await find_served(gateway, name, version)
     return model_metadata(record, loaded)
 
 
@@ -111,18 +109,6 @@ async def version_ready(
     gateway: GatewayOf, name: ModelName, version: Version
 ) -> ModelReady:
     return _ready(gateway, name, version)
-
-
-@router.get(f"{_MODEL}/config", summary="Show a model's configuration")
-async def config(gateway: GatewayOf, name: ModelName) -> dict[str, Any]:
-    return model_config((await _served(gateway, name))[1])
-
-
-@router.get(f"{_VERSION}/config", summary="Show a version's configuration")
-async def version_config(
-    gateway: GatewayOf, name: ModelName, version: Version
-) -> dict[str, Any]:
-    return model_config((await _served(gateway, name, version))[1])
 
 
 @router.get(f"{_MODEL}/stats", summary="Statistics of a model")
@@ -228,32 +214,12 @@ async def _parameters(request: Request) -> dict[str, Any]:
     return as_object(document.get("parameters", {}), "'parameters'")
 
 
-async def _served(
-    gateway: Gateway, name: str, version: str | None = None
-) -> tuple[ModelRecord, LoadedModel]:
-    """Return a version that is served; loads it first if models are loaded
-    on demand.
-    """
-    record = find_model(gateway, name)
-    policy = TimeoutPolicy(gateway.settings.request_timeout)
-    await gateway.on_demand.ensure(name, version, policy)
-    loaded = find_version(record, version)
-    if loaded is None:
-        raise _not_ready(gateway, name, version)
-    return record, loaded
-
-
-def _not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:
-    why = gateway.records.explain(name, version)
-    return VersionNotReady(name, version, why or "the model is not loaded")
-
-
 def _ready(gateway: Gateway, name: str, version: str | None = None) -> ModelReady:
     record = find_model(gateway, name)
     find_version(record, version)  # raises if there is none
     entry = ready_version(record, version)
     if entry is None:
-        raise _not_ready(gateway, name, version)
+        raise not_ready(gateway, name, version)
     if entry.loaded is not None and not is_serving(entry.loaded):
         raise ModelNotReady(name, why_not_serving(entry.loaded))
     return ModelReady(name=name, ready=True)

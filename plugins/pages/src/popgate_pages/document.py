@@ -64,7 +64,14 @@ _TAGS = (
 )
 _JSON_TYPES = {"f": "number", "i": "integer", "u": "integer", "b": "boolean"}
 _LOADING = re.compile(r"/(load|unload)$")
-_DESCRIPTION_OF_A_VERSION = "/v1/models/{name}/versions/{version}"
+_V1, _V2, _VERSION = "/v1/models/{name}", "/v2/models/{name}", "/versions/{version}"
+#: Paths of plugins, and the paths that they follow in the document.
+_BEHIND = {
+    f"{_V1}/client.py": f"{_V1}{_VERSION}",
+    f"{_V1}{_VERSION}/client.py": f"{_V1}/client.py",
+    f"{_V2}/config": f"{_V2}{_VERSION}/ready",
+    f"{_V2}{_VERSION}/config": f"{_V2}/config",
+}
 
 
 def base_document(
@@ -117,14 +124,18 @@ def _body_schemas(added: Iterable[type]) -> dict[str, Any]:
 
 
 def _in_order(paths: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `paths` with the programs for a model behind its descriptions."""
-    programs = {path: paths[path] for path in paths if path.endswith("/client.py")}
+    """Return `paths`, each of `_BEHIND` behind the path that it belongs to."""
     ordered: dict[str, Any] = {}
+
+    def add(path: str) -> None:
+        ordered[path] = paths[path]
+        for other, before in _BEHIND.items():
+            if before == path and other in paths:
+                add(other)
+
     for path in paths:
-        if path not in programs:
-            ordered[path] = paths[path]
-        if path == _DESCRIPTION_OF_A_VERSION:
-            ordered |= programs
+        if _BEHIND.get(path) not in paths:
+            add(path)
     return ordered
 
 

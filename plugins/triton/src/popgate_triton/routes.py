@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from app.api.plugin_routes import PluginRoutes
 from app.settings import Settings
 from popgate_triton import (
+    config_routes,
     generate_routes,
     log_routes,
     shared_memory_routes,
@@ -23,7 +24,13 @@ from popgate_triton.schemas import (
 def routes(settings: Settings) -> PluginRoutes:
     """Return the routes; an object of the group `popgate.routes`."""
     router = APIRouter()
-    for part in (generate_routes, log_routes, trace_routes, shared_memory_routes):
+    for part in (
+        config_routes,
+        generate_routes,
+        log_routes,
+        trace_routes,
+        shared_memory_routes,
+    ):
         router.routes += part.router.routes
     bodies = GenerateRequest, LogRequest, RegisterRequest, TraceRequest
     return PluginRoutes(router, generate_routes.OPERATIONS, bodies=bodies)
