@@ -10,15 +10,18 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.devices import other_interpreter
 from engine.devices.process_options import device_process
 from engine.errors import InvalidConfig
 from engine.owner import environment
 
 #: The entry point group of the module that runs Python models in their processes
-#: (`engine.worker.python_kind.PythonKind`). Its entry point is named `python`. The
-#: others are packages that this module needs in another interpreter.
+#: (`engine.worker.python_kind.PythonKind`). Its entry point is named `python`.
+#: `_STARTER` is the module whose file another interpreter starts with. The others are
+#: packages that the module needs there.
 GROUP = "popgate.python_processes"
+_STARTER = "other_interpreter"
+#: The packages of the core that another interpreter borrows.
+_LENT = ("engine", "popef_io", "popgate")
 NO_PLUGIN = f"no plugin that runs Python models is installed (entry point of {GROUP})"
 #: The variables that tell libraries how many threads they may have.
 _THREADS = (
@@ -58,8 +61,7 @@ class PythonOptions:
         module, lent = _kind()
         kind = ["--python", module, "--memory", str(self.memory)]
         if self.interpreter:
-            starter = [self.interpreter, "-P", other_interpreter.__file__]
-            return [*starter, json.dumps(lent), *kind]
+            return [self.interpreter, "-P", _starter(), json.dumps(lent), *kind]
         return [*device_process(), *kind]
 
     def variables(self, threads: int) -> dict[str, str]:
@@ -77,13 +79,23 @@ class PythonOptions:
 @cache
 def _kind() -> tuple[str, Mapping[str, str]]:
     """Return the module that runs Python models, and the folders of the packages that
-    it needs.
+    another interpreter borrows.
     """
     modules = {point.name: point.value for point in entry_points(group=GROUP)}
+    modules.pop(_STARTER, None)
     if "python" not in modules:
         raise InvalidConfig(NO_PLUGIN)
-    packages = [module.partition(".")[0] for module in modules.values()]
-    return modules["python"], {name: folder_of(name, GROUP) for name in packages}
+    packages = (module.partition(".")[0] for module in modules.values())
+    lent = {name: folder_of(name, GROUP) for name in (*_LENT, *packages)}
+    return modules["python"], lent
+
+
+@cache
+def _starter() -> str:
+    """Return the file with which another interpreter starts."""
+    for point in entry_points(group=GROUP, name=_STARTER):
+        return str(point.load().__file__)
+    raise InvalidConfig(f"the plugin has no entry point {_STARTER} of {GROUP}")
 
 
 def folder_of(package: str, group: str) -> str:

@@ -1,6 +1,6 @@
 """Another interpreter, which has what we need and nothing of ours.
 
-Covers: engine/devices/other_interpreter.py.
+Covers: plugins/python_models/src/popgate_python_files/other_interpreter.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import engine
 from engine import (
     DeviceLost,
     DeviceManager,
@@ -23,8 +24,7 @@ from engine import (
     ModelRunnerConfig,
     PythonOptions,
 )
-from engine.devices import other_interpreter
-from popgate_python_files import read_python_model
+from popgate_python_files import other_interpreter, read_python_model
 
 MODEL = """
 import importlib.util
@@ -83,8 +83,8 @@ def test_what_an_interpreter_lacks_is_said(tmp_path: Path) -> None:
 
 
 def test_nothing_else_is_lent() -> None:
-    root = str(Path(other_interpreter.__file__).parents[2])
-    finder = other_interpreter.LentFinder(dict.fromkeys(other_interpreter.LENT, root))
+    root = str(Path(engine.__file__).parents[1])
+    finder = other_interpreter.LentFinder({"engine": root, "popef_io": root})
     assert finder.find_spec("engine") is not None
     assert finder.find_spec("app") is None
     assert other_interpreter.missing() == ""

@@ -3,6 +3,6 @@
 A plugin of PopGate (docs/how-to/write-a-plugin.md). A device process imports `kind`,
 which an entry point names. `session` runs the author's code, and `calls` is the
 process's end of calls to other models. It may run in an interpreter that does not have
-PopGate installed, which borrows this package (engine/devices/other_interpreter.py). It
-may import `popef_io` and the modules of `engine`.
+PopGate installed and borrows this package (`popgate_python_files.other_interpreter`).
+It may import `popef_io` and the modules of `engine`.
 """

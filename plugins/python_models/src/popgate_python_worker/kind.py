@@ -23,7 +23,6 @@ from typing import Any
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
-from engine.programs.python_requirements import check_installed
 from engine.programs.session import PlainOptions
 from engine.transport.device_messages import Described, PythonTold
 from engine.worker.python_kind import Running, RunningBatch
@@ -33,6 +32,7 @@ from popgate_python_messages.call_messages import MetricsTold, MetricTold
 from popgate_python_worker.calls.call_client import CallClient
 from popgate_python_worker.calls.served_models import ServedModels
 from popgate_python_worker.forked_child import leave_if_forked
+from popgate_python_worker.installed import check_installed
 from popgate_python_worker.session import PythonSession, import_model, load_error
 
 #: The described module, by file and digest, so that it is not imported twice.

@@ -1,9 +1,8 @@
 """Lend the engine to another Python interpreter, which starts with this file.
 
-That interpreter need not have PopGate installed. It finds the packages of `LENT` where
-this file is installed, and no other packages there. The first argument is a JSON object
-with more packages, which run the model, and the folder that each is in. The
-dependencies of these packages (`NEEDED`) and those of the model come from the
+That interpreter need not have PopGate installed. The first argument is a JSON object
+with the packages that it finds where PopGate is installed, and the folder that each is
+in. The dependencies of these packages (`NEEDED`) and those of the model come from the
 interpreter. Standard library only.
 """
 
@@ -15,10 +14,8 @@ import json
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 
-LENT = ("engine", "popef_io", "popgate")
 NEEDED = ("numpy", "msgpack", "msgspec")
 OLDEST = (3, 11)
 
@@ -57,9 +54,7 @@ def main() -> None:
     problem = missing()
     if problem:
         sys.exit(problem)
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    places = {**dict.fromkeys(LENT, root), **json.loads(sys.argv.pop(1))}
-    sys.meta_path.insert(0, LentFinder(places))
+    sys.meta_path.insert(0, LentFinder(json.loads(sys.argv.pop(1))))
     runpy.run_module("engine.worker.device_process", run_name="__main__")
 
 
