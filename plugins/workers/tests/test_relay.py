@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from app.http.answer_watch import ANSWERED_BY
 from app.http.asgi import BARE, BASE, ASGIApp, Message, Receive, Scope, Send
 from app.http.front import NAMES, RELAYED
 from engine import encode_message
@@ -85,7 +86,8 @@ def test_requests_and_answers_go_over_whole() -> None:
             size += len(message["body"])
             more = message["more_body"]
         headers = [(b"size", b"%d" % size)]
-        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        start = {"type": "http.response.start", "status": 201, "headers": headers}
+        await send({**start, ANSWERED_BY: "infer"})
         for part in (b"one", memoryview(b"two"), bytearray(b"three")):
             message = {"type": "http.response.body", "body": part, "more_body": True}
             await send(message)
@@ -95,7 +97,7 @@ def test_requests_and_answers_go_over_whole() -> None:
         client = Client(b"x" * 300_000, b"", b"y" * 1_000_000)
         await relay(SCOPE, client.receive, client.send)
         start, *bodies = client.sent
-        assert start["status"] == 201
+        assert (start["status"], start[ANSWERED_BY]) == (201, "infer")
         assert [tuple(h) for h in start["headers"]] == [(b"size", b"1300000")]
         assert b"".join(m.get("body", b"") for m in bodies) == b"onetwothree"
 

@@ -104,14 +104,16 @@ def test_the_least_recently_used_is_evicted(lazy: ServedGateway) -> None:
     assert device["models"] == 2
 
 
-def test_a_version_makes_room_for_another_of_its_model(serve: Serve) -> None:
+def test_a_version_makes_room_for_another_of_its_model(tmp_path: Path) -> None:
     """A request to one evicts the other, which is idle, though its model is locked."""
-    gateway = serve(fill, "--lazy", "--model-memory", "1")
-    for version in ("2", "1", "2"):
-        path = f"/v1/models/two/versions/{version}/infer"
-        answer = gateway.client.post(path, json={"inputs": {"input": ROW}})
-        assert answer.status_code == 200, answer.text
-        assert in_memory(gateway) == {f"two/{version}"}
+    fill(tmp_path)
+    with ServedGateway(tmp_path, "--lazy", "--model-memory", "1") as gateway:
+        gateway.wait_ready()
+        for version in ("2", "1", "2"):
+            path = f"/v1/models/two/versions/{version}/infer"
+            answer = gateway.client.post(path, json={"inputs": {"input": ROW}})
+            assert answer.status_code == 200, answer.text
+            assert in_memory(gateway) == {f"two/{version}"}
 
 
 def test_metadata_loads_too(lazy: ServedGateway) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from app.http.answer_watch import ANSWERED_BY
 from app.http.asgi import BARE, BASE, Scope
 from app.http.asgi import Message as AsgiMessage
 from app.http.front import NAMES
@@ -89,10 +90,14 @@ class Body(Message, frozen=True):
 
 
 class AnswerHead(Message, frozen=True):
-    """The status and the headers of an answer."""
+    """The status and the headers of an answer.
+
+    `answered_by` is the route that it is counted for; None: that of its path.
+    """
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
+    answered_by: str | None
 
 
 #: What an answer consists of.
@@ -118,8 +123,8 @@ def bodies(message: AsgiMessage) -> Iterator[Body]:
 def answers(message: AsgiMessage) -> Iterator[Answer]:
     """Yield an ASGI message of an answer as messages between processes."""
     if message["type"] == "http.response.start":
-        headers = tuple((name, value) for name, value in message["headers"])
-        yield AnswerHead(message["status"], headers)
+        headers = tuple((name, value) for name, value in message.get("headers", ()))
+        yield AnswerHead(message["status"], headers, message.get(ANSWERED_BY))
     else:
         yield from bodies(message)
 
@@ -127,11 +132,14 @@ def answers(message: AsgiMessage) -> Iterator[Answer]:
 def asgi_of(answer: Answer) -> AsgiMessage:
     """Return a part of an answer as an ASGI message."""
     if isinstance(answer, AnswerHead):
-        return {
+        start: AsgiMessage = {
             "type": "http.response.start",
             "status": answer.status,
             "headers": list(answer.headers),
         }
+        if answer.answered_by is not None:
+            start[ANSWERED_BY] = answer.answered_by
+        return start
     return {
         "type": "http.response.body",
         "body": answer.data,
