@@ -14,8 +14,8 @@ from popef_io.reader import Reader
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the files. Return the exit status: 0, or 1 if a file cannot be read. The
-    reason goes to stderr.
+    """Print the files. Return the exit status: 0, or 1 if a file cannot be read or no
+    plugin makes dumps. The reason goes to stderr.
     """
     parser = argparse.ArgumentParser(
         prog="python -m popef_io", description="Print the contents of PopEF files."
@@ -38,17 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reader.parse_file(path)
         if options.verify:
             reader.verify()
-    except (PopefError, OSError) as error:
+        text = _dump(reader, options)
+    except (PopefError, OSError, ImportError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    return _write(text)
+
+
+def _dump(reader: Reader, options: argparse.Namespace) -> str:
     if options.json:
         document = dump_document(
             reader, metadata_only=options.metadata, all=options.all
         )
-        text = json.dumps(document, indent=2) + "\n"
-    else:
-        text = dump_text(reader, metadata_only=options.metadata, all=options.all)
-    return _write(text)
+        return json.dumps(document, indent=2) + "\n"
+    return dump_text(reader, metadata_only=options.metadata, all=options.all)
 
 
 def _write(text: str) -> int:

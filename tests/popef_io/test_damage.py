@@ -17,9 +17,8 @@ from popef_io import (
     PopefError,
     Reader,
     TruncatedError,
-    dump_text,
 )
-from tests.popef_io.containers import parse, write_small
+from tests.popef_io.containers import dumped, parse, write_small
 from tests.popef_io.test_hostile import use_contents
 
 MASKS = [1 << bit for bit in range(8)] + [0xFF]
@@ -144,7 +143,7 @@ def test_every_changed_byte_with_right_checksums(
             reader = Reader()
             try:
                 parse(reader, with_right_checksums(damaged, blob))
-                dump_text(reader, all=True)
+                dumped(reader)
                 use_contents(reader)
                 ModelBuilder(reader).create_model("net")
             except PopefError:

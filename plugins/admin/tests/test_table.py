@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from popef_io.table import align_columns, bytes_text, printable
+from popgate_admin.table import align_columns, bytes_text, printable
 
 
 @pytest.mark.parametrize(
