@@ -30,6 +30,8 @@ from bench.fuzzers.cases import run_cases
 DIFFERENCES: Final = {
     "upgrade": "llhttp ends at a head that asks for another protocol; the framer reads "
     "on, as llhttp does if the head asks for nothing",
+    "close in a trailer": "llhttp reads nothing behind a message whose trailer says "
+    "Connection: close; for the framer a trailer is no header, so it reads on",
     "h11 is stricter": "h11 refuses what llhttp accepts: Host twice or with HTTP/1.0, "
     "a header that goes on in the next line, other characters in a URL",
     "h11 is laxer": "h11 accepts what llhttp refuses: lines that end in LF alone, "
@@ -114,6 +116,7 @@ class _Llhttp:
     def __init__(self) -> None:
         self.found = Found()
         self.is_upgrade = False
+        self.is_closed_by_trailer = False
         self._parser: Any = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._url = b""
@@ -153,10 +156,13 @@ class _Llhttp:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_body:
+            is_connection = name.lower() == b"connection"
+            self.is_closed_by_trailer |= is_connection and b"close" in value.lower()
             return
-        # llhttp refuses a tab behind a coding only after the head: not here either.
-        is_coding = name.lower() == b"transfer-encoding"
-        self._has_tab |= is_coding and value.endswith(b"\t")
+        # llhttp refuses a tab behind the last coding only after the head: not here
+        # either.
+        if name.lower() == b"transfer-encoding":
+            self._has_tab = value.endswith(b"\t")
         self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
@@ -379,6 +385,9 @@ def check(seed: int) -> tuple[str, str]:
     if reader.is_upgrade:
         return "upgrade", _beside_no_upgrade(found, stream)
     if found.messages != alone.messages or bool(found.error) != bool(alone.error):
+        same = found.messages[: len(alone.messages)] == alone.messages
+        if reader.is_closed_by_trailer and same and not alone.error:
+            return "close in a trailer", ""
         return "", f"it finds {found}, llhttp {alone}"
     return _beside_h11(_lowered(found), by_h11(stream).whole), ""
 

@@ -26,6 +26,9 @@ GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKS = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 LENGTH = POST + b"Content-Length: %d\r\n\r\n"
 CASES = 2000
+#: Seeds whose differences were not explained at first: a tab behind the first of two
+#: codings, and a trailer that says `Connection: close`.
+FOUND = (4136879, 5080638, 6192118)
 
 
 def fed(*pieces: bytes) -> Framer:
@@ -177,9 +180,9 @@ def test_what_has_come_of_a_head_can_be_told() -> None:
 
 def test_all_readers_find_the_same_messages() -> None:
     """`python -m bench.fuzzers.framer` does this at length."""
-    found = [check(seed) for seed in range(CASES)]
-    assert [(seed, why) for seed, (_, why) in enumerate(found) if why] == []
-    names = {name for name, _ in found}
+    found = {seed: check(seed) for seed in (*range(CASES), *FOUND)}
+    assert {seed: why for seed, (_, why) in found.items() if why} == {}
+    names = {name for name, _ in found.values()}
     assert names == {"", *DIFFERENCES}
     streams = [make(seed)[0] for seed in range(200)]
     assert sum(bool(by_framer(stream).whole) for stream in streams) > 50
