@@ -6,7 +6,6 @@ A plugin makes them, because only commands need them.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from popef_io.reader import Reader
@@ -56,6 +55,9 @@ def dump_text(
 
 @cache
 def _plugin() -> Any:
+    # Device processes import this module and make no dumps.
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=DUMPS):
         return point.load()
     raise ImportError(
