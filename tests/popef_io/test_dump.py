@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_a_plugin_makes_them(tmp_path: Path) -> None:
 def test_without_a_plugin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dump, "entry_points", lambda group: ())
+    monkeypatch.setattr(metadata, "entry_points", lambda group: ())
     dump._plugin.cache_clear()
     why = "no installed plugin prints the contents of PopEF files"
     with pytest.raises(ImportError, match=why):
