@@ -70,11 +70,6 @@ class StatefulScheduler(ABC):
         """Return the parameters that every request needs, with examples of values."""
         return {}
 
-    @property
-    def sequence_batching(self) -> Mapping[str, Any]:
-        """Return Triton's description of the sequences; empty if there are none."""
-        return {}
-
     @abstractmethod
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]

@@ -1,7 +1,6 @@
 """Generators and coroutines as models in Python, behind HTTP.
 
-Covers: plugins/stateful/src/popgate_stateful/descriptions.py,
-plugins/stateful/src/popgate_stateful/kind.py,
+Covers: plugins/stateful/src/popgate_stateful/kind.py,
 plugins/python_models/src/popgate_python_worker/authors_loop.py.
 """
 

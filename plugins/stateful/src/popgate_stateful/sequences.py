@@ -27,11 +27,6 @@ from app.serving.stateful import StatefulScheduler
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import EngineError, QueueFull, Tensor
-from popgate_stateful.descriptions import (
-    NAMED_SEQUENCE,
-    SEQUENCE,
-    sequence_batching,
-)
 from popgate_stateful.sequence_slots import SequenceSlots, count_down
 from popgate_stateful.state_tensors import Control, States
 
@@ -39,6 +34,14 @@ SequenceId: TypeAlias = int | str
 #: The key that sequences belong to, as in `InferRequest.owner`.
 Owner: TypeAlias = str | None
 _MAX_ID_BYTES = 256
+#: The parameters of a request that starts a sequence and ends it.
+_SEQUENCE: Mapping[str, Any] = {
+    "sequence_id": 1,
+    "sequence_start": True,
+    "sequence_end": True,
+}
+#: The same, if the identifier must be a string.
+_NAMED_SEQUENCE: Mapping[str, Any] = {**_SEQUENCE, "sequence_id": "example"}
 
 
 class SequenceRequest(Pending):
@@ -163,11 +166,7 @@ class SequenceScheduler(StatefulScheduler):
     @property
     def example_parameters(self) -> Mapping[str, Any]:
         named = self._controls.get("correlation_id")
-        return NAMED_SEQUENCE if named is not None and named.is_text else SEQUENCE
-
-    @property
-    def sequence_batching(self) -> Mapping[str, Any]:
-        return sequence_batching(self.config)
+        return _NAMED_SEQUENCE if named is not None and named.is_text else _SEQUENCE
 
     def submit(
         self, request: InferRequest, deadline: float, on_done: Callable[[Any], None]

@@ -8,9 +8,9 @@ from typing import Any
 from app.api.describe import gives_several, memory_kind, platform_of
 from app.api.examples import shown_shape
 from app.config.declared import DeclaredTensor
+from app.config.sequence_config import SequenceConfig
 from app.repository.loaded_model import LoadedModel
 from app.serving.ensemble import Ensemble, Step
-from app.serving.stateful import StatefulScheduler
 from app.spec import TensorSpec
 
 # The backend that runs each platform.
@@ -22,6 +22,8 @@ _BACKENDS = {
 }
 # The protocol's datatypes in the words of Triton's model configuration.
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}
+# The roles of control inputs that Triton names in another way.
+_CONTROL_KINDS = {"correlation_id": "CORRID"}
 
 
 def model_config(loaded: LoadedModel) -> dict[str, Any]:
@@ -47,13 +49,12 @@ def model_config(loaded: LoadedModel) -> dict[str, Any]:
         "model_warmup": [],
         "model_transaction_policy": {"decoupled": gives_several(loaded)},
     }
-    scheduler = loaded.scheduler
     if isinstance(loaded.runner, Ensemble):
         document["ensemble_scheduling"] = {
             "step": [_ensemble_step(step) for step in loaded.runner.steps]
         }
-    elif isinstance(scheduler, StatefulScheduler) and scheduler.has_sequences:
-        document["sequence_batching"] = scheduler.sequence_batching
+    elif config.sequence is not None:
+        document["sequence_batching"] = _sequence_batching(config.sequence)
     elif spec.is_batched and loaded.runner.max_batch_size:
         document["dynamic_batching"] = _dynamic_batching(loaded)
     return document
@@ -145,3 +146,29 @@ def _version_policy(loaded: LoadedModel) -> dict[str, Any]:
     if policy.latest:
         return {"latest": {"num_versions": policy.latest}}
     return {"all": {}}
+
+
+def _sequence_batching(config: SequenceConfig) -> dict[str, Any]:
+    """Return the sequences of a model, in Triton's words."""
+    return {
+        "max_sequence_idle_microseconds": round(config.max_idle * 1e6),
+        "oldest": {
+            "max_candidate_sequences": config.max_active or config.max_sequences
+        },
+        "control_input": [
+            {
+                "name": name,
+                "control": [
+                    {
+                        "kind": "CONTROL_SEQUENCE_"
+                        + _CONTROL_KINDS.get(role, role.upper())
+                    }
+                ],
+            }
+            for role, name in config.controls.items()
+        ],
+        "state": [
+            {"input_name": state.input, "output_name": state.output}
+            for state in config.state
+        ],
+    }
