@@ -130,16 +130,26 @@ def find_version(record: ModelRecord, version: str | None) -> LoadedModel | None
 async def find_served(
     gateway: Gateway, name: str, version: str | None = None
 ) -> tuple[ModelRecord, LoadedModel]:
-    """Return a version that is served; loads it first if models are loaded
-    on demand.
+    """Return a version that is served; load it first if models are loaded on demand.
+
+    Raises as `find_version` does, and `VersionNotReady` if it is not loaded.
+    """
+    record, loaded = await find_loaded(gateway, name, version)
+    if loaded is None:
+        raise not_ready(gateway, name, version)
+    return record, loaded
+
+
+async def find_loaded(
+    gateway: Gateway, name: str, version: str | None = None
+) -> tuple[ModelRecord, LoadedModel | None]:
+    """Do the work of `find_served`, but return None for a version that is not
+    loaded.
     """
     record = find_model(gateway, name)
     policy = TimeoutPolicy(gateway.settings.request_timeout)
     await gateway.on_demand.ensure(name, version, policy)
-    loaded = find_version(record, version)
-    if loaded is None:
-        raise not_ready(gateway, name, version)
-    return record, loaded
+    return record, find_version(record, version)
 
 
 def not_ready(gateway: Gateway, name: str, version: str | None) -> VersionNotReady:

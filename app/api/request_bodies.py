@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from app.api.schemas import REFERENCE
+
 # The largest number in a setting: every JSON parser keeps integers up to here exactly.
 MOST = (1 << 53) - 1
-
-_REF = "#/components/schemas/{model}"
 
 
 class IndexRequest(TypedDict, total=False):
@@ -59,6 +59,6 @@ def whole_number(value: object) -> int | None:
 
 def documented(model: type, *, required: bool = False) -> dict[str, Any]:
     """Return the addition to a route's OpenAPI operation for a body like this."""
-    schema = {"$ref": _REF.format(model=model.__name__)}
+    schema = {"$ref": REFERENCE.format(model=model.__name__)}
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": required, "content": content}}

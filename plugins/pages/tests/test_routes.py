@@ -1,4 +1,4 @@
-"""Who may call the routes that the plugin adds."""
+"""Keys decide who may call the routes that the plugin adds."""
 
 from __future__ import annotations
 

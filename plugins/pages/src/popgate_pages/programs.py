@@ -9,12 +9,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 
 from app.api.delegation import ModelName, Version
-from app.api.dependencies import GatewayOf, find_model, find_version
+from app.api.dependencies import GatewayOf, find_loaded
 from app.api.describe import gives_several
 from app.api.examples import example_parameters
 from app.errors import HttpError
 from app.gateway import Gateway
-from app.serving.timeout_policy import TimeoutPolicy
 from popgate_pages.client_code import client_code
 
 router = APIRouter(prefix="/v1")
@@ -55,10 +54,7 @@ async def _program(
     gateway: Gateway, request: Request, name: str, version: str | None = None
 ) -> PlainTextResponse:
     """Return the program; load the model first if requests are to load it."""
-    record = find_model(gateway, name)
-    policy = TimeoutPolicy(gateway.settings.request_timeout)
-    await gateway.on_demand.ensure(name, version, policy)
-    loaded = find_version(record, version)
+    _, loaded = await find_loaded(gateway, name, version)
     if loaded is None:
         raise HttpError(
             503,
