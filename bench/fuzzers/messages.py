@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -59,6 +60,8 @@ from popgate_session_messages import (
 from popgate_workers.messages import START, TO_SUPERVISOR, TO_WORKER
 from popgate_workers.relay_messages import ANSWER, ASKED, BODY
 
+#: Makes a random value.
+Sampler = Callable[[random.Random], Any]
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (
     *(START, TO_WORKER, TO_SUPERVISOR, ANSWER, ASKED, BODY),
@@ -126,7 +129,7 @@ def _format(random: random.Random) -> SharedFormat:
 
 
 #: Objects for the fields that are a `Form`.
-FORMS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
+FORMS: Final[Mapping[Any, Sampler]] = {
     ModelSpec: _spec,
     SharedFormat: _format,
     RunnerDescription: _description,
@@ -136,35 +139,52 @@ FORMS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
 
 def sample(random: random.Random, kind: Any) -> Any:
     """Return a value of a type that a field of a message may have."""
+    return _sampler(kind)(random)
+
+
+@cache
+def _sampler(kind: Any) -> Sampler:
+    """Return what makes values of a type. It reads the annotations once."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:  # a number within bounds
         low, high = arguments[1].ge, arguments[1].le
-        return random.choice((low, high, random.randint(low, min(low + 99, high))))
+        near = min(low + 99, high)
+        return lambda random: random.choice((low, high, random.randint(low, near)))
     if origin is Form:
-        return Form(FORMS[arguments[0]](random))
+        form = FORMS[arguments[0]]
+        return lambda random: Form(form(random))
     if origin in (Union, UnionType):
-        return sample(random, random.choice(arguments))
+        return lambda random: sample(random, random.choice(arguments))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        each = _sampler(arguments[0])
+        return lambda random: tuple(each(random) for _ in range(random.randrange(4)))
     if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            arguments = arguments[:1] * random.randrange(4)
-        return tuple(sample(random, each) for each in arguments)
+        several = [_sampler(argument) for argument in arguments]
+        return lambda random: tuple(made(random) for made in several)
     if origin is not None and issubclass(origin, Mapping):
-        pairs = range(random.randrange(4))
-        key, item = str if arguments[0] is Any else arguments[0], arguments[1]
-        return {sample(random, key): sample(random, item) for _ in pairs}
+        key = _sampler(str if arguments[0] is Any else arguments[0])
+        item = _sampler(arguments[1])
+        return lambda random: {
+            key(random): item(random) for _ in range(random.randrange(4))
+        }
     if kind in _SCALARS:
-        return _SCALARS[kind](random)
+        return _SCALARS[kind]
     if issubclass(kind, Enum):
-        return random.choice(list(kind))
-    made: Any = kind
+        members = list(kind)
+        return lambda random: random.choice(members)
+    constructor: Any = kind
     if is_dataclass(kind) or issubclass(kind, tuple):
         hints = get_type_hints(kind, include_extras=True)
-        return made(*(sample(random, hint) for hint in hints.values()))
-    fields = msgspec.structs.fields(kind)
-    return made(**{field.name: sample(random, field.type) for field in fields})
+        values = [_sampler(hint) for hint in hints.values()]
+        return lambda random: constructor(*(value(random) for value in values))
+    fields = {each.name: each.type for each in msgspec.structs.fields(kind)}
+    named = {name: _sampler(hint) for name, hint in fields.items()}
+    return lambda random: constructor(
+        **{name: value(random) for name, value in named.items()}
+    )
 
 
-_SCALARS: Final[Mapping[Any, Callable[[random.Random], Any]]] = {
+_SCALARS: Final[Mapping[Any, Sampler]] = {
     NoneType: lambda random: None,
     bool: lambda random: random.random() < 0.5,
     int: lambda random: random.choice((*NUMBERS[:4], random.randrange(99))),
@@ -227,16 +247,18 @@ def make(seed: int) -> tuple[Receiver[Any], bytes, int]:
 
 
 class Harness:
-    """A pair of sockets, and the number of descriptors that are open between cases."""
+    """A pair of sockets, and the number that a new descriptor gets between cases."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
-        self._open = self._count()
+        self._next = self._next_number()
 
-    def _count(self) -> int:
-        return len(os.listdir("/proc/self/fd"))
+    def _next_number(self) -> int:
+        """Return the number of the next descriptor, the lowest that is not open."""
+        os.close(fd := os.dup(0))
+        return fd
 
     def check(self, seed: int) -> tuple[str, str]:
         """Return what the receiver did, and why that is wrong; empty if it is right."""
@@ -248,8 +270,8 @@ class Harness:
             outcome, why = type(error).__name__, ""
         except Exception as error:
             outcome, why = "error", f"{type(error).__name__}: {error}"
-        if not why and self._count() != self._open:
-            why = f"{self._count() - self._open} descriptors are left open"
+        if not why and (number := self._next_number()) != self._next:
+            why = f"a descriptor is left open: the next is {number}, not {self._next}"
         return outcome, why
 
     def _receive(self, receiver: Receiver[Any]) -> str:
