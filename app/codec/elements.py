@@ -183,7 +183,7 @@ class Elements:
                 f"got {len(values)}"
             )
             raise InvalidTensor(msg)
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         for index, value in enumerate(values, first):
             raw = self._string(value, index, is_base64)
             parts.append(_LENGTH.pack(len(raw)))
@@ -192,9 +192,10 @@ class Elements:
                 give_way()
         return b"".join(parts)
 
-    def _string(self, value: object, index: int, is_base64: bool) -> bytes:
+    def _string(self, value: object, index: int, is_base64: bool) -> bytes | memoryview:
         where = f"element {index} of input '{self.name}'"
-        if isinstance(value, bytes) and not is_base64:
+        raw: bytes | memoryview
+        if isinstance(value, bytes | memoryview) and not is_base64:
             raw = value
         elif isinstance(value, str):
             raw = from_base64(value, where) if is_base64 else encode_text(value, where)
@@ -275,7 +276,7 @@ def _described(value: object) -> str:
         return "a list (nested deeper than the shape, or unevenly)"
     if isinstance(value, dict):
         return "an object"
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | memoryview):
         return f"{len(value)} bytes"
     text = repr(value) if isinstance(value, str) else _number(value)
     return f"the string {text[:80]}" if isinstance(value, str) else text

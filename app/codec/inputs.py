@@ -187,9 +187,9 @@ class Input:
 
     def _raw_of(
         self, data: object, accepted: Accepted, *, is_base64: bool
-    ) -> bytes | None:
+    ) -> Buffer | None:
         """Return the bytes of `data` that is no list; None if it is one element."""
-        if isinstance(data, bytes):
+        if isinstance(data, bytes | memoryview):
             return data
         if isinstance(data, str) and is_base64 and self.item_size:
             return from_base64(data, f"'data' of input '{self.name}'")
@@ -289,7 +289,7 @@ class Input:
         self, value: Any, *, maybe_bool: bool = True, null_is_nan: bool = False
     ) -> Tensor:
         """Return the tensor of a shorthand value: nested lists, a scalar, or bytes."""
-        if isinstance(value, bytes) and self.item_size:
+        if isinstance(value, bytes | memoryview) and self.item_size:
             return self.from_raw((value,), len(value))
         if type(value) is LongList:
             if value.dims is None:

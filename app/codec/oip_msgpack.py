@@ -48,6 +48,9 @@ _LARGE = 1 << 18
 _FED, _FED_AT_MOST, _COPIED = 16 * 1024, AT_ONCE, 8 * AT_ONCE
 # Bytes of a number or of a short string in a list.
 _OBJECT = 32
+# The fewest bytes of a value that is not copied, the most values that are passed when
+# such values are searched for, and what stands for one: an extension of 4 bytes.
+_LONG, _PASSED, _PLACE = 1 << 16, 4096, b"\xd6\0"
 _pack: Callable[[Any], bytes] = msgpack.packb
 
 
@@ -72,6 +75,7 @@ def _steps() -> tuple[bytes, bytes]:
 
 _STEPS, _WIDTHS = _steps()
 _STRINGS = frozenset([*range(0xA0, 0xC0), *range(0xC4, 0xC7), *range(0xD9, 0xDC)])
+_EXTENSIONS = frozenset([*range(0xC7, 0xCA), *range(0xD4, 0xD9)])
 
 
 def _no_extension(code: int, data: bytes) -> Any:
@@ -96,9 +100,11 @@ def parse_msgpack(data: Buffer, limits: Limits) -> Any:
     is invalid.
 
     Extension types, including timestamps, are refused, and only plain objects are
-    built. Keys are strings.
+    built. Keys are strings. In a large body, long bytes are views of it.
     """
     try:
+        if len(data) > _LARGE and (found := _with_views(data)) is not None:
+            return found
         if len(data) <= _LARGE:
             try:
                 return msgpack.unpackb(data, **_TRUSTED, **_STRICT)
@@ -116,6 +122,42 @@ def parse_msgpack(data: Buffer, limits: Limits) -> Any:
         raise too_deep(limits) from None
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _malformed(str(error) or "it ends too early") from None
+
+
+def _with_views(data: Buffer) -> Any:
+    """Return the value of a document that is small without its long bytes, which are
+    views. Return None for all others, and for those that the parser refuses.
+    """
+    view, end = memoryview(data), len(data)
+    pieces: list[Buffer] = []
+    views: list[memoryview] = []
+    at = start = 0
+    for _ in range(_PASSED):
+        if at >= end:
+            break
+        head = data[at]
+        if head in _EXTENSIONS:
+            return None
+        width, first = _WIDTHS[head], at
+        at += _STEPS[head]
+        if width:
+            at += (size := int.from_bytes(data[at - width : at], "big"))
+            if head == 0xC6 and size >= _LONG:
+                pieces += (view[start:first], _PLACE, struct.pack(">I", len(views)))
+                views.append(view[at - size : at])
+                start = at
+    pieces.append(view[start:])
+    if at != end or not views or sum(map(len, pieces)) > _LARGE:
+        return None
+
+    def view_of(code: int, place: bytes) -> memoryview:
+        return views[int.from_bytes(place, "big")]
+
+    known = {**_TRUSTED, **_STRICT, "ext_hook": view_of, "max_ext_len": 4}
+    try:
+        return msgpack.unpackb(b"".join(pieces), **known)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
 
 
 def _parse_long(data: Buffer, limits: Limits) -> Any:

@@ -65,6 +65,52 @@ def test_no_extension_is_read(data: bytes) -> None:
         parse(b"\x81\xa1a" + data)
 
 
+LONG = bytes(range(256)) * 2048
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"a": LONG},
+        {"a": {"b": [LONG, LONG[:70_000], b"short", "text", 1]}, "c": LONG},
+        [LONG, None],
+        LONG,
+    ],
+)
+def test_long_bytes_of_a_large_body_are_not_copied(document: Any) -> None:
+    data = msgpack.packb(document)
+    tracemalloc.start()
+    try:
+        value = parse(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value == document
+    assert peak < 64 << 10
+
+
+@pytest.mark.parametrize("place", [b"\xd6\0\0\0\0\0", b"\xc7\x04\0\0\0\0\0"])
+def test_no_extension_is_read_beside_long_bytes(place: bytes) -> None:
+    """The parser sees extensions in place of long bytes, but only its own."""
+    for data in (place + msgpack.packb(LONG), msgpack.packb(LONG) + place):
+        with pytest.raises(RequestError):
+            parse(b"\x92" + data)
+
+
+def test_what_is_wrong_beside_long_bytes_is_said() -> None:
+    long = msgpack.packb(LONG)
+    with pytest.raises(MalformedBody, match="1 byte too many at its end"):
+        parse(long + b"\x01")
+    with pytest.raises(InvalidRequest, match="key 'a' occurs twice in one map"):
+        parse(b"\x82\xa1a" + long + b"\xa1a\x01")
+    for data in (b"\x92" + long, long[:-1]):
+        with pytest.raises(MalformedBody, match="failed to parse the request msgpack"):
+            parse(data)
+    # There is no room for so many elements.
+    with pytest.raises(RequestError):
+        parse(b"\x92" + long + b"\xdd\xff\xff\xff\xff")
+
+
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\xdd\0\0\0\x01"])
 def test_deep_nesting(opening: bytes) -> None:
     for depth in (2000, 100_000):
