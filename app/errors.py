@@ -140,6 +140,10 @@ class InvalidRequest(RequestError):
 class NestedTooDeep(InvalidRequest):
     """Lists or objects of the document are nested too deeply."""
 
+    def __init__(self, most: int) -> None:
+        msg = f"JSON nesting depth exceeds maximum allowed limit ({most})"
+        super().__init__(msg)
+
 
 class InvalidShape(InvalidRequest):
     """A shape in the request is not a list of sizes."""
@@ -258,6 +262,20 @@ def larger_than_allowed(
     return BodyTooLarge(
         f"{what} of {size} bytes exceeds the maximum allowed {most} of {limit} "
         "bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+def too_many_values(most: int, list_weight: int) -> BodyTooLarge:
+    """Return the error for lists of more values; a list counts as `list_weight`."""
+    return BodyTooLarge(
+        f"the lists of the document hold more than {most} values (a list counts as "
+        f"{list_weight}); send large tensors as binary data"
+    )
+
+
+def too_many_strings(most: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"the document has more than {most} strings, which is the limit"
     )
 
 

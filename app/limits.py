@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MIB = 1 << 20
+#: A list of a document counts as this many values: even an empty one takes memory.
+LIST_WEIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ LARGEST_FILE = 500
 
 #: The longest chain of module imports in each package of the core, those for types and
 #: inside functions included. The aim for `app` is 14. These numbers only get smaller.
-LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 25}
+LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 24}
 #: A class has at most so many lines and methods.
 LARGEST_CLASS = 300
 MOST_METHODS = 25
@@ -402,14 +402,14 @@ def test_the_list_of_large_classes_only_gets_shorter() -> None:
 #: fields one owner fills: a request while its body is read, counters, the turn of a
 #: channel. The list only gets shorter.
 SET_FROM_OUTSIDE = {
-    "app/codec/document.py": (
-        "binary id nan null_is_nan parameters priority read_from timeout"
-    ),
-    "app/codec/files/file_body.py": "classes",
+    "app/codec/document.py": "id read_from",
     "app/codec/files/form.py": "id",
     "app/codec/model.py": "classes encoding outputs",
     "app/codec/oip_binary.py": "binary",
-    "app/codec/output_selection.py": "binary_by_name classes outputs places",
+    "app/codec/request_options.py": (
+        "binary binary_by_name classes nan null_is_nan outputs parameters places"
+        " priority timeout"
+    ),
     "app/http/asgi_call.py": "owner",
     "app/http/connection/cycle.py": "keep_alive",
     "app/http/connection/dispatch.py": "arrived is_large key",

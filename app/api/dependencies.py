@@ -8,7 +8,7 @@ from fastapi import Depends, HTTPException, Request, Security
 from fastapi.security import HTTPBearer
 
 from app.codec.json_text import parse_json
-from app.codec.nesting import check_depth
+from app.codec.shapes import check_depth
 from app.errors import (
     RETRY_AFTER_DEVICE_LOST,
     BodyTooLarge,

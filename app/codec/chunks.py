@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from app.codec.memory_check import reserve
-from app.codec.messages import Body, Buffer
 from app.give_way import AT_ONCE, give_way
+from engine import Buffer
 
 # Larger bodies are sent in their parts, because joining copies them. Smaller ones are
 # joined, because sending several parts costs more.
@@ -27,7 +27,7 @@ class Chunks:
 
     __slots__ = ("_chunks", "_index", "_offset", "left")
 
-    def __init__(self, chunks: Body, left: int) -> None:
+    def __init__(self, chunks: list[Buffer], left: int) -> None:
         self._chunks = chunks
         self._index = 0
         self._offset = 0
@@ -96,7 +96,7 @@ def _copied(parts: Sequence[Buffer], count: int) -> npt.NDArray[np.uint8]:
     return whole
 
 
-def join(chunks: Body) -> bytes:
+def join(chunks: list[Buffer]) -> bytes:
     """Return the whole body as one object; the chunk itself if it is the only one."""
     if len(chunks) == 1:
         chunk = chunks[0]
@@ -117,7 +117,7 @@ def gather(chunks: Sequence[Buffer]) -> Buffer:
     return b"".join(chunks) if size <= AT_ONCE else _copied(chunks, size).data
 
 
-def beginning(chunks: Body, size: int) -> bytes:
+def beginning(chunks: list[Buffer], size: int) -> bytes:
     """Return the first `size` bytes of a body, or more."""
     if chunks and (len(chunks) == 1 or len(chunks[0]) >= size):
         chunk = chunks[0]

@@ -13,8 +13,9 @@ import zlib
 from app.codec.bounded_cache import remember
 from app.codec.chunks import in_parts
 from app.codec.memory_check import reserve
-from app.codec.messages import Body, Buffer, Response, lines_of
+from app.codec.messages import Body, Response, lines_of
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
+from engine import Buffer
 
 _STEP = 1 << 20  # bytes inflated at once
 _EITHER = 32 + zlib.MAX_WBITS  # zlib's value for "gzip or zlib, by the header"

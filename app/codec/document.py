@@ -13,16 +13,15 @@ from typing import Any, Final
 
 from app.codec.chunks import Chunks
 from app.codec.inputs import Input
-from app.codec.media import nan_policy
 from app.codec.messages import InferRequest, Reply, count_rows, new_request
-from app.codec.nesting import check_depth
-from app.codec.output_selection import (
-    boolean,
+from app.codec.request_options import (
     not_allowed,
     place_of,
     quoted,
     read_outputs,
+    read_parameters,
 )
+from app.codec.shapes import check_depth
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor
 from app.limits import Limits
 from app.regions import Regions
@@ -35,7 +34,6 @@ _SOURCES = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in "
     "'parameters', 'shared_memory_region' in 'parameters'"
 )
-_US_PER_S = 1e6
 NONE_ENCODED: Final[Mapping[str, Input]] = MappingProxyType({})
 
 
@@ -332,57 +330,3 @@ class DocumentReader:
             f"'{self.spec.name}'. Got input(s) {quoted(given)}, but missing required "
             f"input(s) {quoted(missing)}. Please provide all required input(s)."
         )
-
-
-def read_parameters(request: InferRequest, parameters: object, limits: Limits) -> None:
-    """Apply the parameters of a document. Raises InvalidRequest."""
-    if type(parameters) is not dict:
-        msg = f"'parameters' must be an object, got {type(parameters).__name__}"
-        raise InvalidRequest(msg)
-    for key, value in parameters.items():
-        if isinstance(value, dict | list):
-            check_depth(parameters, limits, 1)
-        check_parameter(key, value)
-    request.parameters = parameters
-    binary = parameters.get("binary_data_output")
-    if binary is not None:
-        request.binary = boolean("binary_data_output", binary)
-    timeout = parameters.get("timeout")
-    if timeout:
-        if type(timeout) is not int or timeout < 0:
-            msg = f"'timeout' must be an integer, in microseconds, got {timeout!r:.80}"
-            raise InvalidRequest(msg)
-        request.timeout = min(timeout, 1 << 62) / _US_PER_S
-    priority = parameters.get("priority")
-    if priority:
-        if type(priority) is not int or priority < 0:
-            msg = f"'priority' must be an integer, 1 or more, got {priority!r:.80}"
-            raise InvalidRequest(msg)
-        request.priority = priority
-    if "nan" in parameters:
-        request.nan = nan_policy(parameters["nan"])
-    missing = parameters.get("missing")
-    if missing is not None:
-        if missing not in ("nan", "refuse"):
-            msg = f"'missing' must be one of 'nan', 'refuse', got {missing!r:.80}"
-            raise InvalidRequest(msg)
-        request.null_is_nan = missing == "nan"
-
-
-def check_parameter(key: object, value: object) -> None:
-    """Refuse request parameters that the protocol does not allow."""
-    if type(key) is not str:
-        msg = f"the name of a parameter must be a string, got {key!r:.80}"
-        raise InvalidRequest(msg)
-    if key.startswith("triton_"):
-        msg = (
-            "parameter keys starting with 'triton_' are reserved for Triton usage and "
-            f"should not be specified, got '{key:.80}'"
-        )
-        raise InvalidRequest(msg)
-    if value is not None and not isinstance(value, str | int | float):
-        msg = (
-            f"parameter '{key:.80}' has invalid type. It should be either 'int', "
-            f"'bool', 'double' or 'string', got {type(value).__name__}"
-        )
-        raise InvalidRequest(msg)

@@ -10,12 +10,10 @@ import numpy as np
 
 from app.codec.bounded_cache import remember
 from app.codec.chunks import gather
-from app.codec.elements import Elements, encode_text, from_base64, packer
+from app.codec.elements import Elements, Pack, encode_text, from_base64, packer
 from app.codec.memory_check import reserve
-from app.codec.messages import Buffer
 from app.codec.number_lists import LongList, NumberList
 from app.codec.shapes import (
-    Accepted,
     Shape,
     completed,
     count_elements,
@@ -31,12 +29,17 @@ from app.give_way import BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
-from engine import Tensor
+from engine import Buffer, Tensor
 
 # A body with more elements than this is decoded in a thread.
 _MANY = 1 << 18
 # Bytes that a string takes as an object before it is packed, besides its own bytes.
 _STRING = 120
+
+Accepted = tuple[Shape, int, int, Pack | None]
+"""A shape that passed its checks: itself, elements, bytes (-1 for BYTES), how to pack
+them.
+"""
 
 
 def _in_blocks(values: list[Any]) -> Iterator[list[Any]]:

@@ -23,15 +23,17 @@ import numpy as np
 import orjson
 
 from app.codec.memory_check import ensure_room, reserve
-from app.codec.nesting import (
-    LIST_WEIGHT,
-    too_deep,
+from app.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    NestedTooDeep,
+    RepeatedKey,
+    malformed_json,
     too_many_strings,
     too_many_values,
 )
-from app.errors import BodyTooLarge, InvalidRequest, RepeatedKey, malformed_json
 from app.give_way import give_way
-from app.limits import Limits
+from app.limits import LIST_WEIGHT, Limits
 
 # Below this size, checking every element is cheaper than searching the text.
 _SMALL = 1024
@@ -79,7 +81,7 @@ def parse_json(text: bytes, limits: Limits) -> Any:
         if _NO_MEMORY in str(error):
             raise MemoryError from None
         if any(word in str(error) for word in _TOO_DEEP):
-            raise too_deep(limits) from None
+            raise NestedTooDeep(limits.max_json_depth) from None
         if b"NaN" not in text and b"Infinity" not in text:
             raise malformed_json(str(error)) from None
         return _parse_with_literals(text, limits)
@@ -111,10 +113,10 @@ def check_values(text: bytes, limits: Limits) -> int:
     _check_colons(text, limits)
     lists, objects, quotes, escaped, commas = _count(text, _STRUCTURE, len(text))
     if quotes - escaped > 2 * (limits.max_strings + limits.max_document_keys):
-        raise too_many_strings(limits)
+        raise too_many_strings(limits.max_strings)
     values = commas + quotes
     if values + LIST_WEIGHT * (lists + objects) > limits.max_document_values:
-        raise too_many_values(limits)
+        raise too_many_values(limits.max_document_values, LIST_WEIGHT)
     counts = (len(text), values, lists, objects)
     return sum(count * weight for count, weight in zip(counts, _WEIGHTS, strict=True))
 
@@ -153,7 +155,7 @@ def _parse_with_literals(text: bytes, limits: Limits) -> Any:
         if b"\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise too_deep(limits) from None
+        raise NestedTooDeep(limits.max_json_depth) from None
     except UnicodeEncodeError:
         raise malformed_json("half of a surrogate pair in a string") from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, huge integers
@@ -259,7 +261,7 @@ def _refuse_repeated_keys(
     try:
         read = _keys_in(orjson.dumps(document))
     except orjson.JSONEncodeError:
-        raise too_deep(limits) from None
+        raise NestedTooDeep(limits.max_json_depth) from None
     if written > read:
         _parse_with_literals(text, limits)
 

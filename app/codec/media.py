@@ -19,8 +19,8 @@ from collections.abc import Mapping
 
 from app.codec.bounded_cache import remember
 from app.codec.chunks import beginning
-from app.codec.messages import Body, Encoding, NanPolicy, Reply
-from app.errors import InvalidRequest, MalformedBody, NotAcceptable
+from app.codec.messages import Body, Encoding, NanPolicy, Reply, nan_policy
+from app.errors import MalformedBody, NotAcceptable
 
 NPY_MAGIC = b"\x93NUMPY"
 _RECOGNISED_BY = 64  # bytes, enough for white space before a JSON object
@@ -191,16 +191,6 @@ def _parameters(parameters: list[bytes]) -> tuple[float, NanPolicy | None]:
         elif name.strip() == b"nan":
             nan = nan_policy(_shown(value.strip().strip(b'"')))
     return quality, nan
-
-
-def nan_policy(value: object) -> NanPolicy:
-    """Return the policy by its name; raises InvalidRequest for any other value."""
-    try:
-        return NanPolicy(value)
-    except ValueError:
-        names = ", ".join(f"'{policy.value}'" for policy in NanPolicy)
-        msg = f"'nan' must be one of {names}, got {value!r}"
-        raise InvalidRequest(msg) from None
 
 
 def _shown(value: bytes) -> str:

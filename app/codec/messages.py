@@ -10,13 +10,12 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from app.errors import InvalidTensor
+from app.errors import InvalidRequest, InvalidTensor
 from app.regions import Extent, HeldPlaces, Region
 from app.sizes import counted
 from app.spec import ModelSpec
-from engine import Tensor
+from engine import Buffer, Tensor
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 #: The chunks of a body in order.
 Body: TypeAlias = list[Buffer]
 Header: TypeAlias = tuple[bytes, bytes]
@@ -46,6 +45,16 @@ class NanPolicy(enum.Enum):
     NULL = "null"
     STRING = "string"
     REFUSE = "refuse"
+
+
+def nan_policy(value: object) -> NanPolicy:
+    """Return the policy by its name; raises InvalidRequest for any other value."""
+    try:
+        return NanPolicy(value)
+    except ValueError:
+        names = ", ".join(f"'{policy.value}'" for policy in NanPolicy)
+        msg = f"'nan' must be one of {names}, got {value!r}"
+        raise InvalidRequest(msg) from None
 
 
 _LITERAL: Final = NanPolicy.LITERAL

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from app.codec.bounded_cache import remember
-from app.codec.chunks import beginning
+from app.codec.chunks import beginning, gather, join
 from app.codec.classification import classified, classify
 from app.codec.document import DocumentReader
 from app.codec.files.file_body import FileReader
 from app.codec.inputs import Input
+from app.codec.json_lists import LARGE, parse_large, parse_with_lists
+from app.codec.json_text import check_json_size, may_hold_booleans, parse_json
 from app.codec.media import KNOWN_WAYS, encoding_of, reply_to, way_of
-from app.codec.messages import Body, Encoding, InferRequest, Reply, Response
-from app.codec.npy import decode_npy, encode_npy, is_rearranged
+from app.codec.messages import (
+    Body,
+    Encoding,
+    InferRequest,
+    Reply,
+    Response,
+    new_request,
+)
+from app.codec.npy import decode_npy, encode_npy, is_rearranged, read_array
+from app.codec.number_lists import SMALL, Unusual, may_have_lists
 from app.codec.oip_binary import BinaryReader
-from app.codec.oip_json import JsonWriter, decode_json
-from app.codec.oip_msgpack import MsgpackWriter, decode_msgpack, is_mostly_bytes
+from app.codec.oip_json import JsonWriter
+from app.codec.oip_msgpack import MsgpackWriter, is_mostly_bytes, parse_msgpack
 from app.codec.outputs import Output
 from app.errors import InvalidRequest, NotAcceptable, NotRepresentable, RequestError
 from app.limits import DEFAULT_LIMITS, Limits
@@ -43,6 +54,7 @@ class ModelCodec:
     __slots__ = (
         "_binary",
         "_classified",
+        "_encoded",
         "_files",
         "_inputs",
         "_is_looked_at",
@@ -69,9 +81,10 @@ class ModelCodec:
         also = {alias: self._inputs[name] for alias, name in spec.aliases.items()}
         named = {**self._inputs, **also}
         encoded = {n: Input(spec, item, limits) for n, item in spec.encoded.items()}
+        self._encoded = encoded
         self._reader = DocumentReader(spec, limits, named, regions, encoded)
-        self._binary = BinaryReader(spec, limits, self._inputs, self._reader)
-        self._files = FileReader(spec, limits, self._inputs, self._reader, encoded)
+        self._binary = BinaryReader(spec, limits, self._inputs, self._reader.read)
+        self._files = FileReader(spec, self._inputs, encoded)
         self._json = JsonWriter(spec, self._outputs)
         self._msgpack = MsgpackWriter(spec, self._outputs)
         self._classified: dict[frozenset[str], ModelCodec] = {}
@@ -106,13 +119,14 @@ class ModelCodec:
         way = KNOWN_WAYS.get((content_type, accept))
         encoding, reply = way_of(content_type, accept, body) if way is None else way
         if encoding is Encoding.JSON:
-            request = decode_json(self._reader, self.limits, body, reply)
+            request = _decode_json(self._reader, self.limits, body, reply)
         elif encoding is Encoding.MSGPACK:
-            request = decode_msgpack(self._reader, self.limits, body, reply)
+            document = parse_msgpack(gather(body), self.limits)
+            request = self._reader.read(document, reply)
         elif encoding is Encoding.NPY:
             request = decode_npy(self.spec, self._inputs, self.limits, body, reply)
         else:
-            request = self._files.decode(encoding, content_type, body, reply)
+            request = self._decode_files(encoding, content_type, body, reply)
         if request.encoding is Encoding.NPY:
             self._check_npy(request, reply)
         return request
@@ -169,6 +183,32 @@ class ModelCodec:
             if is_text:
                 return True
         return False
+
+    def _decode_files(
+        self, encoding: Encoding, content_type: bytes | None, body: Body, reply: Reply
+    ) -> InferRequest:
+        """Return the request of a body that is a file or a form."""
+        request = new_request(reply)
+        if encoding is Encoding.FORM:
+            # The form parser is imported with the first form.
+            from app.codec.files.form import FormReader
+
+            form = FormReader(
+                self.spec,
+                self.limits,
+                self._reader.input_named,
+                self._encoded,
+                partial(read_array, self.spec, self.limits),
+            )
+            form.read(content_type, body, request)
+        else:
+            self._files.read(content_type, body, request)
+        self._reader.complete(request)
+        shown = self.spec.shown_classes
+        # A file body has no field in which the client could request classes.
+        if shown and request.outputs is None and request.encoding is Encoding.JSON:
+            request.classes = shown
+        return request
 
     def _decode_framed(
         self,
@@ -277,3 +317,42 @@ def _several_outputs(names: tuple[str, ...]) -> str:
         f"a .npy answer holds one array, and this one has {len(names)} outputs: "
         f"{list(names)}; name one of them in 'outputs'"
     )
+
+
+def _decode_json(
+    reader: DocumentReader, limits: Limits, body: Body, reply: Reply
+) -> InferRequest:
+    """Return the request of a body that is JSON from end to end."""
+    first = body[0] if len(body) == 1 else None
+    text = first if isinstance(first, bytes) else join(body)
+    size = len(text)
+    if size > limits.max_json_bytes:
+        check_json_size(size, limits)
+    if size < SMALL:
+        return reader.read(parse_json(text, limits), reply)
+    if size > LARGE:
+        return reader.read(parse_large(text, limits), reply)
+    if may_have_lists(text):
+        request = _decode_usual(reader, limits, text, reply)
+        if request is not None:
+            return request
+    document = parse_json(text, limits)
+    maybe_bool = True
+    if type(document) is dict:
+        inputs = document.get("inputs")
+        if isinstance(inputs, list | dict):
+            maybe_bool = may_hold_booleans(text, inputs)
+    return reader.read(document, reply, maybe_bool=maybe_bool)
+
+
+def _decode_usual(
+    reader: DocumentReader, limits: Limits, text: bytes, reply: Reply
+) -> InferRequest | None:
+    """Return the request if it is a usual one.
+
+    The slower path, which handles every request, reports errors.
+    """
+    try:
+        return reader.read(parse_with_lists(text, limits), reply)
+    except (Unusual, RequestError):
+        return None

@@ -22,7 +22,6 @@ from app.codec.media import NPY_MAGIC
 from app.codec.memory_check import reserve
 from app.codec.messages import (
     Body,
-    Buffer,
     Encoding,
     InferRequest,
     Reply,
@@ -38,7 +37,7 @@ from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import Limits
 from app.sizes import counted
 from app.spec import ModelSpec
-from engine import Tensor
+from engine import Buffer, Tensor
 from popef_io import DataType
 
 _ALIGNMENT = 64
@@ -154,24 +153,22 @@ def decode_npy(
         )
         raise InvalidTensor(msg)
     (model_input,) = inputs.values()
-    chunks = Chunks(body, sum(map(len, body)))
-    header = read_header(chunks, limits)
     request = new_request(reply)
-    request.inputs[model_input.name] = _tensor(
-        spec, model_input, limits, header, chunks
-    )
+    request.inputs[model_input.name] = read_array(spec, limits, model_input, body)
     if spec.is_batched:
         count_rows(request, spec)
     return request
 
 
-def _tensor(
-    spec: ModelSpec,
-    model_input: Input,
-    limits: Limits,
-    header: NpyHeader,
-    chunks: Chunks,
+def read_array(
+    spec: ModelSpec, limits: Limits, model_input: Input, body: Body
 ) -> Tensor:
+    """Return the tensor of an array for one input of a model.
+
+    Raises MalformedBody or InvalidTensor.
+    """
+    chunks = Chunks(body, sum(map(len, body)))
+    header = read_header(chunks, limits)
     dtype = _dtype(header.descr)
     _check_dtype(spec, model_input, dtype, header.descr)
     if len(header.shape) > limits.max_rank:

@@ -11,10 +11,12 @@ remembered by the bytes of the JSON, so each header is parsed once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from app.codec.bounded_cache import remember
 from app.codec.chunks import Chunks
-from app.codec.document import DocumentReader
-from app.codec.inputs import Input
+from app.codec.inputs import Accepted, Input
 from app.codec.json_text import check_json_size, parse_json
 from app.codec.messages import (
     Body,
@@ -24,10 +26,12 @@ from app.codec.messages import (
     count_rows,
     new_request,
 )
-from app.codec.shapes import Accepted
 from app.errors import InvalidRequest, InvalidTensor, MalformedBody
 from app.limits import Limits
 from app.spec import ModelSpec
+
+#: Reads the document of a request, whose tensors follow it.
+Read: TypeAlias = Callable[[object, Reply, Chunks], InferRequest]
 
 _LARGEST_HEADER = 2**31 - 1
 # JSON headers up to this size are remembered for a model.
@@ -74,18 +78,18 @@ class _Known:
 class BinaryReader:
     """Reads the binary requests of one model."""
 
-    __slots__ = ("_known", "_lengths", "_limits", "_reader", "_spec", "inputs")
+    __slots__ = ("_known", "_lengths", "_limits", "_read", "_spec", "inputs")
 
     def __init__(
         self,
         spec: ModelSpec,
         limits: Limits,
         inputs: dict[str, Input],
-        reader: DocumentReader,
+        read: Read,
     ) -> None:
         self._spec = spec
         self._limits = limits
-        self._reader = reader
+        self._read = read
         self._known: dict[bytes, _Known] = {}
         # The JSON sizes of known headers, by the value of the HTTP header.
         self._lengths: dict[bytes, int] = {}
@@ -120,7 +124,7 @@ class BinaryReader:
         known = self._known.get(header)
         if known is not None and known.reply is reply and known.total == chunks.left:
             return self._decode_known(known, chunks)
-        request = self._reader.read(parse_json(header, self._limits), reply, chunks)
+        request = self._read(parse_json(header, self._limits), reply, chunks)
         # A header with an id will not occur again.
         if (
             total > length

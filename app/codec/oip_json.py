@@ -1,7 +1,7 @@
-"""The Open Inference Protocol in JSON: requests, and responses to all of its requests.
+"""The Open Inference Protocol in JSON: responses to all of its requests.
 
 A response has tensors behind the JSON if the request asks for binary outputs.
-`oip_binary` reads requests of that form.
+`model` reads the requests, and `oip_binary` those with tensors behind the JSON.
 """
 
 from __future__ import annotations
@@ -12,30 +12,12 @@ from typing import Final, TypeAlias
 import orjson
 
 from app.codec.bounded_cache import remember
-from app.codec.chunks import JOIN_BELOW, in_parts, join
-from app.codec.document import DocumentReader
-from app.codec.json_text import check_json_size, may_hold_booleans, parse_json
-from app.codec.messages import (
-    Body,
-    Buffer,
-    InferRequest,
-    Reply,
-    Response,
-)
-from app.codec.number_lists import (
-    LARGE,
-    SMALL,
-    Unusual,
-    may_have_lists,
-    parse_large,
-    parse_with_lists,
-)
+from app.codec.chunks import JOIN_BELOW, in_parts
+from app.codec.messages import InferRequest, Response
 from app.codec.outputs import Output, json_strings, strings_of
-from app.errors import RequestError
 from app.give_way import AT_ONCE
-from app.limits import Limits
 from app.spec import ModelSpec
-from engine import Tensor
+from engine import Buffer, Tensor
 
 _JSON_LINES: Final = b"content-type: application/json\r\ncontent-length: %d\r\n"
 _BINARY_LINES: Final = (
@@ -44,45 +26,6 @@ _BINARY_LINES: Final = (
 )
 
 Outputs: TypeAlias = Mapping[str, Tensor]
-
-
-def decode_json(
-    reader: DocumentReader, limits: Limits, body: Body, reply: Reply
-) -> InferRequest:
-    """Return the request of a body that is JSON from end to end."""
-    first = body[0] if len(body) == 1 else None
-    text = first if isinstance(first, bytes) else join(body)
-    size = len(text)
-    if size > limits.max_json_bytes:
-        check_json_size(size, limits)
-    if size < SMALL:
-        return reader.read(parse_json(text, limits), reply)
-    if size > LARGE:
-        return reader.read(parse_large(text, limits), reply)
-    if may_have_lists(text):
-        request = _decode_usual(reader, limits, text, reply)
-        if request is not None:
-            return request
-    document = parse_json(text, limits)
-    maybe_bool = True
-    if type(document) is dict:
-        inputs = document.get("inputs")
-        if isinstance(inputs, list | dict):
-            maybe_bool = may_hold_booleans(text, inputs)
-    return reader.read(document, reply, maybe_bool=maybe_bool)
-
-
-def _decode_usual(
-    reader: DocumentReader, limits: Limits, text: bytes, reply: Reply
-) -> InferRequest | None:
-    """Return the request if it is a usual one.
-
-    The slower path, which handles every request, reports errors.
-    """
-    try:
-        return reader.read(parse_with_lists(text, limits), reply)
-    except (Unusual, RequestError):
-        return None
 
 
 class JsonWriter:

@@ -15,27 +15,29 @@ from typing import Any
 import msgpack
 
 from app.codec.bounded_cache import remember
-from app.codec.chunks import gather, in_parts
-from app.codec.document import DocumentReader
+from app.codec.chunks import in_parts
 from app.codec.memory_check import reserve
 from app.codec.messages import (
-    Body,
-    Buffer,
     Encoding,
     InferRequest,
-    Reply,
     Response,
     sized_lines,
 )
-from app.codec.nesting import LIST_WEIGHT, too_deep, too_many_strings, too_many_values
 from app.codec.outputs import Output, strings_of
-from app.errors import InvalidRequest, MalformedBody, NotRepresentable
+from app.errors import (
+    InvalidRequest,
+    MalformedBody,
+    NestedTooDeep,
+    NotRepresentable,
+    too_many_strings,
+    too_many_values,
+)
 from app.give_way import AT_ONCE, BLOCK, give_way
-from app.limits import Limits
+from app.limits import LIST_WEIGHT, Limits
 from app.regions import HeldPlaces
 from app.sizes import counted
 from app.spec import ModelSpec
-from engine import Tensor
+from engine import Buffer, Tensor
 
 # The parser allocates a list by its claimed length before it reads the elements. Up to
 # this length that is harmless at any nesting. Documents with longer lists or maps are
@@ -119,7 +121,7 @@ def parse_msgpack(data: Buffer, limits: Limits) -> Any:
             f"{counted(len(error.extra), 'byte')} too many at its end"
         ) from None
     except msgpack.StackError:
-        raise too_deep(limits) from None
+        raise NestedTooDeep(limits.max_json_depth) from None
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise _malformed(str(error) or "it ends too early") from None
 
@@ -194,21 +196,21 @@ def _build(data: Buffer, limits: Limits, longest: int) -> Any:
         nonlocal left, strings, room
         left -= len(values) + LIST_WEIGHT
         if left < 0:
-            raise too_many_values(limits)
+            raise too_many_values(limits.max_document_values, LIST_WEIGHT)
         room -= _OBJECT * len(values)
         if room < 0:
             reserve(_OBJECT * len(values))
         types = list(map(type, values))
         strings -= types.count(str) + types.count(bytes)
         if strings < 0:
-            raise too_many_strings(limits)
+            raise too_many_strings(limits.max_strings)
         return values
 
     def unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         nonlocal left
         left -= len(pairs) + LIST_WEIGHT
         if left < 0:
-            raise too_many_values(limits)
+            raise too_many_values(limits.max_document_values, LIST_WEIGHT)
         return _unique(pairs)
 
     keys = min(len(data), limits.max_document_keys)
@@ -276,7 +278,7 @@ def _check_strings(data: Buffer, limits: Limits) -> None:
         if head in _STRINGS:
             left -= 1
             if left < 0:
-                raise too_many_strings(limits)
+                raise too_many_strings(limits.max_strings)
         tokens += 1
         if tokens % BLOCK == 0:
             give_way()
@@ -301,13 +303,6 @@ def is_mostly_bytes(first: bytes, size: int) -> bool:
     """
     at = first.find(b"\xc6")  # bytes with a length of four bytes
     return at >= 0 and 2 * int.from_bytes(first[at + 1 : at + 5], "big") > size
-
-
-def decode_msgpack(
-    reader: DocumentReader, limits: Limits, body: Body, reply: Reply
-) -> InferRequest:
-    """Return the request of a msgpack body."""
-    return reader.read(parse_msgpack(gather(body), limits), reply)
 
 
 class MsgpackWriter:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from app.codec.chunks import Chunks, join
-from app.codec.document import read_parameters
 from app.codec.json_text import check_json_size, parse_json
 from app.codec.media import encoding_of
 from app.codec.messages import Body, Encoding, InferRequest, Reply, new_request
 from app.codec.oip_binary import parse_header_length
 from app.codec.oip_msgpack import parse_msgpack
+from app.codec.request_options import read_parameters
 from app.errors import RequestError
 from app.limits import Limits
 

@@ -6,20 +6,15 @@ import math
 from itertools import chain
 from typing import Any
 
-from app.codec.elements import Pack
-from app.codec.nesting import check_depth, too_deep
 from app.errors import (
     InvalidRequest,
     InvalidShape,
     InvalidTensor,
+    NestedTooDeep,
 )
 from app.limits import Limits
 
 Shape = tuple[int, ...]
-Accepted = tuple[Shape, int, int, Pack | None]
-"""A shape that passed its checks: itself, elements, bytes (-1 for BYTES), how to pack
-them.
-"""
 
 # Other programs cannot count this many elements.
 _COUNTABLE = 1 << 63
@@ -142,12 +137,28 @@ def _leaves(data: list[Any], limits: Limits) -> list[Any]:
                 found.append(item)
                 continue
             if len(open_lists) >= limits.max_json_depth:
-                raise too_deep(limits)
+                raise NestedTooDeep(limits.max_json_depth)
             open_lists.append(iter(item))
             break
         else:
             open_lists.pop()
     return found
+
+
+def check_depth(value: object, limits: Limits, depth: int = 0) -> None:
+    """Refuse lists and objects nested deeper than the limit. Does not recurse."""
+    level: list[object] = [value]
+    while level:
+        deeper: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                deeper += [v for v in item.values() if isinstance(v, dict | list)]
+            elif isinstance(item, list):
+                deeper += [v for v in item if isinstance(v, dict | list)]
+        level = deeper
+        depth += 1
+        if level and depth >= limits.max_json_depth:
+            raise NestedTooDeep(limits.max_json_depth)
 
 
 def discover(

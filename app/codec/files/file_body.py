@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.codec.chunks import Chunks, beginning
-from app.codec.document import DocumentReader
 from app.codec.inputs import Input
 from app.codec.media import UNCERTAIN_TYPES, media_type_of, unrecognised
-from app.codec.messages import Body, Encoding, InferRequest, Reply, new_request
+from app.codec.messages import Body, InferRequest
 from app.errors import MalformedBody, UnsupportedMediaType
-from app.limits import Limits
 from app.spec import ModelSpec, TensorSpec, notation
 
 
@@ -25,48 +23,18 @@ class FileReader:
     BYTES.
     """
 
-    __slots__ = ("_encoded", "_input", "_limits", "_reader", "spec")
+    __slots__ = ("_input", "spec")
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        limits: Limits,
-        inputs: dict[str, Input],
-        reader: DocumentReader,
-        encoded: Mapping[str, Input],
+        self, spec: ModelSpec, inputs: dict[str, Input], encoded: Mapping[str, Input]
     ) -> None:
         self.spec = spec
-        self._encoded = encoded
-        self._reader = reader
-        self._limits = limits
         self._input = _only_file_input(spec, inputs, encoded)
 
-    def decode(
-        self, encoding: Encoding, content_type: bytes | None, body: Body, reply: Reply
-    ) -> InferRequest:
-        """Return the request of a body that is a file or a form.
-
-        Raises `app.errors.RequestError`.
-        """
-        request = new_request(reply)
-        if encoding is Encoding.FORM:
-            # The form parser is imported with the first form.
-            from app.codec.files.form import FormReader
-
-            form = FormReader(self.spec, self._limits, self._reader, self._encoded)
-            form.read(content_type, body, request)
-        else:
-            self._read_file(request, content_type, body)
-        self._reader.complete(request)
-        shown = self.spec.shown_classes
-        # A file body has no field in which the client could request classes.
-        if shown and request.outputs is None and request.encoding is Encoding.JSON:
-            request.classes = shown
-        return request
-
-    def _read_file(
-        self, request: InferRequest, content_type: bytes | None, body: Body
+    def read(
+        self, content_type: bytes | None, body: Body, request: InferRequest
     ) -> None:
+        """Fill in a request from a file. Raises `app.errors.RequestError`."""
         found = self._input
         media_type = media_type_of(content_type)
         if found is None:

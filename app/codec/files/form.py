@@ -11,20 +11,18 @@ This module, and with it the parser, is imported when the first form arrives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from app.codec.document import DocumentReader, read_parameters
 from app.codec.inputs import Input
 from app.codec.json_text import parse_json
 from app.codec.media import NPY_MAGIC, media_type_of
-from app.codec.messages import Body, InferRequest, Reply
-from app.codec.npy import decode_npy
-from app.codec.output_selection import read_outputs
+from app.codec.messages import Body, InferRequest
+from app.codec.request_options import read_outputs, read_parameters
 from app.codec.shapes import completed
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor, MalformedBody
 from app.give_way import AT_ONCE, give_way
@@ -169,19 +167,26 @@ def parse_form(content_type: bytes | None, body: Body, limits: Limits) -> list[P
 
 
 class FormReader:
-    """Reads the forms of one model."""
+    """Reads the forms of one model.
+
+    `input_named` returns an input or raises `RequestError`. `encoded` are the numeric
+    inputs that also accept files, described as inputs of BYTES. `read_array` returns
+    the tensor of a .npy array for an input.
+    """
 
     def __init__(
         self,
         spec: ModelSpec,
         limits: Limits,
-        reader: DocumentReader,
+        input_named: Callable[[object], Input],
         encoded: Mapping[str, Input],
+        read_array: Callable[[Input, Body], Tensor],
     ) -> None:
         self._spec = spec
         self._limits = limits
-        self._reader = reader
+        self._input_named = input_named
         self._encoded = encoded
+        self._read_array = read_array
 
     def read(
         self, content_type: bytes | None, body: Body, request: InferRequest
@@ -194,7 +199,7 @@ class FormReader:
             if name in by_name and name not in self._spec.inputs_by_name:
                 read(self._spec, request, _only(by_name.pop(name)), self._limits)
         for name, parts in by_name.items():
-            found = self._reader.input_named(name)
+            found = self._input_named(name)
             if found.name in request.inputs:
                 raise InvalidRequest(f"input '{found.name}' already exists in request")
             request.inputs[found.name] = self._tensor(found, parts, request)
@@ -207,11 +212,7 @@ class FormReader:
         if not found.item_size:
             return self._elements(found, parts)
         if len(parts) == 1 and _is_array(parts[0]):
-            inputs = {found.name: found}
-            body: Body = [parts[0].content]
-            reply = Reply(request.encoding)
-            array = decode_npy(self._spec, inputs, self._limits, body, reply)
-            return array.inputs[found.name]
+            return self._read_array(found, [parts[0].content])
         values = [_number(found, part, self._limits) for part in parts]
         return found.from_nested(
             values if len(values) > 1 else values[0], null_is_nan=request.null_is_nan

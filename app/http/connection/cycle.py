@@ -8,12 +8,12 @@ from typing import Final, Protocol
 
 from uvicorn.server import ServerState
 
-from app.codec.messages import Buffer
 from app.errors import ErrorResponse, error_body
 from app.http.asgi import ASGIApp, Message, Scope, send_error
 from app.http.connection.flow import Flow
 from app.http.connection.framing import Head
 from app.http.connection.response_framing import ResponseFramer
+from engine import Buffer
 
 #: The server stops reading if the application has not taken this many bytes.
 _MOST_UNTAKEN: Final = 64 * 1024

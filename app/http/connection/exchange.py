@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from uvicorn.server import ServerState
 
 from app.codec.chunks import JOIN_BELOW
-from app.codec.messages import Buffer, Header, Refusal, Response
+from app.codec.messages import Header, Refusal, Response
 from app.errors import error_body
 from app.http.connection.ends import Ends
 from app.http.connection.response_framing import STATUS_LINE
@@ -17,6 +17,7 @@ from app.observe.answers import GONE
 from app.serving.call import Call
 from app.serving.service import Service
 from app.serving.transfer_memory import Share
+from engine import Buffer
 
 #: The answer if memory is missing for a better one.
 _BODY: Final = error_body(

@@ -25,8 +25,9 @@ from typing import Any, Final, NamedTuple
 
 import httptools
 
-from app.codec.messages import Buffer, Header
+from app.codec.messages import Header
 from app.errors import HttpError
+from engine import Buffer
 
 #: No byte of a message has arrived.
 IDLE: Final = 0

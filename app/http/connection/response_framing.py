@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
 
-from app.codec.messages import Buffer, Header
+from app.codec.messages import Header
+from engine import Buffer
 
 
 def _status_line(status: int) -> bytes:

@@ -1,7 +1,6 @@
 """The rules of the inference document, and the words for breaking them.
 
-Covers: app/codec/inputs.py, app/codec/nesting.py, app/codec/shapes.py,
-app/codec/output_selection.py.
+Covers: app/codec/inputs.py, app/codec/shapes.py, app/codec/request_options.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Long lists of a document, read in blocks: what a parser makes of the whole."""
+"""Long lists of a document, read in blocks: what a parser makes of the whole.
+
+Covers: app/codec/json_lists.py.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -14,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.codec import ModelCodec
+from app.codec.json_lists import LARGE, listed, parse_large
 from app.codec.json_text import parse_json
-from app.codec.number_lists import LARGE, LongList, listed, parse_large
+from app.codec.number_lists import LongList
 from app.errors import BodyTooLarge, InvalidRequest, InvalidTensor, MalformedBody
 from app.limits import DEFAULT_LIMITS
 from app.spec import ModelSpec, TensorSpec
@@ -29,7 +34,7 @@ def padded(data: str, **more: object) -> bytes:
 
 def long_list(value: object) -> LongList:
     text = json.dumps(value).encode()
-    return LongList(text, 0, len(text), DEFAULT_LIMITS)
+    return LongList(text, 0, len(text), partial(parse_json, limits=DEFAULT_LIMITS))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 import app
-from app.codec import number_lists
+from app.codec import json_lists, number_lists
 from app.errors import RequestError
 from app.limits import DEFAULT_LIMITS
 from native.build import why_not
@@ -303,7 +303,7 @@ def test_usual_bodies_go_this_way(datatype: str) -> None:
     x = {"name": "x", "shape": [2, 3], "datatype": datatype, "data": [[1, 2, 3]] * 2}
     for inputs in ([x], [{**x, "data": [1, 2, 3, 1, 2, 3]}]):
         text = json.dumps({"inputs": inputs}).encode()
-        document = number_lists.parse_with_lists(text, DEFAULT_LIMITS)
+        document = json_lists.parse_with_lists(text, DEFAULT_LIMITS)
         data = document["inputs"][0]["data"]
         assert isinstance(data, number_lists.NumberList)
         assert orjson.loads(text[data.start : data.end]) == inputs[0]["data"]
@@ -331,4 +331,4 @@ def test_many_keys_take_time_in_proportion(
     monkeypatch.setattr(number_lists, "pack", pack)
     text = b'{"inputs":[' + b'"data":[1],' * 1_000_000 + b"]}"
     with pytest.raises(number_lists.Unusual):
-        number_lists.parse_with_lists(text, DEFAULT_LIMITS)
+        json_lists.parse_with_lists(text, DEFAULT_LIMITS)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.codec import ModelCodec
-from app.codec.number_lists import LARGE
+from app.codec.json_lists import LARGE
 from app.errors import BodyTooLarge, NotRepresentable
 from app.limits import Limits
 from engine import Tensor

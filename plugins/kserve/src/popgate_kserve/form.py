@@ -17,10 +17,10 @@ import orjson
 
 from app.codec.chunks import join
 from app.codec.elements import from_base64
+from app.codec.json_lists import LARGE, listed, parse_large
 from app.codec.json_text import check_json_size, parse_json
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
-from app.codec.number_lists import LARGE, listed, parse_large
 from app.codec.outputs import Output, texts_of
 from app.codec.shapes import discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from app.codec.chunks import join
+from app.codec.json_lists import LARGE, listed, parse_large
 from app.codec.json_text import check_json_size, parse_json
 from app.codec.media import UNCERTAIN_TYPES
 from app.codec.messages import Body, InferRequest, Response, json_response
 from app.codec.model import ModelCodec
-from app.codec.number_lists import LARGE, listed, parse_large
 from app.errors import InvalidRequest, InvalidTensor, UnsupportedMediaType
 from app.serving.table import ModelTable, infer_path
 from app.spec import ModelSpec, TensorSpec

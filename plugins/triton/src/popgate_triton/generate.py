@@ -13,13 +13,12 @@ from typing import Any
 import orjson
 
 from app.codec.chunks import join
+from app.codec.json_lists import LARGE, listed, parse_large
 from app.codec.json_text import check_json_size, parse_json
 from app.codec.messages import Body, InferRequest, NanPolicy, Response, json_response
 from app.codec.model import ModelCodec
-from app.codec.nesting import check_depth
-from app.codec.number_lists import LARGE, listed, parse_large
 from app.codec.outputs import Output, texts_of, write_strings
-from app.codec.shapes import discover
+from app.codec.shapes import check_depth, discover
 from app.errors import InvalidRequest, InvalidTensor, NotRepresentable, RepeatedKey
 from app.limits import Limits
 from app.sizes import counted

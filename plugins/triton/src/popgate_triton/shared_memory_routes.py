@@ -18,7 +18,7 @@ from app.api.dependencies import (
 )
 from app.api.request_bodies import documented, whole_number
 from app.api.schemas import error_response
-from app.codec.output_selection import not_allowed
+from app.codec.request_options import not_allowed
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
 from popgate_triton.schemas import CudaRegion, RegisterRequest, SystemRegion

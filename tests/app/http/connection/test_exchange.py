@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from app.codec.messages import Buffer
 from app.http.connection.ends import Ends
 from app.http.connection.exchange import CommonHead, Exchange
 from app.serving.service import Service
 from app.serving.transfer_memory import Share
-from engine import DeviceLost
+from engine import Buffer, DeviceLost
 from tests.app.fronts import Doubler, Submitted, front
 
 PATH = "/v1/models/m/infer"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from app.codec.messages import Buffer
 from app.errors import HttpError
 from app.http.connection.framing import (
     BROKEN,
@@ -20,6 +19,7 @@ from app.http.connection.framing import (
     Framer,
 )
 from bench.fuzzers.framer import DIFFERENCES, by_framer, check, make
+from engine import Buffer
 
 POST = b"POST /x HTTP/1.1\r\nHost: x\r\n"
 GET = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -1,18 +1,74 @@
-"""Outputs that a request wants, and the form of each."""
+"""Options of a request: its parameters, the outputs that it wants, the form of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-from app.codec.messages import InferRequest
+from app.codec.messages import InferRequest, nan_policy
+from app.codec.shapes import check_depth
 from app.errors import HttpError, InvalidRequest
 from app.limits import Limits
 from app.regions import Extent
 from app.spec import ModelSpec, TensorSpec
 
 _MOST_BYTES = (1 << 64) - 1
+_US_PER_S = 1e6
 _UNSORTED = ("b", "s")  # kinds of datatypes whose values are not ranked
+
+
+def read_parameters(request: InferRequest, parameters: object, limits: Limits) -> None:
+    """Apply the parameters of a document. Raises InvalidRequest."""
+    if type(parameters) is not dict:
+        msg = f"'parameters' must be an object, got {type(parameters).__name__}"
+        raise InvalidRequest(msg)
+    for key, value in parameters.items():
+        if isinstance(value, dict | list):
+            check_depth(parameters, limits, 1)
+        _check_parameter(key, value)
+    request.parameters = parameters
+    binary = parameters.get("binary_data_output")
+    if binary is not None:
+        request.binary = boolean("binary_data_output", binary)
+    timeout = parameters.get("timeout")
+    if timeout:
+        if type(timeout) is not int or timeout < 0:
+            msg = f"'timeout' must be an integer, in microseconds, got {timeout!r:.80}"
+            raise InvalidRequest(msg)
+        request.timeout = min(timeout, 1 << 62) / _US_PER_S
+    priority = parameters.get("priority")
+    if priority:
+        if type(priority) is not int or priority < 0:
+            msg = f"'priority' must be an integer, 1 or more, got {priority!r:.80}"
+            raise InvalidRequest(msg)
+        request.priority = priority
+    if "nan" in parameters:
+        request.nan = nan_policy(parameters["nan"])
+    missing = parameters.get("missing")
+    if missing is not None:
+        if missing not in ("nan", "refuse"):
+            msg = f"'missing' must be one of 'nan', 'refuse', got {missing!r:.80}"
+            raise InvalidRequest(msg)
+        request.null_is_nan = missing == "nan"
+
+
+def _check_parameter(key: object, value: object) -> None:
+    """Refuse request parameters that the protocol does not allow."""
+    if type(key) is not str:
+        msg = f"the name of a parameter must be a string, got {key!r:.80}"
+        raise InvalidRequest(msg)
+    if key.startswith("triton_"):
+        msg = (
+            "parameter keys starting with 'triton_' are reserved for Triton usage and "
+            f"should not be specified, got '{key:.80}'"
+        )
+        raise InvalidRequest(msg)
+    if value is not None and not isinstance(value, str | int | float):
+        msg = (
+            f"parameter '{key:.80}' has invalid type. It should be either 'int', "
+            f"'bool', 'double' or 'string', got {type(value).__name__}"
+        )
+        raise InvalidRequest(msg)
 
 
 def read_outputs(
@@ -46,11 +102,11 @@ def read_outputs(
             raise InvalidRequest(msg)
         names.append(name)
         if is_object and item.get("parameters") is not None:
-            _read_parameters(request, output, item["parameters"])
+            _read_output_parameters(request, output, item["parameters"])
     request.outputs = tuple(names)
 
 
-def _read_parameters(
+def _read_output_parameters(
     request: InferRequest, output: TensorSpec, parameters: Any
 ) -> None:
     name = output.name
