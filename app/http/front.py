@@ -47,12 +47,18 @@ from app.http.asgi import (
     send_error,
     send_response,
 )
-from app.http.asgi_call import AsgiCall, EventCall, NamingCall, RouteCall
+from app.http.asgi_call import (
+    AsgiCall,
+    EventCall,
+    NamingCall,
+    RouteCall,
+    send_events,
+    wants_events,
+)
 from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins, with_free_methods
 from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
-from app.http.streaming import send_events, wants_events
 from app.serving.forms import ErrorForm, Form, NamingForm, TypedForm
 from app.serving.keys import Key
 from app.serving.route_form import RouteForm

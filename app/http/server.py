@@ -39,8 +39,7 @@ from uvicorn.lifespan.on import LifespanOn
 
 from app.http.connection.clocks import Patience
 from app.http.connection.dispatch import Dispatch
-from app.http.connection.listener import Listener
-from app.http.connection.protocol import GatewayProtocol
+from app.http.connection.protocol import GatewayProtocol, Listener
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.floods import WAITING, Door, Floods
 from app.http.front import InferFront

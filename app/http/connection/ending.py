@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from time import monotonic_ns
 from typing import Final, Protocol
 
+from app.errors import ErrorResponse, row_of
+from app.http.answer_watch import route_of
 from app.http.connection.cycle import AsgiCycle
-from app.http.connection.dispatch import Dispatch
 from app.http.connection.ends import Peer
 from app.http.connection.exchange import Exchange
-from app.http.connection.framing import CALL, Framer
+from app.http.connection.framing import CALL, Framer, Head
 from app.http.connection.intake import Intake
-from app.http.connection.last_answer import asked_so_far, last_answer
+from app.http.connection.response_framing import STATUS_LINE
 from app.http.floods import READ
+from app.http.front import InferFront
+from app.observe.journal import Asked, Failed
+from app.observe.request_ids import id_of
 
 #: For this many seconds the rest of a request is read and dropped before its connection
 #: is closed. If a connection is closed with unread bytes, the client loses the answer.
@@ -36,8 +42,8 @@ class Ending:
 
     __slots__ = (
         "_connection",
-        "_dispatch",
         "_framer",
+        "_front",
         "_intake",
         "_loop",
         "_transport",
@@ -47,14 +53,14 @@ class Ending:
     def __init__(
         self,
         connection: Ended,
-        dispatch: Dispatch,
+        front: InferFront,
         transport: asyncio.Transport,
         framer: Framer,
         intake: Intake,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._connection: Ended | None = connection
-        self._dispatch = dispatch
+        self._front = front
         self._transport = transport
         self._framer = framer
         self._intake = intake
@@ -91,7 +97,7 @@ class Ending:
         else:
             asked, headers = asked_so_far(self._framer.so_far(), connection)
         transport.write(
-            last_answer(self._dispatch.front, connection, error, asked, headers, stood)
+            last_answer(self._front, connection, error, asked, headers, stood)
         )
         if cycle is not None:
             cycle.drop()
@@ -131,3 +137,50 @@ class Ending:
 
     def __repr__(self) -> str:
         return f"<Ending{', begun' if self.is_ending else ''}>"
+
+
+def last_answer(
+    front: InferFront,
+    peer: Peer,
+    error: BaseException,
+    asked: Asked,
+    headers: Mapping[bytes, bytes],
+    stood: float,
+) -> bytes:
+    """Return the bytes of an answer to a request that has not become a `Call`.
+
+    The answer is counted and logged. The request took `stood` seconds at least.
+    """
+    answer = ErrorResponse.of(error, asked.request_id, close=True)
+    lines = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
+    lines += front.lines_for_origin(headers.get(b"origin"))
+    service, code = front.service, row_of(error).code
+    route = route_of(asked.path.removeprefix(peer.base), asked.method)
+    key = front.access.label(headers, peer.ends.names)
+    service.answers.count(route, answer.status, code, key)
+    now, why = monotonic_ns(), str(error)
+    service.journal.fail(Failed(asked, None, answer.status, code, why, now, stood))
+    return b"%b%bx-request-id: %b\r\n\r\n%b" % (
+        STATUS_LINE[answer.status],
+        lines,
+        asked.request_id,
+        answer.body,
+    )
+
+
+def asked_so_far(head: Head | None, peer: Peer) -> tuple[Asked, Mapping[bytes, bytes]]:
+    """Return the part of a message read so far, and its headers.
+
+    `head` is None if the URL has not arrived.
+    """
+    if head is None:
+        return Asked(id_of({}), "-", "-", peer.client_of({})), {}
+    headers = dict(head.headers)
+    asked = Asked(
+        id_of(headers),
+        head.method.decode(),
+        head.target.decode("latin-1"),
+        peer.client_of(headers),
+        headers.get(b"traceparent", b""),
+    )
+    return asked, headers

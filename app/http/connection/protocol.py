@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -28,19 +29,19 @@ from app.http.connection.clocks import (
     Patience,
 )
 from app.http.connection.cycle import AsgiCycle
-from app.http.connection.dispatch import check_extra
+from app.http.connection.dispatch import Dispatch, check_extra
 from app.http.connection.ending import Ending
 from app.http.connection.ends import Ends, ends_of
-from app.http.connection.exchange import Exchange
+from app.http.connection.exchange import CommonHead, Exchange
 from app.http.connection.flow import Flow
 from app.http.connection.framing import CALL, HEAD, IDLE, PAST, Framer, Head
 from app.http.connection.intake import Intake
 from app.http.connection.known_head import KnownHead
-from app.http.connection.listener import Listener
+from app.http.connection.turns import ReadBudget, Turns
 from app.http.connection.visit import Visit
 from app.http.connection.watch import Watch
-from app.http.connection_limit import Entry
-from app.http.floods import DROPPED
+from app.http.connection_limit import ConnectionLimit, Entry
+from app.http.floods import DROPPED, Floods
 from app.serving.transfer_memory import Share
 
 #: Bytes of heads and of chunked bodies that are parsed in one turn.
@@ -50,6 +51,20 @@ _UNLIKE: Final = 8
 #: The timeout in seconds of connections that are let in beyond the limit.
 _EXTRA_PATIENCE: Final = 1.0
 _NO_PATHS: Final[dict[str, Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """The parts that all connections of one listening socket share. For the event
+    loop's thread.
+    """
+
+    dispatch: Dispatch
+    floods: Floods
+    limit: ConnectionLimit
+    common: CommonHead = field(default_factory=CommonHead)
+    turns: Turns = field(default_factory=Turns)
+    budget: ReadBudget = field(default_factory=ReadBudget)
 
 
 class GatewayProtocol(asyncio.Protocol):
@@ -261,8 +276,10 @@ class GatewayProtocol(asyncio.Protocol):
         floods, connections = listener.floods, self.server_state.connections
         intake = Intake(self, transport, flow, listener.turns, floods, loop)
         self._intake, self._backlog = intake, intake.backlog
-        self.ending = Ending(self, self._dispatch, transport, framer, intake, loop)
-        self._watch = Watch(self._clocks, framer, transport, flow, self.ending)
+        self.ending = Ending(
+            self, self._dispatch.front, transport, framer, intake, loop
+        )
+        self._watch = Watch(self._clocks, framer, transport, flow)
         address = self.ends.address
         self._visit = Visit(self, address, connections, listener.limit, floods)
         if self._visit.entry is not Entry.FREE:
@@ -348,4 +365,10 @@ class GatewayProtocol(asyncio.Protocol):
         """Close the connection if its client has exceeded a timeout."""
         if self._is_extra:
             patience = Patience(_EXTRA_PATIENCE, _EXTRA_PATIENCE, patience.send)
-        self._watch.look(now, self.cycle, self._receiving is not None, patience)
+        watch, receiving = self._watch, self._receiving
+        if self.transport.is_closing():
+            watch.end_closing(now, patience.send)
+        elif not self.ending.is_ending:
+            error = watch.look(now, self.cycle, receiving is not None, patience)
+            if error is not None:
+                self.ending.answer(error, receiving, self._clocks.stood)

@@ -16,16 +16,15 @@ from app.http.connection.clocks import (
     Verdict,
 )
 from app.http.connection.cycle import AsgiCycle
-from app.http.connection.ending import Ending
 from app.http.connection.exchange import Exchange
 from app.http.connection.flow import Flow
 from app.http.connection.framing import HEAD, Framer
 
 
 class Watch:
-    """Checks the clocks of a connection, and ends it if its client is too slow."""
+    """Checks the clocks of a connection, and closes it if its client is too slow."""
 
-    __slots__ = ("_clocks", "_ending", "_flow", "_framer", "_transport")
+    __slots__ = ("_clocks", "_flow", "_framer", "_transport")
 
     def __init__(
         self,
@@ -33,13 +32,11 @@ class Watch:
         framer: Framer,
         transport: asyncio.Transport,
         flow: Flow,
-        ending: Ending,
     ) -> None:
         self._clocks = clocks
         self._framer = framer
         self._transport = transport
         self._flow = flow
-        self._ending = ending
 
     def look(
         self,
@@ -47,17 +44,13 @@ class Watch:
         cycle: Exchange | AsgiCycle | None,
         is_receiving: bool,
         patience: Patience,
-    ) -> None:
-        """Close the connection if its client has exceeded a timeout.
+    ) -> HttpError | None:
+        """Close the connection if its client has exceeded a timeout. If the client is
+        owed an answer first, return it.
 
         `cycle` is the last request. If `is_receiving`, its body is arriving.
         """
         transport = self._transport
-        if transport.is_closing():
-            self.end_closing(now, patience.send)
-            return
-        if self._ending.is_ending:
-            return
         framer = self._framer
         message: object = cycle
         arrived = framer.arrived
@@ -75,13 +68,14 @@ class Watch:
         elif found is Verdict.IDLE:
             transport.close()
         elif found is Verdict.HEAD_TOO_SLOW:
-            self._ending.answer(_too_slow(clocks.stood), None, clocks.stood)
+            return _too_slow(clocks.stood)
         elif found is Verdict.BODY_STOPPED:
-            self._ending.answer(BodyStopped(clocks.stood), cycle, clocks.stood)
+            return BodyStopped(clocks.stood)
         # The event loop does not notice this while it is not reading from the
         # connection.
         elif awaited == ANSWER and self._flow.read_paused and _has_gone(transport):
             transport.abort()
+        return None
 
     def end_closing(self, now: float, send: float) -> None:
         """End a closed connection if its client has taken everything, or has taken

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from app.http.asgi import Message
-from app.http.streaming import wants_events
+from app.http.asgi_call import wants_events
 from app.plugins import ROUTES, plugin_names
 from engine import Cancelled, ExecutionFailed, QueueFull
 from tests.app import fronts

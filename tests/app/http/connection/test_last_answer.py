@@ -6,8 +6,8 @@ import json
 
 from app.errors import BodyStopped, HttpError
 from app.http.connection.dispatch import Dispatch
+from app.http.connection.ending import asked_so_far, last_answer
 from app.http.connection.framing import Framer
-from app.http.connection.last_answer import asked_so_far, last_answer
 from tests.app.fronts import Doubler, front
 from tests.app.http.connection.test_dispatch import Peer
 

@@ -1,6 +1,6 @@
 """What need not be done at once has a part of each turn of the event loop.
 
-Covers: app/http/connection/turns.py, app/http/connection/listener.py.
+Covers: app/http/connection/turns.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from uvicorn.server import ServerState
 
 from app.http.asgi import Receive, Scope, Send
 from app.http.connection.dispatch import Dispatch
-from app.http.connection.listener import Listener
-from app.http.connection.protocol import GatewayProtocol
+from app.http.connection.protocol import GatewayProtocol, Listener
 from app.http.connection.turns import BYTES, PART, ReadBudget, Turns
 from app.http.connection_limit import ConnectionLimit
 from app.http.floods import Floods
