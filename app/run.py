@@ -17,7 +17,8 @@ from app.http.access import Access, is_loopback
 from app.http.front import InferFront
 from app.http.listeners import Listeners, inherited_sockets
 from app.http.open_connections import OpenConnections
-from app.http.server import GatewayServer, ListenError
+from app.http.server import GatewayServer
+from app.http.sockets import ListenError
 from app.http.tls import Certificate, TlsError
 from app.main import create_app
 from app.observe.log import is_written
@@ -95,7 +96,7 @@ def run_gateway(
 
     `on_listening` receives the URL, and that of the metrics port if there is one, once
     HTTP is up. `on_started` is called when devices are attached and models loaded,
-    `on_failed` if that is impossible. Raises `app.http.server.ListenError` and
+    `on_failed` if that is impossible. Raises `app.http.sockets.ListenError` and
     `engine.InvalidConfig` before anything is started.
     """
     _check_descriptors()

@@ -19,7 +19,7 @@ from app.errors import (
     larger_than_allowed,
 )
 from app.gateway import Gateway
-from app.http.front import HOLDER
+from app.http.asgi import HOLDER
 from app.limits import DEFAULT_LIMITS
 from app.repository.load_overrides import LoadOverrides, parse_load_overrides
 from app.repository.loaded_model import LoadedModel

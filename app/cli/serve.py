@@ -132,7 +132,7 @@ def _serve(given: dict[str, Any]) -> int:
     settings = _with_profile_models(settings)
     style = settings.log_format
     from app.assembly import places_of
-    from app.http.server import ListenError
+    from app.http.sockets import ListenError
     from app.run import run_gateway
     from engine import InvalidConfig
 

@@ -21,6 +21,13 @@ CONNECTION = "popgate.connection"
 #: was for the base path alone, without a slash at the end.
 BASE = "popgate.base"
 BARE = "popgate.bare"
+#: The key of a scope for the names in its client's certificate
+#: (`app.http.tls.names_of`).
+NAMES = "popgate.certificate"
+#: A mark in a scope: another process of the server writes the answer.
+RELAYED = "popgate.relayed"
+#: The key of a scope for the `Key` that admitted its request.
+HOLDER = "popgate.key"
 
 
 class ClientGone(Exception):

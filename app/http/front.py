@@ -38,6 +38,9 @@ from app.http.access import Access
 from app.http.answer_watch import ANSWERED_BY, AnswerWatch
 from app.http.asgi import (
     CONNECTION,
+    HOLDER,
+    NAMES,
+    RELAYED,
     ASGIApp,
     ClientGone,
     Message,
@@ -72,13 +75,6 @@ from app.serving.transfer_memory import Share
 # answer.
 _LINGER_SECONDS = 1.0
 _LINGER_BYTES = 64 << 20
-#: The key of a scope for the names in its client's certificate
-#: (`app.http.tls.names_of`).
-NAMES = "popgate.certificate"
-#: A mark in a scope: another process of the server writes the answer.
-RELAYED = "popgate.relayed"
-#: The key of a scope for the `Key` that admitted its request.
-HOLDER = "popgate.key"
 # Responses up to this size are compressed immediately (under a millisecond). Larger
 # ones are compressed in a thread. Compressed request bodies are always inflated in a
 # thread, because they may become large.

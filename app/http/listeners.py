@@ -15,7 +15,7 @@ from pathlib import Path
 from app.http.front import InferFront
 from app.http.management_socket import ManagementFront
 from app.http.metrics_port import MetricsFront
-from app.http.server import UNSENT, ListenError, listen_tcp, listen_unix
+from app.http.sockets import UNSENT, ListenError, listen_tcp, listen_unix
 from app.settings import Settings
 
 #: The first descriptor that is handed over. The others have the numbers after it.

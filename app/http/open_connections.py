@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.server import ServerState
 
-from app.http.connection.exchange import Exchange
+from app.http.connection.cycle import AsgiCycle
 
 
 class OpenConnections:
@@ -28,8 +28,10 @@ class OpenConnections:
         """Return the number of requests without an answer."""
         connections: set[Any] = self.state.connections
         cycles = [connection.cycle for connection in connections]
+        # Requests through ASGI are among the tasks.
         direct = sum(
-            isinstance(cycle, Exchange) and not cycle.response_complete
+            not (cycle is None or cycle.response_complete)
+            and not isinstance(cycle, AsgiCycle)
             for cycle in cycles
         )
         return len(self.state.tasks) + direct

@@ -19,7 +19,7 @@ import httptools
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import HttpError
 from app.http.access import key_group
-from app.http.asgi import BARE, BASE, CONNECTION, Scope
+from app.http.asgi import BARE, BASE, CONNECTION, NAMES, Scope
 from app.http.asgi_call import wants_events
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.ends import Peer
@@ -27,7 +27,7 @@ from app.http.connection.exchange import Connection, Exchange
 from app.http.connection.framing import Head, bad_http
 from app.http.connection.known_head import LARGEST_BODY, KnownHead
 from app.http.connection_limit import Entry
-from app.http.front import NAMES, InferFront
+from app.http.front import InferFront
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 

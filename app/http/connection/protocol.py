@@ -159,8 +159,7 @@ class GatewayProtocol(asyncio.Protocol):
         learns = at == 0 and framer.state == IDLE and self._unlike < _UNLIKE
         self._known = None
         has_ended = False
-        size = len(data)
-        work = 0
+        size, work = len(data), 0
         while at < size:
             if self.ending.closing is not None:  # no further request is answered
                 self._intake.slow_down((size - at) / DROPPED)
@@ -280,8 +279,9 @@ class GatewayProtocol(asyncio.Protocol):
             self, self._dispatch.front, transport, framer, intake, loop
         )
         self._watch = Watch(self._clocks, framer, transport, flow)
-        address = self.ends.address
-        self._visit = Visit(self, address, connections, listener.limit, floods)
+        self._visit = Visit(
+            self, self.ends.address, connections, listener.limit, floods
+        )
         if self._visit.entry is not Entry.FREE:
             self._is_extra = True
             self._short = _NO_PATHS
@@ -365,10 +365,7 @@ class GatewayProtocol(asyncio.Protocol):
         """Close the connection if its client has exceeded a timeout."""
         if self._is_extra:
             patience = Patience(_EXTRA_PATIENCE, _EXTRA_PATIENCE, patience.send)
-        watch, receiving = self._watch, self._receiving
-        if self.transport.is_closing():
-            watch.end_closing(now, patience.send)
-        elif not self.ending.is_ending:
-            error = watch.look(now, self.cycle, receiving is not None, patience)
+        if not self.ending.is_ending or self.transport.is_closing():
+            error = self._watch.look(now, self.cycle, self._receiving, patience)
             if error is not None:
-                self.ending.answer(error, receiving, self._clocks.stood)
+                self.ending.answer(error, self._receiving, self._clocks.stood)

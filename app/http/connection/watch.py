@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 
-from app.errors import BodyStopped, HttpError
+from app.errors import BodyStopped, HttpError, RequestError
 from app.http.connection.clocks import (
     ANSWER,
     REQUEST,
@@ -42,15 +42,18 @@ class Watch:
         self,
         now: float,
         cycle: Exchange | AsgiCycle | None,
-        is_receiving: bool,
+        receiving: Exchange | AsgiCycle | None,
         patience: Patience,
-    ) -> HttpError | None:
+    ) -> RequestError | None:
         """Close the connection if its client has exceeded a timeout. If the client is
         owed an answer first, return it.
 
-        `cycle` is the last request. If `is_receiving`, its body is arriving.
+        `cycle` is the last request, `receiving` the one whose body is arriving.
         """
         transport = self._transport
+        if transport.is_closing():
+            self.end_closing(now, patience.send)
+            return None
         framer = self._framer
         message: object = cycle
         arrived = framer.arrived
@@ -59,7 +62,7 @@ class Watch:
             # A head must be complete in time, however steadily its bytes arrive.
             message, arrived = framer, framer.begun
         else:
-            awaited = REST_OF_BODY if is_receiving else ANSWER
+            awaited = REST_OF_BODY if receiving is not None else ANSWER
         clocks = self._clocks
         unsent = transport.get_write_buffer_size()
         found = clocks.look(now, unsent, awaited, message, arrived, patience)

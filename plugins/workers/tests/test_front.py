@@ -14,8 +14,8 @@ from app.codec.compression import CompressResponses
 from app.codec.messages import Body, Response, json_response
 from app.config.keys import digest_of
 from app.http.access import Access
-from app.http.asgi import Message, Receive, Scope, Send
-from app.http.front import NAMES, Operation
+from app.http.asgi import NAMES, Message, Receive, Scope, Send
+from app.http.front import Operation
 from app.limits import DEFAULT_LIMITS
 from app.observe.journal import Journal
 from app.observe.log import LogControl

@@ -14,8 +14,17 @@ import pytest
 import uvloop
 
 from app.http.answer_watch import ANSWERED_BY
-from app.http.asgi import BARE, BASE, ASGIApp, Message, Receive, Scope, Send
-from app.http.front import NAMES, RELAYED
+from app.http.asgi import (
+    BARE,
+    BASE,
+    NAMES,
+    RELAYED,
+    ASGIApp,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 from engine import encode_message
 from popgate_workers.relay import Closed, Relay, RelayServer
 from popgate_workers.relay_messages import MOST, Asked, answers, asgi_of

@@ -15,7 +15,7 @@ import pytest
 
 from app.cli.errors import CommandError
 from app.cli.startup_report import say
-from app.http.server import listen_tcp
+from app.http.sockets import listen_tcp
 from app.settings import Settings
 from tests.app.cli.calls import Call
 from tests.app.served import ServedGateway, run_popgate

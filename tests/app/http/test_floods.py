@@ -13,7 +13,7 @@ import uvloop
 
 from app.config.keys import digest_of
 from app.http.floods import BURST, RATE, Door, Floods
-from app.http.server import listen_tcp
+from app.http.sockets import listen_tcp
 from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app.http.listeners import inherited_sockets
-from app.http.server import ListenError
+from app.http.sockets import ListenError
 from tests.app.served import ROOT, ServedGateway, add, popgate
 from tests.support import WAIT
 

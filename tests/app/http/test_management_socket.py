@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.http.server import listen_unix
+from app.http.sockets import listen_unix
 from popgate import Client
 from tests.app.served import ServedGateway, run_popgate
 from tests.engine import models

@@ -10,8 +10,8 @@ from app.codec.model import DECODED_AT_ONCE
 from app.errors import RequestError
 from app.http.access import Access
 from app.http.answer_watch import AnswerWatch
-from app.http.asgi import Message, Receive, Scope, Send
-from app.http.front import NAMES, InferFront, NamingOperation, Operation
+from app.http.asgi import NAMES, Message, Receive, Scope, Send
+from app.http.front import InferFront, NamingOperation, Operation
 from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY
 from app.observe.request_ids import HEADER

@@ -18,8 +18,7 @@ import struct
 from typing import TypeVar
 
 from app.errors import ErrorResponse, HttpError
-from app.http.asgi import ASGIApp, Message, Receive, Scope, Send, send_error
-from app.http.front import RELAYED
+from app.http.asgi import RELAYED, ASGIApp, Message, Receive, Scope, Send, send_error
 from engine import MalformedMessage, Receiver, encode_message, peer_uid
 from engine import Message as ProcessMessage
 from popgate_workers.relay_messages import (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from app.http.answer_watch import ANSWERED_BY
-from app.http.asgi import BARE, BASE, Scope
+from app.http.asgi import BARE, BASE, NAMES, Scope
 from app.http.asgi import Message as AsgiMessage
-from app.http.front import NAMES
 from engine import Message, Receiver
 
 #: The most bytes of a message, and of a body in one message.

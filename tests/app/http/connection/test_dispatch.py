@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from app.errors import HttpError
-from app.http.asgi import BARE, BASE, CONNECTION
+from app.http.asgi import BARE, BASE, CONNECTION, NAMES
 from app.http.connection.dispatch import Dispatch, check_extra
 from app.http.connection.ends import Ends
 from app.http.connection.framing import Framer, Head
 from app.http.connection_limit import Entry
-from app.http.front import NAMES, InferFront
+from app.http.front import InferFront
 from app.serving.service import Service
 from app.serving.table import ModelTable
 from tests.app.fronts import Doubler, front, teapot
