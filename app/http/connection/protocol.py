@@ -269,16 +269,14 @@ class GatewayProtocol(asyncio.Protocol):
     # -- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        listener, loop, framer = self._listener, self._loop, self._framer
+        front, listener, loop = self._dispatch.front, self._listener, self._loop
         self.transport, self.ends = transport, ends_of(transport)
         self.flow = flow = Flow(transport, Share(self._service.transfers))
         floods, connections = listener.floods, self.server_state.connections
         intake = Intake(self, transport, flow, listener.turns, floods, loop)
         self._intake, self._backlog = intake, intake.backlog
-        self.ending = Ending(
-            self, self._dispatch.front, transport, framer, intake, loop
-        )
-        self._watch = Watch(self._clocks, framer, transport, flow)
+        self.ending = Ending(self, front, transport, self._framer, intake, loop)
+        self._watch = Watch(self._clocks, self._framer, transport, flow)
         self._visit = Visit(
             self, self.ends.address, connections, listener.limit, floods
         )
@@ -296,6 +294,9 @@ class GatewayProtocol(asyncio.Protocol):
             cycle.disconnect()
         elif cycle is not None:
             cycle.drop()
+            # A cycle and its connection refer to each other. Their objects must not
+            # wait for the garbage collector, which runs rarely.
+            cycle.scope.pop(CONNECTION, None)
         self.flow.resume_writing()
         if exc is None:
             self.transport.close()
@@ -303,10 +304,6 @@ class GatewayProtocol(asyncio.Protocol):
             # The client has sent no request, or half of one.
             was_idle = cycle is None or self._framer.state >= HEAD
             self._visit.judge(was_idle, is_tls=not self.transport.can_write_eof())
-        # A cycle and its connection refer to each other. Their objects must not wait
-        # for the garbage collector, which runs rarely.
-        if isinstance(cycle, AsgiCycle):
-            cycle.scope.pop(CONNECTION, None)
         self.cycle = None
         self.stop_receiving()
         self._framer.close()
