@@ -15,11 +15,11 @@ from typing import TypeAlias
 from engine.errors import Cancelled, ExecutionFailed
 from engine.programs.dataflow import Dataflow
 from engine.programs.executable import (
-    Call,
     Copy,
     Executable,
     Execute,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -80,7 +80,7 @@ class Assembler:
                 return self._repeat(node)
             case Switch():
                 return self._switch(node)
-            case Call(program):
+            case ProgramCall(program):
                 return self._call(program)
 
     def _flat(self, sequence: Steps) -> list[Step]:

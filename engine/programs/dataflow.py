@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engine.programs.executable import (
-    Call,
     Copy,
     Executable,
     Execute,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -123,7 +123,7 @@ def _live_in(
                 after.append(mine)
             if after:
                 assigned |= set.intersection(*after)
-        case Call(program):
+        case ProgramCall(program):
             if program not in known:  # analyse a program once, for all its calls
                 known[program] = set(), set()
                 reads, writes = known[program]
@@ -143,7 +143,7 @@ def _load_only(
         node.program
         for program in others
         for node in walk(program)
-        if isinstance(node, Call)
+        if isinstance(node, ProgramCall)
     }
     streamed: Counter[str] = Counter()
     for number in (load & programs.keys()) - called:

@@ -29,11 +29,11 @@ import msgpack
 from engine.errors import InvalidModel
 from engine.programs.program import (
     BadProgram,
-    Call,
     Copy,
     Execute,
     Node,
     NodeReader,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -50,12 +50,12 @@ from popef_io import DataType, TensorInfo
 
 __all__ = (
     "FORMAT",
-    "Call",
     "Copy",
     "Executable",
     "Execute",
     "Graph",
     "Node",
+    "ProgramCall",
     "Repeat",
     "Steps",
     "StreamIn",
@@ -312,7 +312,10 @@ def _check_references(executable: Executable) -> None:
                     )
             if isinstance(node, Execute):
                 _check_execute(executable, node, number)
-            elif isinstance(node, Call) and node.program not in executable.programs:
+            elif (
+                isinstance(node, ProgramCall)
+                and node.program not in executable.programs
+            ):
                 raise BadProgram(
                     f"program {number} calls program {node.program}, "
                     "which does not exist"
@@ -387,7 +390,7 @@ class _Lengths:
             case Switch(_, cases, default):
                 inner = [*cases.values(), *([] if default is None else [default])]
                 total = 1 + max(map(self._of, inner), default=0)
-            case Call(program):
+            case ProgramCall(program):
                 total = 1 + self.of_program(program)
             case _:
                 total = 1

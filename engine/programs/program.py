@@ -93,13 +93,15 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProgramCall:
     """Runs another program."""
 
     program: int
 
 
-Node: TypeAlias = Steps | StreamIn | Execute | StreamOut | Copy | Repeat | Switch | Call
+Node: TypeAlias = (
+    Steps | StreamIn | Execute | StreamOut | Copy | Repeat | Switch | ProgramCall
+)
 
 
 class BadProgram(Exception):
@@ -150,7 +152,7 @@ def to_document(node: Node) -> dict[str, Any]:
                 "cases": [[n, to_document(c)] for n, c in sorted(cases.items())],
                 "default": None if default is None else to_document(default),
             }
-        case Call(program):
+        case ProgramCall(program):
             return {"do": "call", "program": program}
 
 
@@ -216,7 +218,7 @@ class NodeReader:
         return Switch(checked_name(doc["selector"]), cases, default)
 
     def _call(self, doc: dict[str, Any], _: int) -> Node:
-        return Call(checked_int(doc["program"], 0, 1 << 32, "program of a call"))
+        return ProgramCall(checked_int(doc["program"], 0, 1 << 32, "program of a call"))
 
     _READERS: Mapping[str, Callable[[NodeReader, dict[str, Any], int], Node]] = {
         "sequence": _sequence,

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from engine.errors import InvalidModel
 from engine.programs.executable import (
-    Call,
     Executable,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -55,7 +55,7 @@ def is_conditional(executable: Executable, programs: Iterable[int]) -> bool:
         for node in walk(executable.programs[number]):
             if isinstance(node, Switch):
                 return True
-            if isinstance(node, Call):
+            if isinstance(node, ProgramCall):
                 todo.append(node.program)
     return False
 
@@ -86,7 +86,7 @@ def _of_node(
         case Switch(_, cases, default):
             for branch in [*cases.values(), *([] if default is None else [default])]:
                 total |= _of_node(executable, branch, known)
-        case Call(program):
+        case ProgramCall(program):
             total = _of_program(executable, program, known)
         case _:
             pass

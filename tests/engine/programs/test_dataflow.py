@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from engine.programs.dataflow import Dataflow
 from engine.programs.executable import (
-    Call,
     Copy,
     Executable,
     Execute,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -46,7 +46,7 @@ def test_what_another_program_reads_lives_across_runs() -> None:
 
 def test_what_a_caller_has_written_does_not() -> None:
     body = run("x", "y")
-    flow = analyse({1: Steps((StreamIn("x", "x"), Call(2))), 2: body})
+    flow = analyse({1: Steps((StreamIn("x", "x"), ProgramCall(2))), 2: body})
     assert flow.persistent == {"x"}  # program 2 may also be run alone
     flow = analyse({1: Steps((StreamIn("x", "x"), body))})
     assert flow.persistent == frozenset()
@@ -80,5 +80,5 @@ def test_a_value_used_twice_is_not_single() -> None:
 def test_load_only_means_by_load_programs_and_streams() -> None:
     assert analyse({0: StreamIn("w", "w"), 2: StreamIn("w", "w")}).load_only == set()
     assert analyse({0: run("x", "w")}).load_only == set()
-    assert analyse({0: StreamIn("w", "w"), 1: Call(0)}).load_only == set()
+    assert analyse({0: StreamIn("w", "w"), 1: ProgramCall(0)}).load_only == set()
     assert analyse({1: StreamIn("w", "w")}, load=(0, 1, 7)).load_only == {"w"}

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from engine.errors import InvalidModel
 from engine.programs.executable import (
-    Call,
     Copy,
     Executable,
     Execute,
     Graph,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -51,7 +51,7 @@ def every_kind() -> Executable:
                 (
                     StreamIn("h2d_x", "x"),
                     Repeat(3, Steps((execute, Copy("y", "x")))),
-                    Switch("i", {-1: Steps(), 7: Call(2)}, Copy("x", "y")),
+                    Switch("i", {-1: Steps(), 7: ProgramCall(2)}, Copy("x", "y")),
                     Switch("i", {0: execute}),
                 )
             ),
@@ -210,13 +210,13 @@ def test_nesting_beyond_what_msgpack_reads_is_refused() -> None:
 
 
 def test_programs_may_not_call_themselves() -> None:
-    loop: dict[int, Node] = {0: Call(1), 1: Steps((Call(0),))}
+    loop: dict[int, Node] = {0: ProgramCall(1), 1: Steps((ProgramCall(0),))}
     with pytest.raises(InvalidModel, match="calls itself"):
         Executable(programs=loop).encode()
 
 
 def test_calls_may_not_be_nested_without_end() -> None:
-    chain: dict[int, Node] = {n: Call(n + 1) for n in range(20)}
+    chain: dict[int, Node] = {n: ProgramCall(n + 1) for n in range(20)}
     chain[20] = Steps()
     with pytest.raises(InvalidModel, match="more than 8 deep"):
         Executable(programs=chain).encode()

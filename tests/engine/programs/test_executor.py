@@ -22,12 +22,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine.errors import Cancelled, ExecutionFailed, InvalidModel, RunnerClosed
 from engine.programs.executable import (
-    Call,
     Copy,
     Executable,
     Execute,
     Graph,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -400,7 +400,7 @@ def test_a_weight_that_a_main_program_writes_is_refused() -> None:
     programs = {**WITH_WEIGHT, 2: Copy("x", "w")}
     with pytest.raises(InvalidModel, match="weight 'w' of graph 'main' must be"):
         executor(weighted(), programs)
-    programs = {**WITH_WEIGHT, 2: Call(0)}
+    programs = {**WITH_WEIGHT, 2: ProgramCall(0)}
     with pytest.raises(InvalidModel, match="weight 'w' of graph 'main' must be"):
         executor(weighted(), programs)
 
@@ -532,7 +532,7 @@ def test_a_switch_may_have_a_default() -> None:
 
 def test_a_call_runs_the_other_program() -> None:
     programs: dict[int, Node] = {
-        1: Steps((StreamIn("in", "x"), Call(5), StreamOut("y", "out"))),
+        1: Steps((StreamIn("in", "x"), ProgramCall(5), StreamOut("y", "out"))),
         5: RUN_X_TO_Y,
     }
     engine = executor(affine(), programs)

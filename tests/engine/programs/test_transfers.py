@@ -20,8 +20,8 @@ def test_transfers_are_counted_through_all_nodes() -> None:
     read, write = ex.StreamIn("in", "a"), ex.StreamOut("a", "out")
     twice = ex.Repeat(2, ex.Steps((read, write)))
     choice = ex.Switch("a", {0: twice, 1: read}, ex.Steps((read, read, read)))
-    main = ex.Steps((ex.Call(0), ex.Repeat(5, choice), ex.Repeat(0, write)))
-    programs = executable(read, main, ex.Call(1))
+    main = ex.Steps((ex.ProgramCall(0), ex.Repeat(5, choice), ex.Repeat(0, write)))
+    programs = executable(read, main, ex.ProgramCall(1))
     assert stream_transfers(programs, [1]) == {"in": 1 + 5 * 3, "out": 10}
     assert stream_transfers(programs, [0, 2]) == {"in": 17, "out": 10}
     assert stream_transfers(programs, [7]) == {}
@@ -30,7 +30,7 @@ def test_transfers_are_counted_through_all_nodes() -> None:
 
 
 def test_programs_that_call_each_other_are_counted_once_and_bounded() -> None:
-    pairs = [ex.Steps((ex.Call(n), ex.Call(n))) for n in range(60)]
+    pairs = [ex.Steps((ex.ProgramCall(n), ex.ProgramCall(n))) for n in range(60)]
     programs: list[ex.Node] = [ex.StreamIn("in", "a"), *pairs]
     with pytest.raises(InvalidModel, match="the limit is 1048576"):
         stream_transfers(executable(*programs), [60])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Iterator
 
 from engine.programs.executable import (
-    Call,
     Executable,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -50,7 +50,7 @@ def _reads(
             for _ in range(count if matters else 0):
                 if not (yield from _reads(body, executable, streams, known)):
                     return False
-        case Call(program) if _matters(node, executable, streams, known):
+        case ProgramCall(program) if _matters(node, executable, streams, known):
             body = executable.programs[program]
             return (yield from _reads(body, executable, streams, known))
         case Switch():
@@ -78,7 +78,7 @@ def _matters(
             return any(_matters(n, executable, streams, known) for n in nodes)
         case Repeat(count, body):
             return count > 0 and _matters(body, executable, streams, known)
-        case Call(program):
+        case ProgramCall(program):
             if program not in known:
                 body = executable.programs[program]
                 known[program] = _matters(body, executable, streams, known)

@@ -19,9 +19,9 @@ import pytest
 
 from engine import Cancelled, Device, ExecutionFailed
 from engine.programs.executable import (
-    Call,
     Executable,
     Node,
+    ProgramCall,
     Repeat,
     Steps,
     StreamIn,
@@ -66,13 +66,17 @@ def foreseen(*programs: Node, streams: str = "abc", limit: int = 20) -> str:
         ([A, B], "ab"),
         ([Steps((A, Switch("a", {0: B, 1: C}), C))], "a"),
         ([Steps((A, Switch("a", {}))), B], "a"),
-        ([Call(1), B], "bb"),
-        ([Repeat(2, Call(1)), Switch("x", {})], ""),
+        ([ProgramCall(1), B], "bb"),
+        ([Repeat(2, ProgramCall(1)), Switch("x", {})], ""),
         ([Repeat(0, A), B], "b"),
         ([Repeat(1 << 31, Steps((A, B)))], "ab" * 10),
         ([Repeat(1 << 38, Repeat(0, A)), B], "b"),
         (
-            [B, *(Steps((Call(n), Call(n))) for n in range(2, 64)), Repeat(0, A)],
+            [
+                B,
+                *(Steps((ProgramCall(n), ProgramCall(n))) for n in range(2, 64)),
+                Repeat(0, A),
+            ],
             "b",
         ),
     ],
