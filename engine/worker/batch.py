@@ -40,7 +40,7 @@ class AnchorTable:
     data: ModelData
 
 
-class Entry:
+class BatchEntry:
     """One request of a batch. Not a dataclass, because each request makes one.
 
     `rows` counts units (engine/model/batch_plan.py).
@@ -74,7 +74,7 @@ class RunningBatch:
 
     __slots__ = ("entries", "failure", "options", "since", "unwanted_since")
 
-    def __init__(self, options: RunOptions, entries: Sequence[Entry]) -> None:
+    def __init__(self, options: RunOptions, entries: Sequence[BatchEntry]) -> None:
         #: When the run was told to end (`time.monotonic_ns`); 0 if it was not.
         self.unwanted_since = 0
         #: When the run began (`time.monotonic_ns`). A batch may run several times.
@@ -121,7 +121,7 @@ class Batch:
         self._repeats = any(a.transfers > 1 for a in (*plan.inputs, *plan.outputs))
         self._gathered: dict[int, Array] = {}
         self._transferred: dict[str, int] = {}
-        self.entries: Sequence[Entry] = ()
+        self.entries: Sequence[BatchEntry] = ()
         self.rows = 0
         #: The length of the longest row; 0 if rows have no length.
         self.longest = 0
@@ -139,7 +139,9 @@ class Batch:
         #: memory.
         self.bound: dict[int, tuple[int, Array]] = {}
 
-    def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
+    def begin(
+        self, entries: Sequence[BatchEntry], skip: int = 0, runs: int = 0
+    ) -> None:
         """Take `entries`. Their first `skip` units have already run.
 
         `runs` 0 means as many runs as the entries fill. Zeros complete the last run.
@@ -374,7 +376,7 @@ class Batch:
             for part, entry in zip(parts, self.entries, strict=True)
         ]
 
-    def _one(self, index: int, entry: Entry) -> Array:
+    def _one(self, index: int, entry: BatchEntry) -> Array:
         """Return the data of one request, a view of its slot."""
         slot = entry.slots[index]
         anchor = self._inputs[index]
@@ -399,7 +401,7 @@ class Batch:
 
 
 def _adjacent(
-    entries: Sequence[Entry],
+    entries: Sequence[BatchEntry],
     index: int,
     dtype: np.dtype[Any],
     rows: int,

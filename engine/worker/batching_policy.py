@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.worker.batch import Entry
+from engine.worker.batch import BatchEntry
 from engine.worker.client_channel import LONG_AGO, ClientChannel
 
 #: If this many delays in a row bring no second request, and no request comes during the
@@ -108,7 +108,7 @@ class BatchDelay:
             return best
         return policy.max_rows
 
-    def judge(self, entries: Sequence[Entry], now: int, ended: int) -> None:
+    def judge(self, entries: Sequence[BatchEntry], now: int, ended: int) -> None:
         """Count the delays in a row that gathered nothing. The run before this batch
         ended at `ended`.
 

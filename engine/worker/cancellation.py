@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from engine.transport.channel import CANCELLED, REQUEST
 from engine.transport.outcome import Outcome
-from engine.worker.batch import Entry, RunningBatch
+from engine.worker.batch import BatchEntry, RunningBatch
 
 #: The terminator checks again this many milliseconds after a wake-up. A request may
 #: have been cancelled while its batch was being formed, and that batch runs only then.
@@ -39,7 +39,7 @@ def terminate_if_cancelled(running: RunningBatch) -> bool:
     return True
 
 
-def cancelled_outcome(entry: Entry, now: int) -> Outcome | None:
+def cancelled_outcome(entry: BatchEntry, now: int) -> Outcome | None:
     """Return the outcome of a request that no client waits for: it is cancelled, past
     its deadline, or its client process has ended. Return None for other requests.
     """

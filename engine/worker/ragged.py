@@ -24,7 +24,7 @@ from engine.model.ragged import LENGTH_AXIS, RaggedPlan, padding_of
 from engine.tensor import Array
 from engine.transport.anchor_ring import lock_all
 from engine.transport.channel import REQUEST, UNDELAYED, WANTS_ALL
-from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.batch import AnchorTable, Batch, BatchEntry
 from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import LONG_AGO, ClientChannel
@@ -42,7 +42,7 @@ WINDOW = 64
 NO_LENGTH = -1
 
 
-class RaggedEntry(Entry):
+class RaggedEntry(BatchEntry):
     """A request with the length of its rows.
 
     Requests with the same `shape` agree in everything except rows and length. `ended`
@@ -141,7 +141,9 @@ class RaggedBatch(Batch):
         mine = [axes for i, axes in enumerate(ragged.cuts) if i not in self._left_out]
         self._always_cuts = any(mine)
 
-    def begin(self, entries: Sequence[Entry], skip: int = 0, runs: int = 0) -> None:
+    def begin(
+        self, entries: Sequence[BatchEntry], skip: int = 0, runs: int = 0
+    ) -> None:
         super().begin(entries, skip, runs)
         lengths = [e.length if isinstance(e, RaggedEntry) else 0 for e in entries]
         self.longest = max(0, *lengths)
@@ -196,7 +198,7 @@ class RaggedResults(Results):
             return False
         return super().publish(batch)
 
-    def rows_of(self, entry: Entry, values: Values, first: int) -> Values:
+    def rows_of(self, entry: BatchEntry, values: Values, first: int) -> Values:
         mine = self.part(values, first, first + entry.rows)
         if isinstance(entry, RaggedEntry):
             for index, axes in enumerate(self._cuts):
@@ -292,7 +294,7 @@ class RaggedReplica(Replica):
             self._release(client)
         return list(touched)
 
-    def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
+    def _take(self, now: int, dropped: list[Dropped]) -> list[BatchEntry]:
         """Return the oldest request of the channel whose turn it is, and requests that
         fit with it.
         """
@@ -300,7 +302,7 @@ class RaggedReplica(Replica):
         if len(order) > 1:
             order = self._queue.next()
         size: PaddedSize | None = None
-        taken: list[Entry] = []
+        taken: list[BatchEntry] = []
         leader: RaggedEntry | None = None
         for client in order:
             if not client.pending:

@@ -23,7 +23,7 @@ from engine.tensor import Array
 from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
 from engine.transport.outcome import Outcome
-from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.batch import AnchorTable, Batch, BatchEntry
 from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 LONGEST_SLEEP_NS = 60 * 10**9
 
 
-class OpenEntry(Entry):
+class OpenEntry(BatchEntry):
     """A request whose first `ran` units have run. `parts` are the results of those
     units.
 
@@ -259,7 +259,7 @@ class RegroupingReplica(Replica):
         """Isolate a failure as for any batch. Requests run again from their first unit,
         padded.
         """
-        members: list[Entry] = []
+        members: list[BatchEntry] = []
         for entry in entries:
             if not entry.ended:
                 entry.ran, entry.parts = 0, {}

@@ -22,7 +22,7 @@ from engine.model.batch_plan import BatchPlan
 from engine.transport.anchor_ring import lock_all, release_all, unlock_all
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import Outcome, outcome_of
-from engine.worker.batch import AnchorTable, Batch, Entry, RunningBatch
+from engine.worker.batch import AnchorTable, Batch, BatchEntry, RunningBatch
 from engine.worker.batching_policy import BatchDelay, BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
@@ -159,9 +159,9 @@ class Replica:
             release_all(client.channel.inputs)
         return list(taken)
 
-    def _take(self, now: int, dropped: list[Dropped]) -> list[Entry]:
+    def _take(self, now: int, dropped: list[Dropped]) -> list[BatchEntry]:
         """Take whole requests of all channels in turn, up to `max_rows` rows."""
-        entries: list[Entry] = []
+        entries: list[BatchEntry] = []
         order: Sequence[ClientChannel] = self._queue.channels
         if len(order) > 1:
             order = self._queue.next()
@@ -196,7 +196,7 @@ class Replica:
                     client.channel.requests.unlock_last()
                     unlock_all(client.channel.inputs, slots)
                     return entries
-                entries.append(Entry(client, at, request, rows, submitted, slots))
+                entries.append(BatchEntry(client, at, request, rows, submitted, slots))
                 client.pending -= 1
                 room -= rows
                 if room <= 0:
@@ -267,7 +267,9 @@ class Replica:
         self.batches += 1
         return None
 
-    def _end_cancelled(self, entries: Sequence[Entry], started: int, rows: int) -> None:
+    def _end_cancelled(
+        self, entries: Sequence[BatchEntry], started: int, rows: int
+    ) -> None:
         """End the members of a batch that was terminated because all were cancelled."""
         now = time.monotonic_ns()
         # The complete run would have taken longer than this.
@@ -313,7 +315,7 @@ class Replica:
             for entry in batch.entries[told:]:
                 self._fail(entry, error, started)
 
-    def _again(self, entries: Sequence[Entry], started: int) -> Exception | None:
+    def _again(self, entries: Sequence[BatchEntry], started: int) -> Exception | None:
         """Run again the members of a failed batch that clients still want.
 
         The others end after them, because results are taken in the order of requests.
@@ -332,7 +334,7 @@ class Replica:
                     tell(entry, outcome, started)
         return error
 
-    def _fail(self, entry: Entry, error: Exception, started: int) -> None:
+    def _fail(self, entry: BatchEntry, error: Exception, started: int) -> None:
         outcome, text = outcome_of(error)
         logger.debug("%r: request %d failed: %s", self, entry.request, text)
         tell(entry, outcome, started, text=text)

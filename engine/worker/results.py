@@ -15,7 +15,7 @@ from engine.tensor import Array
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.bulk_copy import COPIED_AT_ONCE
 from engine.transport.outcome import Outcome
-from engine.worker.batch import AnchorTable, Batch, Entry
+from engine.worker.batch import AnchorTable, Batch, BatchEntry
 from engine.worker.client_channel import ClientChannel
 from popef_io import encode_strings
 
@@ -74,7 +74,7 @@ class Results:
             anchor.write_complete(len(entries))
         return True
 
-    def publish_each(self, batch: Batch) -> Iterator[Entry]:
+    def publish_each(self, batch: Batch) -> Iterator[BatchEntry]:
         """Give each request of a batch its rows as soon as there is room for them.
 
         The caller must notify the client of each request before taking the next. The
@@ -91,7 +91,7 @@ class Results:
             yield entry
             first += entry.rows
 
-    def rows_of(self, entry: Entry, values: Values, first: int) -> Values:
+    def rows_of(self, entry: BatchEntry, values: Values, first: int) -> Values:
         """Return the rows of one request, which begin at the unit `first`."""
         return self.part(values, first, first + entry.rows)
 
@@ -112,7 +112,7 @@ class Results:
             return np.concatenate([np.atleast_1d(part) for part in parts])
         return np.concatenate(parts, self._plan.dim)
 
-    def publish_one(self, entry: Entry, values: Values) -> None:
+    def publish_one(self, entry: BatchEntry, values: Values) -> None:
         """Hand over the whole result of one request."""
         for index, mine in values.items():
             anchor = entry.client.channel.outputs[index]
@@ -189,7 +189,7 @@ def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
 
 
 def tell(
-    entry: Entry,
+    entry: BatchEntry,
     outcome: Outcome,
     started: int,
     took: int = 0,

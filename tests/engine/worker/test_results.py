@@ -17,7 +17,7 @@ from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.link import Completion, Link
 from engine.transport.outcome import Outcome
 from engine.transport.shared_memory import PAGE
-from engine.worker.batch import AnchorTable, Entry
+from engine.worker.batch import AnchorTable, BatchEntry
 from engine.worker.client_channel import ClientChannel
 from popef_io import Anchor, DataType, TensorInfo, TensorType
 from tests.plain import plain
@@ -64,7 +64,7 @@ class Client:
     def publish(self, rows: int) -> list[tuple[int, Outcome]]:
         """A batch of so many requests; what the client has been told in the end."""
         values = np.repeat(np.arange(rows, dtype=np.uint8), ROW).reshape(rows, ROW)
-        entries = [Entry(self.mine, 0, number, 1, 0, []) for number in range(rows)]
+        entries = [BatchEntry(self.mine, 0, number, 1, 0, []) for number in range(rows)]
         batch: Any = SimpleNamespace(
             results=lambda: {0: values},
             entries=entries,

@@ -13,7 +13,7 @@ from engine.errors import DeadlineExceeded
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Link
 from engine.transport.shared_memory import PAGE
-from engine.worker.batch import Entry, RunningBatch
+from engine.worker.batch import BatchEntry, RunningBatch
 from engine.worker.client_channel import ClientChannel
 from popgate_python_interface.model import PresentRun
 from popgate_python_messages.call_messages import CallSocket, ModelCall
@@ -36,7 +36,7 @@ class Run:
                 channel.view, channel.request_at(0), number, 1, 0, deadline, 0
             )
             client = ClientChannel(number, channel, link, level, weight)
-            entries.append(Entry(client, channel.request_at(0), number, 1, 0, []))
+            entries.append(BatchEntry(client, channel.request_at(0), number, 1, 0, []))
         self.batch = RunningBatch(None, entries)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.owner = CallSocket(mine)
