@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from engine.errors import DeviceLost
 from engine.transport import messages
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.held_socket import HeldSocket
 from engine.transport.messages import Message, Receiver, close_all
 
@@ -42,9 +42,9 @@ class Watch(NamedTuple):
 
 
 @cache
-def answers_of(kind: type[A]) -> Receiver[A | Failed]:
+def answers_of(kind: type[A]) -> Receiver[A | ErrorReport]:
     """Return the receiver of answers of this kind, or of an error."""
-    return Receiver[A | Failed](kind, Failed)
+    return Receiver[A | ErrorReport](kind, ErrorReport)
 
 
 def call(
@@ -123,7 +123,7 @@ def ask(
         answer, answer_fds = answers_of(kind).receive(sock)
     except (ConnectionError, EOFError) as error:
         raise DeviceLost("the device process ended") from error
-    if isinstance(answer, Failed):
+    if isinstance(answer, ErrorReport):
         close_all(answer_fds)
         raise answer.to_error()
     return answer, answer_fds

@@ -1,8 +1,9 @@
 """Control messages to a device process, and its answers.
 
 A question states the descriptors beside it. `engine.transport.control` sends it and
-receives the answer of the stated kind, or `Failed`. A plugin's session adds messages of
-its own: `OpenSession` carries the first one as bytes, and the session decodes it.
+receives the answer of the stated kind, or `ErrorReport`. A plugin's session adds
+messages of its own: `OpenSession` carries the first one as bytes, and the session
+decodes it.
 """
 
 from __future__ import annotations

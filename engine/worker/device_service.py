@@ -51,7 +51,7 @@ from engine.transport.device_messages import (
     Stop,
     Unload,
 )
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.link import Link
 from engine.transport.messages import (
     MAX_MESSAGE,
@@ -179,7 +179,7 @@ class DeviceService:
                 try:
                     message, fds = QUESTIONS.receive(sock)
                 except MalformedMessage as error:
-                    send(sock, Failed.of(EngineBug(str(error))))
+                    send(sock, ErrorReport.of(EngineBug(str(error))))
                     continue
                 if isinstance(message, OpenSession) and guests is None:
                     self._serve_session(sock, message, fds)
@@ -216,7 +216,7 @@ class DeviceService:
         except Exception as error:
             if not isinstance(error, EngineError | PopefError):
                 logger.exception("control message %s", type(message).__name__)
-            return Failed.of(error), []
+            return ErrorReport.of(error), []
         finally:
             close_all(fds)
         return answer, answer_fds
@@ -236,7 +236,7 @@ class DeviceService:
         except Exception as error:
             if not isinstance(error, EngineError):
                 logger.exception("loading a session")
-            send(sock, Failed.of(error))
+            send(sock, ErrorReport.of(error))
             return
         finally:
             close_all(fds)

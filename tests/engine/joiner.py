@@ -23,7 +23,7 @@ from engine import (
 )
 from engine.owner import environment
 from engine.transport import control
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.messages import Message, Receiver, send
 from tests.support import WAIT
 
@@ -113,7 +113,7 @@ def main(sock: socket.socket) -> None:
         try:
             send(sock, Document({"answer": obey(message.content, fds)}))
         except Exception as error:
-            send(sock, Failed.of(error))
+            send(sock, ErrorReport.of(error))
 
 
 if __name__ == "__main__":

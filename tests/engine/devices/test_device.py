@@ -32,7 +32,7 @@ from engine import (
 )
 from engine.transport import control
 from engine.transport.device_messages import Done, Invite, Ping, Status
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.messages import encode
 from tests.engine import models
 from tests.support import is_gone, until
@@ -223,7 +223,7 @@ def test_an_unknown_message_is_answered_with_a_named_error(
         ):
             sock.send(raw)
             answer, _ = control.answers_of(Done).receive(sock)
-            assert isinstance(answer, Failed)
+            assert isinstance(answer, ErrorReport)
             assert why in answer.message
         # The connection still answers.
         assert control.ask(sock, Ping(), Status)[0].replicas == 0

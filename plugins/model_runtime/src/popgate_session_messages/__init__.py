@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, TypeAlias
 
 from engine.transport.device_messages import Number
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.messages import Message, Receiver
 
 #: The most bytes of a message while programs run. A larger limit takes more time.
@@ -169,7 +169,7 @@ class RunEnded(DeviceMessage, frozen=True):
 class RunFailed(DeviceMessage, frozen=True):
     """The programs have failed. `callers_fault` belongs to an `ExecutionFailed`."""
 
-    failure: Failed
+    report: ErrorReport
     callers_fault: bool
 
 

@@ -17,7 +17,7 @@ from engine.errors import Cancelled, EngineError, ExecutionFailed
 from engine.model.model_file import receive_model
 from engine.programs.executor import make_executor
 from engine.programs.model_data import ModelData
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.messages import close_all
 from popef_io import PopefError
 from popgate_session_messages import (
@@ -117,5 +117,5 @@ def _failed(error: Exception) -> RunFailed:
     if not isinstance(error, EngineError | PopefError):
         logger.error("programs of a session failed", exc_info=error)
     blame = isinstance(error, ExecutionFailed) and error.callers_fault
-    failure = Failed.of(error)
-    return RunFailed(Failed(failure.error, failure.message[:MOST_TEXT]), blame)
+    report = ErrorReport.of(error)
+    return RunFailed(ErrorReport(report.error, report.message[:MOST_TEXT]), blame)

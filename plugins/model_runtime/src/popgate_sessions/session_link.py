@@ -430,7 +430,7 @@ class _Conversation:
 
 
 def _error_of(message: RunFailed) -> EngineError:
-    error = message.failure.to_error()
+    error = message.report.to_error()
     if isinstance(error, ExecutionFailed):
         error.callers_fault = message.callers_fault
     return error

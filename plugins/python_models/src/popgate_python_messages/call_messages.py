@@ -18,7 +18,7 @@ import msgspec
 
 from engine.errors import EngineBug, EngineError
 from engine.tensor import Tensor
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from engine.transport.messages import Message, Receiver, close_all, send
 from engine.transport.tensor_pack import pack_tensors, unpack_tensors
 from popef_io import DataType
@@ -188,7 +188,7 @@ class Outputs(Message, frozen=True):
 
 class CallFailed(Message, frozen=True):
     number: int
-    failure: Failed
+    report: ErrorReport
 
 
 class AskersTold(Message, frozen=True):
@@ -281,7 +281,7 @@ class CallSocket:
         elif isinstance(answer, bool):
             self.tell(ReadyTold(number, answer))
         elif isinstance(answer, EngineError):
-            self.tell(CallFailed(number, Failed.of(answer)))
+            self.tell(CallFailed(number, ErrorReport.of(answer)))
         else:
             tensors, fds = Tensors.of(answer)
             try:

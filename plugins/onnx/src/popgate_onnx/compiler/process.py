@@ -9,7 +9,8 @@ with its owner at the latest.
 
 `Compilations.run` is the owner's side. The name of a function and its arguments are
 sent as JSON. The process answers in lines of JSON: `{"stage", "done"}`, and at the end
-`{"result"}` or `{"error", "message"}`, the fields of `engine.transport.failure.Failed`.
+`{"result"}` or `{"error", "message"}`, the fields of
+`engine.transport.error_report.ErrorReport`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, Self
 
 from engine.errors import EngineError, InvalidModel, RunnerClosed
 from engine.owner import die_with
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 from popgate_onnx.compiler.fork_server import ForkServer
 from popgate_onnx.compiler.options import CompileOptions, CompileReport, Progress
 
@@ -163,7 +164,7 @@ class Compilations:
             elif said["error"] == MemoryError.__name__:
                 raise self._refuse(f"needs more memory than {self._memory}", stage)
             else:
-                raise Failed(str(said["error"]), str(said["message"])).to_error()
+                raise ErrorReport(str(said["error"]), str(said["message"])).to_error()
         if self._closed:
             raise RunnerClosed("compilation was cancelled: the compiler is shut down")
         if time.monotonic() >= deadline:
@@ -365,8 +366,8 @@ def _work(stdin: int, stdout: int, owner: int) -> None:
                 return
             if not isinstance(error, EngineError):
                 _log.exception("compiling")
-            failed = Failed.of(error)
-            say({"error": failed.error, "message": failed.message})
+            report = ErrorReport.of(error)
+            say({"error": report.error, "message": report.message})
 
 
 def _limit(seconds: float, memory: int) -> None:

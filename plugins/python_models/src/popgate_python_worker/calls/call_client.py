@@ -284,7 +284,7 @@ class CallClient:
 def _result_of(answer: Answer, fds: Sequence[int]) -> Result:
     match answer:
         case CallFailed():
-            return answer.failure.to_error()
+            return answer.report.to_error()
         case AskersTold():
             return answer.askers
         case ReadyTold():

@@ -1,4 +1,4 @@
-"""`Failed`: an error of the engine as a message between processes."""
+"""`ErrorReport`: an error of the engine as a message between processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.transport.messages import MAX_MESSAGE, Message
 from popef_io import PopefError
 
 
-class Failed(Message, frozen=True):
+class ErrorReport(Message, frozen=True):
     """An error of the engine: the name of its class, and its text."""
 
     error: str
     message: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Failed:
+    def of(cls, error: BaseException) -> ErrorReport:
         """Return an error as a message. An error of a PopEF file becomes InvalidModel,
         because a file's damage shows only when its content is used.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from engine import EngineBug, EngineError, errors
-from engine.transport.failure import Failed
+from engine.transport.error_report import ErrorReport
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from engine.transport.failure import Failed
 )
 def test_every_error_survives_the_journey(name: str) -> None:
     error = getattr(errors, name)("what happened")
-    back = Failed.of(error).to_error()
+    back = ErrorReport.of(error).to_error()
     assert type(back) is type(error)
     assert str(back) == str(error)
 
 
 def test_foreign_errors_become_bugs() -> None:
-    back = Failed.of(KeyError("k")).to_error()
+    back = ErrorReport.of(KeyError("k")).to_error()
     assert isinstance(back, EngineBug)
     assert "KeyError" in str(back)
-    assert isinstance(Failed("os", "m").to_error(), EngineBug)
+    assert isinstance(ErrorReport("os", "m").to_error(), EngineBug)
