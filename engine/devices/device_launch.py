@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.devices.process_options import ProcessOptions, device_process
-from engine.devices.process_output import Output
+from engine.devices.process_output import ProcessOutput
 from engine.errors import DeviceLost
 from engine.logs import standard_output_is_wanted
 from engine.origin import here, hold, let_go, no_fork
@@ -130,7 +130,7 @@ class LaunchedProcess:
         threads: int = 1,
     ) -> None:
         self._leads_group = python is not None
-        self._output: Output | None = None
+        self._output: ProcessOutput | None = None
         self._ending, self._reaping = threading.Lock(), threading.Lock()
         self._ticks = 0
         self.has_ended = False
@@ -156,7 +156,7 @@ class LaunchedProcess:
                 if python is not None:
                     command = python.command()
                     heard, printed = os.pipe()
-                    self._output = Output(python.label, heard)
+                    self._output = ProcessOutput(python.label, heard)
                     options = {
                         "env": python.variables(threads),
                         "cwd": python.folder or None,

@@ -19,7 +19,7 @@ KEPT_LINES = 20
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 
 
-class Output:
+class ProcessOutput:
     """The output of a process, which goes to the log. A thread reads it to its end."""
 
     def __init__(self, label: str, fd: int) -> None:
@@ -64,4 +64,4 @@ class Output:
         logger.log(level, "model %s: %s", self._label, text)
 
     def __repr__(self) -> str:
-        return f"<Output of {self._label}>"
+        return f"<ProcessOutput of {self._label}>"
