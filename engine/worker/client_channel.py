@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LONG_AGO: Final = -(1 << 61)
 
 
-class Share:
+class DeviceShare:
     """The device time that channels of one weight and lane have used together, divided
     by their weight, over all its models (engine/worker/fair_queue.py).
     """
@@ -31,7 +31,7 @@ class Share:
         self.turn = 0
 
     def __repr__(self) -> str:
-        return f"<Share, {self.used:g} used>"
+        return f"<DeviceShare, {self.used:g} used>"
 
 
 class ClientChannel:
@@ -62,7 +62,7 @@ class ClientChannel:
         self.priority = priority
         self.weight = weight
         self.lane = lane
-        self.share = Share()
+        self.share = DeviceShare()
         #: The last turn of the fair queue that took from this channel.
         self.last_turn = 0
         self.channel = channel

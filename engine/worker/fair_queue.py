@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from engine.worker.client_channel import ClientChannel, Share
+from engine.worker.client_channel import ClientChannel, DeviceShare
 
 #: One batch in this many begins with a lower level, if requests of one wait.
 SHARE_OF_LOWER = 8
@@ -53,7 +53,7 @@ class DeviceShares:
 
     def __init__(self) -> None:
         self.is_weighted = False
-        self._shares: dict[tuple[int, int], Share] = {}
+        self._shares: dict[tuple[int, int], DeviceShare] = {}
         self._weighted = 0
         self._turn = 0
         self._served = 0.0
@@ -65,7 +65,7 @@ class DeviceShares:
     def add(self, channel: ClientChannel) -> None:
         """Give a new channel the share that belongs to its weight and lane."""
         key = channel.weight, channel.lane
-        new = Share(self._served - self._saved)  # the same as for an idle share
+        new = DeviceShare(self._served - self._saved)  # the same as for an idle share
         channel.share = self._shares.setdefault(key, new)
         self._count(channel, 1)
 

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from engine.worker.client_channel import ClientChannel, Share
+from engine.worker.client_channel import ClientChannel, DeviceShare
 from engine.worker.fair_queue import (
     SAVED_NS,
     SAVED_RUNS,
@@ -33,7 +33,7 @@ def channel(
         pending=pending,
         weight=weight,
         lane=lane,
-        share=Share(),
+        share=DeviceShare(),
         last_turn=0,
         is_aside=False,
     )
