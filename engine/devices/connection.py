@@ -27,18 +27,18 @@ class Connection:
         self,
         sock: socket.socket,
         result_fd: int,
-        watch: control.Watch | None = None,
+        liveness: control.LivenessCheck | None = None,
     ) -> None:
         """Link up with the process behind `sock`. The process writes to `result_fd`.
         This object owns `sock`, which has a timeout, and closes it.
 
-        Raises DeviceLost if it does not answer in time, and the errors of `watch`.
+        Raises DeviceLost if it does not answer in time, and the errors of `liveness`.
         """
         self.link = link = Link.create()
         self.sock = sock
         try:
             fds = [link.memory.fd, result_fd]
-            answer, eventfds = control.ask(self.sock, LinkUp(), Linked, fds, watch)
+            answer, eventfds = control.ask(self.sock, LinkUp(), Linked, fds, liveness)
         except BaseException as error:
             self.sock.close()
             link.close()

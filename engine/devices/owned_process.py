@@ -67,7 +67,9 @@ class OwnedProcess:
         device.refuse_if_closed()
         process = self._launcher.process
         try:
-            return control.call(self.address, message, kind, fds, timeout, self.watch)
+            return control.call(
+                self.address, message, kind, fds, timeout, self.liveness
+            )
         except DeviceLost as error:
             # A dying process closes its sockets one after the other. A caller that
             # tries again must not find the process alive through another socket.
@@ -109,13 +111,13 @@ class OwnedProcess:
         return True
 
     @property
-    def watch(self) -> control.Watch | None:
-        """Return the watch for callers that wait for the process; None if
+    def liveness(self) -> control.LivenessCheck | None:
+        """Return the liveness check for callers that wait for the process; None if
         `ping_timeout` is 0.
         """
         if self._device.ping_timeout <= 0:
             return None
-        return control.Watch(self._device.ping_timeout / 2, self._assure)
+        return control.LivenessCheck(self._device.ping_timeout / 2, self._assure)
 
     def _assure(self) -> None:
         """Raise DeviceLost if `check_responsive` finds the device lost."""
@@ -135,15 +137,15 @@ class OwnedProcess:
         device, process = self._device, self._launcher.start()
         self._killed_for = ""
         limit = START_TIMEOUT if self._start_timeout is None else self._start_timeout
-        watch = None
+        liveness = None
         if device.ping_timeout > 0:
-            watch = control.Watch(
+            liveness = control.LivenessCheck(
                 max(device.ping_timeout, PING_TIMEOUT), self._has_to_work(process)
             )
         try:
             device.refuse_if_closed()
             sock = control.connect(self.address, limit)
-            device.connect(Connection(sock, device.fileno(), watch))
+            device.connect(Connection(sock, device.fileno(), liveness))
         except BaseException as error:
             process.end(kill=True)
             said = process.last_words()

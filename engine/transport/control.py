@@ -32,13 +32,13 @@ _TIMEVAL = struct.Struct("@ll")
 A = TypeVar("A", bound=Message)
 
 
-class Watch(NamedTuple):
-    """Checks the peer while it is silent. `look` is called after each `interval`
+class LivenessCheck(NamedTuple):
+    """Checks the peer while it is silent. `check` is called after each `interval`
     seconds without an answer. Its exception ends the wait.
     """
 
     interval: float
-    look: Callable[[], object]
+    check: Callable[[], object]
 
 
 @cache
@@ -53,26 +53,26 @@ def call(
     kind: type[A],
     fds: Sequence[int] = (),
     timeout: float | None = None,
-    watch: Watch | None = None,
+    liveness: LivenessCheck | None = None,
 ) -> tuple[A, list[int]]:
     """Ask the device process at `address` and wait for its answer, which is a `kind`.
 
     Raises the engine error in the answer, and DeviceLost if the peer does not exist or
     disconnects. Raises TimeoutError after `timeout` seconds (None: wait for ever, or as
-    long as `watch` allows).
+    long as `liveness` allows).
     """
-    with connect(address, timeout, watch) as sock:
-        return ask(sock, message, kind, fds, watch)
+    with connect(address, timeout, liveness) as sock:
+        return ask(sock, message, kind, fds, liveness)
 
 
 def connect(
-    address: str, timeout: float | None = None, watch: Watch | None = None
+    address: str, timeout: float | None = None, liveness: LivenessCheck | None = None
 ) -> socket.socket:
     """Return a connection, with this timeout, to the device process at an abstract
     address.
     """
     sock = HeldSocket()
-    seconds = timeout if timeout is not None else watch.interval if watch else 0.0
+    seconds = timeout if timeout is not None else liveness.interval if liveness else 0.0
     try:
         # Not Python's timeout, because with that a full backlog fails at once.
         limit_blocking(sock, socket.SO_SNDTIMEO, seconds)
@@ -81,9 +81,9 @@ def connect(
                 sock.connect(f"\0{address}")
                 break
             except BlockingIOError:
-                if timeout is not None or watch is None:
+                if timeout is not None or liveness is None:
                     raise TimeoutError(f"{address} accepts no connection") from None
-                watch.look()
+                liveness.check()
         sock.settimeout(timeout)
         if peer_uid(sock) not in (os.getuid(), 0):
             raise DeviceLost(f"device {address} belongs to another user")
@@ -111,15 +111,15 @@ def ask(
     message: Message,
     kind: type[A],
     fds: Sequence[int] = (),
-    watch: Watch | None = None,
+    liveness: LivenessCheck | None = None,
 ) -> tuple[A, list[int]]:
     """Ask one question on an open connection and return the answer, which is a `kind`.
     Raises the errors of `call`.
     """
     try:
         messages.send(sock, message, fds)
-        if watch is not None:
-            _await_answer(sock, watch)
+        if liveness is not None:
+            _await_answer(sock, liveness)
         answer, answer_fds = answers_of(kind).receive(sock)
     except (ConnectionError, EOFError) as error:
         raise DeviceLost("the device process ended") from error
@@ -129,7 +129,7 @@ def ask(
     return answer, answer_fds
 
 
-def _await_answer(sock: socket.socket, watch: Watch) -> None:
+def _await_answer(sock: socket.socket, liveness: LivenessCheck) -> None:
     """Wait until a message or the end of the connection has come. Raises TimeoutError
     after the socket's timeout.
     """
@@ -138,12 +138,12 @@ def _await_answer(sock: socket.socket, watch: Watch) -> None:
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     while True:
-        left = watch.interval if end is None else end - time.monotonic()
-        if poller.poll(max(0.0, min(watch.interval, left)) * 1000):
+        left = liveness.interval if end is None else end - time.monotonic()
+        if poller.poll(max(0.0, min(liveness.interval, left)) * 1000):
             return
         if end is not None and time.monotonic() >= end:
             raise TimeoutError(f"no answer within {timeout} s")
-        watch.look()
+        liveness.check()
 
 
 def peer_uid(sock: socket.socket) -> int:

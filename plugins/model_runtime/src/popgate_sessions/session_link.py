@@ -80,15 +80,15 @@ class SessionLink:
         #: Prefetch requests for the next run, if it is of these programs.
         self._next: tuple[tuple[int, ...] | None, tuple[Prefetch, ...]] = None, ()
         self.ended = False
-        watch = device.process.watch
-        self._sock = control.connect(device.process.address, None, watch)
+        liveness = device.process.liveness
+        self._sock = control.connect(device.process.address, None, liveness)
         try:
             answer, _ = control.ask(
-                self._sock, message, SessionOpened, list(fds), watch
+                self._sock, message, SessionOpened, list(fds), liveness
             )
-            if watch is not None:
+            if liveness is not None:
                 for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    control.limit_blocking(self._sock, direction, watch.interval)
+                    control.limit_blocking(self._sock, direction, liveness.interval)
         except BaseException:
             self._sock.close()
             raise
