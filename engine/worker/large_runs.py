@@ -77,7 +77,7 @@ class PassedOn(Completions):
         return True
 
 
-class Ended(NamedTuple):
+class EndedRun(NamedTuple):
     """A run aside that has ended.
 
     `began` is when it began (`time.monotonic_ns`), and `succeeded` how many batches of
@@ -131,14 +131,14 @@ class LargeRuns:
             self._server.start()
         self._runs.put(replica)
 
-    def end(self) -> Ended:
+    def end(self) -> EndedRun:
         """Take back the replica that runs aside, after its run."""
         replica = self.replica
         if replica is None:
             raise EngineBug("no replica runs aside")
         for channel in replica.channels:
             channel.pass_on(channel.link.completions)
-        ended = Ended(
+        ended = EndedRun(
             replica, self._began, self._succeeded,
             self.waiting, self.arrived, self.commands,
         )  # fmt: skip
