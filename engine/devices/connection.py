@@ -13,7 +13,7 @@ from engine.transport.link import Link
 from engine.transport.messages import close_all
 
 
-class Connection:
+class DeviceConnection:
     """The link, the eventfds and the control socket of one device process.
 
     `wake_fd` wakes the thread that runs programs. `cancel_fd` wakes the thread that
@@ -89,4 +89,4 @@ class Connection:
         os.close(self.cancel_fd)
 
     def __repr__(self) -> str:
-        return f"<Connection {self.number} {self.link!r}>"
+        return f"<DeviceConnection {self.number} {self.link!r}>"

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from engine.devices.connection import Connection
+from engine.devices.connection import DeviceConnection
 from engine.devices.device_state import DeviceState
 from engine.devices.linked_device import LinkedDevice
 from engine.errors import (
@@ -60,7 +60,7 @@ class JoinedDevice(LinkedDevice):
             os.close(self._result_fd)
             raise
         try:
-            self.connect(Connection(self._dial(), self._result_fd))
+            self.connect(DeviceConnection(self._dial(), self._result_fd))
         except BaseException:
             self.close()
             raise

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine.devices.connection import Connection
+from engine.devices.connection import DeviceConnection
 from engine.devices.device_channels import DeviceChannels
 from engine.devices.device_launch import STOP_TIMEOUT
 from engine.devices.device_state import READY, DeviceState
@@ -54,7 +54,7 @@ class LinkedDevice(ABC):
         #: How often a new process replaced a lost one.
         self.restarts = 0
         self.outstanding = 0  # requests in flight, counted by their channels
-        self._connection: Connection | None = None
+        self._connection: DeviceConnection | None = None
         self._result_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.channels = DeviceChannels(self.lock)
         self._taken: deque[Completion] = deque()
@@ -99,7 +99,7 @@ class LinkedDevice(ABC):
 
     # -- the process
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: DeviceConnection) -> None:
         """Take the connection to a new process, which this object closes. Raises
         DeviceClosed if the device was closed meanwhile.
         """

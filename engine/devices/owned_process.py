@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.devices.connection import Connection
+from engine.devices.connection import DeviceConnection
 from engine.devices.device_launch import STOP_TIMEOUT, LaunchedProcess, Launcher
 from engine.devices.device_models import DeviceModels
 from engine.devices.device_state import DeviceState
@@ -145,7 +145,7 @@ class OwnedProcess:
         try:
             device.refuse_if_closed()
             sock = control.connect(self.address, limit)
-            device.connect(Connection(sock, device.fileno(), liveness))
+            device.connect(DeviceConnection(sock, device.fileno(), liveness))
         except BaseException as error:
             process.end(kill=True)
             said = process.last_words()
