@@ -9,15 +9,8 @@ from typing import Any, Protocol
 from engine.errors import InvalidModel
 from engine.programs.executor import Executor
 from engine.transport.device_messages import Described, PythonTold
+from engine.worker.batch import RunningBatch
 from popef_io import Model
-
-
-class RunningBatch(Protocol):
-    """The run in progress: its requests, as the device process knows them."""
-
-    @property
-    def entries(self) -> Sequence[Any]: ...
-
 
 Running = Callable[[], RunningBatch | None]
 

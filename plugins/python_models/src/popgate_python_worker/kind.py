@@ -25,7 +25,8 @@ from engine.programs.executable import Executable
 from engine.programs.executor import Executor
 from engine.programs.session import PlainOptions
 from engine.transport.device_messages import Described, PythonTold
-from engine.worker.python_kind import Running, RunningBatch
+from engine.worker.batch import RunningBatch
+from engine.worker.python_kind import Running
 from popef_io import Model
 from popgate_python_interface import GRAPH, Context, OwnMetrics, PresentRun, find_model
 from popgate_python_messages.call_messages import MetricsTold, MetricTold

@@ -21,7 +21,8 @@ from engine.errors import DeviceLost, EngineError, InvalidInput
 from engine.programs.session import RunOptions
 from engine.tensor import Tensor
 from engine.transport.messages import close_all, send
-from engine.worker.python_kind import Running, RunningBatch
+from engine.worker.batch import RunningBatch
+from engine.worker.python_kind import Running
 from popef_io import PopefError
 from popgate_python_interface import PresentRun
 from popgate_python_messages.call_messages import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from engine.config import weighted
 from engine.errors import DeadlineExceeded
 from engine.transport.channel import REQUEST
-from engine.worker.python_kind import RunningBatch
+from engine.worker.batch import RunningBatch
 
 
 class CallContext(NamedTuple):
