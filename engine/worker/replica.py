@@ -259,7 +259,7 @@ class Replica:
                 for entry in entries:
                     self._fail(entry, ExecutionFailed(running.failure), started)
             else:
-                self._end_cancelled(entries, started, rows)
+                self._cancel(entries, started, rows)
             return None
         batch.end()
         self._took.append(compute)
@@ -267,9 +267,7 @@ class Replica:
         self.batches += 1
         return None
 
-    def _end_cancelled(
-        self, entries: Sequence[BatchEntry], started: int, rows: int
-    ) -> None:
+    def _cancel(self, entries: Sequence[BatchEntry], started: int, rows: int) -> None:
         """End the members of a batch that was terminated because all were cancelled."""
         now = time.monotonic_ns()
         # The complete run would have taken longer than this.
