@@ -156,7 +156,7 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
 }
 GROUND: dict[str, frozenset[str]] = {
     "engine": frozenset(
-        {"arrays", "config", "descriptors", "errors", "faults", "logs", "origin"}
+        {"arrays", "config", "descriptors", "errors", "faults", "fork_guard", "logs"}
         | {"owner", "run_failures", "telemetry", "tensor"}
     ),
     "app": frozenset(

@@ -172,7 +172,7 @@ class Device(LinkedDevice):
         """Ask the process for its state. Raises DeviceLost if it does not answer in
         time.
         """
-        self.origin.check("Device")
+        self.fork_guard.check("Device")
         try:
             return self.process.ping(timeout)
         except TimeoutError as error:
@@ -227,7 +227,7 @@ class Device(LinkedDevice):
         even if the device is not lost. Raises the error that prevents the start. Then
         try again after `back_off` seconds.
         """
-        self.origin.check("Device")
+        self.fork_guard.check("Device")
         with self.models.recovery:
             if by_hand and self.state is DeviceState.FAILED:
                 self.state = DeviceState.LOST
@@ -252,7 +252,7 @@ class Device(LinkedDevice):
 
         `kill` ends the process immediately, because it does not answer.
         """
-        if self.origin.left:
+        if self.fork_guard.left:
             self._abandon()
             return
         with contextlib.suppress(IndexError):

@@ -17,8 +17,8 @@ from typing import Any
 from engine.devices.process_options import ProcessOptions, device_process
 from engine.devices.process_output import ProcessOutput
 from engine.errors import DeviceLost
+from engine.fork_guard import fork_guard, hold, let_go, no_fork
 from engine.logs import standard_output_is_wanted
-from engine.origin import here, hold, let_go, no_fork
 from engine.owner import environment, starting
 from engine.run_failures import Death
 from engine.transport.held_socket import HeldSocket
@@ -107,11 +107,11 @@ class _Child(subprocess.Popen[bytes]):
     """A process that forked children of its owner do not touch."""
 
     def __init__(self, command: list[str], **options: Any) -> None:
-        self._origin = here()
+        self._fork_guard = fork_guard()
         super().__init__(command, **options)
 
     def __del__(self) -> None:
-        if not self._origin.left:  # a forked child must not wait for it
+        if not self._fork_guard.left:  # a forked child must not wait for it
             super().__del__()
 
 

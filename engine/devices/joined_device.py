@@ -74,7 +74,7 @@ class JoinedDevice(LinkedDevice):
         fds: Sequence[int] = (),
         timeout: float | None = None,
     ) -> A:
-        self.origin.check("JoinedDevice")
+        self.fork_guard.check("JoinedDevice")
         self.refuse_if_closed()
         with self._dial(timeout) as sock:
             answer, answer_fds = control.ask(sock, message, kind, fds)
@@ -158,7 +158,7 @@ class JoinedDevice(LinkedDevice):
             if self.state is DeviceState.CLOSED:
                 return
             self.state = DeviceState.CLOSED
-        if not self.origin.left:
+        if not self.fork_guard.left:
             for channel in self.channels.all:
                 channel.close()
         self.channels.by_number.clear()

@@ -25,7 +25,7 @@ from engine.devices.request import RequestChannel
 from engine.devices.run_report import RunReport
 from engine.devices.waiting import BlockingDriver
 from engine.errors import DeviceClosed, DeviceLost, EngineError
-from engine.origin import here
+from engine.fork_guard import fork_guard
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.control import A
 from engine.transport.device_messages import (
@@ -46,7 +46,7 @@ class LinkedDevice(ABC):
     ping_timeout: float
 
     def __init__(self, device_id: str, spin_us: int) -> None:
-        self.origin = here()
+        self.fork_guard = fork_guard()
         self.id = device_id
         self.spin_us = spin_us
         self.lock = threading.RLock()
@@ -160,8 +160,8 @@ class LinkedDevice(ABC):
 
     def poll(self) -> int:
         """Resolve finished requests and return their number. Never blocks."""
-        if self.origin.left:
-            raise self.origin.error("Device")
+        if self.fork_guard.left:
+            raise self.fork_guard.error("Device")
         try:  # noqa: SIM105 - a context manager would slow down every wake-up
             os.eventfd_read(self._result_fd)
         except BlockingIOError:
@@ -217,7 +217,7 @@ class LinkedDevice(ABC):
 
     def check(self) -> bool:
         """Return whether the process lives. If not, fail its requests now."""
-        self.origin.check("Device")
+        self.fork_guard.check("Device")
         connection = self._connection
         if connection is None or self.state is not DeviceState.READY:
             return False
@@ -232,7 +232,7 @@ class LinkedDevice(ABC):
         Requests that have not begun are dropped. Results of the others are discarded.
         Event loops call it often.
         """
-        self.origin.check("Device")
+        self.fork_guard.check("Device")
         if not self._busy:
             return 0
         now = time.monotonic_ns()

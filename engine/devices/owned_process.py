@@ -63,7 +63,7 @@ class OwnedProcess:
     ) -> tuple[A, list[int]]:
         """Send a control message to the process: see `Device.ask`."""
         device = self._device
-        device.origin.check("Device")
+        device.fork_guard.check("Device")
         device.refuse_if_closed()
         process = self._launcher.process
         try:
@@ -93,7 +93,7 @@ class OwnedProcess:
         `Device.check_responsive`.
         """
         device = self._device
-        device.origin.check("Device")
+        device.fork_guard.check("Device")
         if device.state is not DeviceState.READY:
             return False
         process, ping_timeout = self._launcher.process, device.ping_timeout
@@ -169,7 +169,7 @@ class OwnedProcess:
 
     def kill(self, why: str, culprit: str = "") -> None:
         """End a process that hangs: see `Device.kill`."""
-        self._device.origin.check("Device")
+        self._device.fork_guard.check("Device")
         self._killed_for = why
         if culprit:
             self._models.rest(culprit)

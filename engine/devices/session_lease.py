@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from engine.errors import DeviceBusy
-from engine.origin import here
+from engine.fork_guard import fork_guard
 
 #: Seconds to wait until programs of another session, or thread, have ended.
 LEASE_TIMEOUT = 10.0
@@ -30,7 +30,7 @@ class SessionLease:
     def __init__(self) -> None:
         #: The loaded session. Only the thread that holds the lease changes it.
         self.holder: LeaseHolder | None = None
-        self._origin = here()
+        self._fork_guard = fork_guard()
         self._lock = threading.Lock()
         self._thread: int | None = None
 
@@ -46,7 +46,7 @@ class SessionLease:
 
         A run that waits for data may never end, so this must not wait for ever.
         """
-        self._origin.check("Device")
+        self._fork_guard.check("Device")
         if self.is_mine:
             raise DeviceBusy("a callback of a run cannot start another run")
         if not self._lock.acquire(timeout=LEASE_TIMEOUT):

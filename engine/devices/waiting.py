@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine.devices.request import Request
 from engine.errors import DeviceBusy
-from engine.origin import Origin
+from engine.fork_guard import ForkGuard
 
 #: Seconds after which a waiting thread checks again whether it should drive.
 _LOOK_AGAIN = 0.5
@@ -31,7 +31,7 @@ REST = 64
 class Driven(Protocol):
     """Interface of a device for its driver (device.py describes it)."""
 
-    origin: Origin
+    fork_guard: ForkGuard
     spin_us: int
     outstanding: int
 
@@ -93,8 +93,8 @@ class BlockingDriver:
         """Block until `request` is done, at most `timeout` seconds. Return whether it
         is done.
         """
-        if self._device.origin.left and not request.done:
-            raise self._device.origin.error("request")
+        if self._device.fork_guard.left and not request.done:
+            raise self._device.fork_guard.error("request")
         end = None if timeout is None else time.monotonic() + timeout
         while not request.done:
             left = None if end is None else end - time.monotonic()

@@ -145,7 +145,7 @@ class ModelRunner:
 
         Empty unless `config.record_tracepoints` is set.
         """
-        self._replicas.origin.check("ModelRunner")
+        self._replicas.fork_guard.check("ModelRunner")
         self._replicas.check_id(replica_id)
         tracepoints = self._replicas.tracepoints(replica_id)
         return Tracepoints(1, nullcontext()) if tracepoints is None else tracepoints
@@ -276,7 +276,7 @@ class ModelRunner:
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight, at most `timeout` seconds."""
-        self._replicas.origin.check("ModelRunner")
+        self._replicas.fork_guard.check("ModelRunner")
         return drain(self._replicas.channels, timeout)
 
     def run_save_programs(self, replica_id: int = 0) -> dict[str, Array]:
@@ -303,7 +303,7 @@ class ModelRunner:
         if self._replicas.closed:
             return
         failures: list[EngineError] = []
-        mine = not self._replicas.origin.left
+        mine = not self._replicas.fork_guard.left
         if mine and self.config.run_save_programs and self._loaded:
             failures = self._save_all()
         if mine:
@@ -334,10 +334,10 @@ class ModelRunner:
         self.close()
 
     def __repr__(self) -> str:
-        closed, origin = self._replicas.closed, self._replicas.origin
+        closed, guard = self._replicas.closed, self._replicas.fork_guard
         state = "closed" if closed else ("ready" if self.ready else "not ready")
-        if origin.left:
-            state = f"of process {origin.pid}"
+        if guard.left:
+            state = f"of process {guard.pid}"
         return (
             f"<ModelRunner {self.name!r} {state}, {len(self.devices)} replicas, "
             f"{self.in_flight} in flight>"

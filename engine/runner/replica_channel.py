@@ -151,7 +151,7 @@ class ReplicaChannel(RequestChannel):
         self, rows: int, tensors: Mapping[str, Tensor], on_done: OnDone
     ) -> None:
         """Queue rows that complete a waiting run (flushing.py)."""
-        self.device.origin.check("ModelRunner")
+        self.device.fork_guard.check("ModelRunner")
         with self._lock:
             number = next(self._numbers)
             request = Request(self, number, rows, 0, on_done, None, FILLS_UP)
@@ -308,7 +308,7 @@ class ReplicaChannel(RequestChannel):
         return self.device.blocking.wait(request, timeout)
 
     def abandon(self, request: Request, error: EngineError) -> None:
-        self.device.origin.check("request")
+        self.device.fork_guard.check("request")
         with self._lock:
             if request.done:
                 return

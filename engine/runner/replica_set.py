@@ -24,8 +24,8 @@ from engine.errors import (
     RunnerClosed,
     counted,
 )
+from engine.fork_guard import fork_guard
 from engine.model.kept_state import keeps_state
-from engine.origin import here
 from engine.runner.replica_channel import ReplicaChannel
 from engine.runner.replica_lines import ReplicaLines, least_busy
 from engine.runner.replica_loader import ReplicaLoader, ReplicaPlan, waiting_times
@@ -46,7 +46,7 @@ class ReplicaSet:
     """
 
     def __init__(self, plan: ReplicaPlan, config: ModelRunnerConfig) -> None:
-        self.origin = here()
+        self.fork_guard = fork_guard()
         self._plan = plan
         self._config = config
         waits = waiting_times(config)
@@ -90,14 +90,14 @@ class ReplicaSet:
     @property
     def ready(self) -> bool:
         """Return whether every replica can take requests."""
-        if self._stopped or self.origin.left:
+        if self._stopped or self.fork_guard.left:
             return False
         return all(map(_can_run, self._replicas))
 
     @property
     def serving(self) -> bool:
         """Return whether any replica can take requests."""
-        if self._stopped or self.origin.left:
+        if self._stopped or self.fork_guard.left:
             return False
         return any(map(_can_run, self._replicas))
 
@@ -119,8 +119,8 @@ class ReplicaSet:
         (`weighted`). Raises RunnerClosed, DeviceLost if the replica has no device at
         the moment, or WrongProcess in a forked child.
         """
-        if self.origin.left:
-            raise self.origin.error("ModelRunner")
+        if self.fork_guard.left:
+            raise self.fork_guard.error("ModelRunner")
         if self._stopped:
             raise _unloaded(self._plan.name)
         if self.failure is not None:
@@ -173,7 +173,7 @@ class ReplicaSet:
         """
         if not self._config.auto_reset:
             return
-        self.origin.check("ModelRunner")
+        self.fork_guard.check("ModelRunner")
         device, lines = self._devices[replica], self._replicas[replica]
         if not device.check() or not _can_run(lines):
             device.recover()
@@ -211,7 +211,7 @@ class ReplicaSet:
         Does nothing during `load`, which undoes only the loading that it has begun
         itself. Does nothing after a `load` that already was on the new process.
         """
-        self.origin.check("ModelRunner")
+        self.fork_guard.check("ModelRunner")
         wanted = self._loaded and not self._stopped and self.failure is None
         mine = [i for i, one in enumerate(self._devices) if one is device]
         if wanted and not all(_can_run(self._replicas[i]) for i in mine):
@@ -219,7 +219,7 @@ class ReplicaSet:
 
     def save(self, replica: int) -> dict[str, Tensor]:
         """Run the save programs of a replica. Return their outputs by tensor name."""
-        self.origin.check("ModelRunner")
+        self.fork_guard.check("ModelRunner")
         if self.closed:
             raise _unloaded(self._plan.name)
         lines = self._replicas[replica]
@@ -240,12 +240,12 @@ class ReplicaSet:
         if self.closed:
             return
         stuck: set[Device] = set()
-        if not self.origin.left:
+        if not self.fork_guard.left:
             stuck = self._unload()
         self.closed = self._stopped = True
         self._loader.close()
         for device in self._devices:
-            if device.python is not None and not self.origin.left:
+            if device.python is not None and not self.fork_guard.left:
                 device.close(kill=device in stuck)  # only this model uses it
 
     def _unload(self) -> set[Device]:

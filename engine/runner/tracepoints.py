@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidInput
-from engine.origin import here
+from engine.fork_guard import fork_guard
 
 if TYPE_CHECKING:
     from engine.devices.request import Request
@@ -65,10 +65,10 @@ class Tracepoints:
     A thread must hold `lock` to record. Readers take it too. Any thread may read.
     """
 
-    __slots__ = ("_lock", "_origin", "_point", "_points", "_rounds", "_size")
+    __slots__ = ("_fork_guard", "_lock", "_point", "_points", "_rounds", "_size")
 
     def __init__(self, size: int, lock: AbstractContextManager[object]) -> None:
-        self._origin = here()
+        self._fork_guard = fork_guard()
         self._lock = lock
         self._size = size
         self._rounds = 0
@@ -109,7 +109,7 @@ class Tracepoints:
     @property
     def count(self) -> int:
         """Return how many requests have been recorded, dropped ones included."""
-        self._origin.check("Tracepoints")
+        self._fork_guard.check("Tracepoints")
         with self._lock:
             return self._rounds * self._size + self._point.number
 
@@ -169,7 +169,7 @@ class Tracepoints:
         """Return the total time and the phases of each request in nanoseconds, oldest
         first.
         """
-        self._origin.check("Tracepoints")
+        self._fork_guard.check("Tracepoints")
         rows = []
         with self._lock:
             points = self._points[: self._point.number]
@@ -183,6 +183,6 @@ class Tracepoints:
         return rows
 
     def __repr__(self) -> str:
-        if self._origin.left:
-            return f"<Tracepoints of process {self._origin.pid}>"
+        if self._fork_guard.left:
+            return f"<Tracepoints of process {self._fork_guard.pid}>"
         return f"<Tracepoints {len(self)} of {self.count} requests>"

@@ -1,10 +1,10 @@
-"""Sockets that no forked child keeps (engine/origin.py)."""
+"""Sockets that no forked child keeps (engine/fork_guard.py)."""
 
 from __future__ import annotations
 
 import socket
 
-from engine.origin import here, hold, let_go, no_fork
+from engine.fork_guard import fork_guard, hold, let_go, no_fork
 
 
 class HeldSocket(socket.socket):
@@ -13,7 +13,7 @@ class HeldSocket(socket.socket):
     def __init__(self, fileno: int | None = None) -> None:
         """Make a new eventfd, or take over an open descriptor."""
         with no_fork():
-            self._origin = here()
+            self._fork_guard = fork_guard()
             super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=fileno)
             hold(self.fileno())
 
@@ -31,7 +31,7 @@ class HeldSocket(socket.socket):
             super().close()
 
     def __del__(self) -> None:
-        if self._origin.left:  # close the child's copy silently
+        if self._fork_guard.left:  # close the child's copy silently
             self.close()
         # A finalizer must not wait. It runs in whichever thread collects garbage, and
         # the holder of the lock may be waiting for that thread. Without the lock, a

@@ -53,7 +53,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from engine.errors import EngineBug, InvalidConfig, QueueClosed, WrongProcess
-from engine.origin import here
+from engine.fork_guard import fork_guard
 
 CONTROL_SIZE = 128
 #: Words of the control block other than 0 and 1.
@@ -315,7 +315,7 @@ class SpscRingBuffer(Generic[T]):
     ) -> None:
         if timeout_ns < 0:
             raise InvalidConfig(f"timeout_ns must not be negative, got {timeout_ns}")
-        self._origin = here()
+        self._fork_guard = fork_guard()
         if num_buffers > MOST_BUFFERS:
             raise InvalidConfig(
                 f"a ring must have at most {MOST_BUFFERS} buffers, got {num_buffers}"
@@ -357,7 +357,7 @@ class SpscRingBuffer(Generic[T]):
         return None if slot < 0 else self._buffers[slot]
 
     def _lock_slot(self) -> int:
-        if self._origin.left:
+        if self._fork_guard.left:
             raise self._not_ours()
         slot = self._ring.try_write_lock()
         self._write_locked = self._write_locked or slot >= 0
@@ -374,7 +374,7 @@ class SpscRingBuffer(Generic[T]):
     def write_complete(self) -> None:
         """Publish the buffer that is write-locked."""
         if not self._write_locked:
-            if self._origin.left:
+            if self._fork_guard.left:
                 raise self._not_ours()
             if not self.is_valid():
                 return
@@ -385,7 +385,7 @@ class SpscRingBuffer(Generic[T]):
 
     def try_read_lock(self) -> T | None:
         """Return the next published buffer, or None if there is none."""
-        if self._origin.left:
+        if self._fork_guard.left:
             raise self._not_ours()
         slot = self._ring.try_read_lock()
         return None if slot < 0 else self._buffers[slot]
@@ -395,7 +395,7 @@ class SpscRingBuffer(Generic[T]):
 
         `alive` is called regularly meanwhile. Its exception ends the wait.
         """
-        if self._origin.left:
+        if self._fork_guard.left:
             raise self._not_ours()
         timeout = self._timeout_ns / 1e9 if self._timeout_cb is not None else 0.0
         due = time.monotonic() + timeout if timeout else float("inf")
@@ -414,7 +414,7 @@ class SpscRingBuffer(Generic[T]):
     def read_complete(self) -> None:
         """Release the oldest read-locked buffer."""
         if not self._ring.held:
-            if self._origin.left:
+            if self._fork_guard.left:
                 raise self._not_ours()
             if not self.is_valid():
                 return
@@ -444,7 +444,7 @@ class SpscRingBuffer(Generic[T]):
 
     def reset(self) -> None:
         """Reset to the initial state. Neither side may use the ring meanwhile."""
-        if self._origin.left:
+        if self._fork_guard.left:
             raise self._not_ours()
         self._ring.reset()
         self._write_locked = False
@@ -454,10 +454,10 @@ class SpscRingBuffer(Generic[T]):
         return f"{prefix}{self._label}: {self._ring!r}"
 
     def _not_ours(self) -> WrongProcess:
-        return self._origin.error(f"{self._label} SpscRingBuffer".strip())
+        return self._fork_guard.error(f"{self._label} SpscRingBuffer".strip())
 
     def _notify(self) -> None:
-        if self._origin.left:  # a thread of the parent may have held the lock
+        if self._fork_guard.left:  # a thread of the parent may have held the lock
             raise self._not_ours()
         with self._waiting:
             self._waiting.notify_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 
-from engine.origin import no_fork
+from engine.fork_guard import no_fork
 from engine.transport.held_socket import HeldSocket
 from tests.support import WAIT
 

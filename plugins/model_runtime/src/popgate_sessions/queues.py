@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from engine.errors import InvalidInput, QueueClosed, QueueFull
-from engine.origin import here
+from engine.fork_guard import fork_guard
 from engine.tensor import Array, Buffer
 from engine.transport.ring_buffer import SpscRingBuffer
 from popef_io import Anchor, TensorInfo
@@ -123,7 +123,7 @@ class AnchorQueue(Generic[Slot]):
         self, anchor: Anchor, ring: SpscRingBuffer[Slot], running: RunningThread | None
     ) -> None:
         self.anchor = anchor
-        self._origin = here()
+        self._fork_guard = fork_guard()
         self.sample_bytes = bytes_per_sample(anchor.tensor_info)
         #: 0 if the first dimension is free.
         self.batch_bytes = self.sample_bytes * batch_rows(anchor.tensor_info)
@@ -154,9 +154,9 @@ class AnchorQueue(Generic[Slot]):
         never end: in a callback, no other thread makes room. Raises WrongProcess in a
         forked child.
         """
-        if self._origin.left:
+        if self._fork_guard.left:
             what = f"{self._direction} queue {self.anchor.name!r}"
-            raise self._origin.error(what)
+            raise self._fork_guard.error(what)
         if self._running.is_me and not self._ring.write_available():
             raise QueueFull(
                 f"{self._direction} queue {self.anchor.name!r} is full, and "

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from engine.devices.device import Device
 from engine.devices.device_manager import DeviceManager
 from engine.errors import DeviceBusy, InvalidConfig
+from engine.fork_guard import fork_guard
 from engine.model.model_file import ModelFiles, open_model
-from engine.origin import here
 from engine.programs.executable import Executable
 from popef_io import Anchor, Model, ProgramFlow, TensorType
 from popgate_sessions.callbacks import (
@@ -48,7 +48,7 @@ class Session:
     """
 
     def __init__(self, model: ModelFiles, config: SessionConfig | None = None) -> None:
-        self._origin = here()
+        self._fork_guard = fork_guard()
         self.config = config or SessionConfig()
         self._model = open_model(model)
         if self.config.check_package_hash:
@@ -122,7 +122,7 @@ class Session:
 
         Raises DeviceBusy, DeviceLost, InvalidModel.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         self.unload_from_device()
         self._loaded.bind(device)
 
@@ -132,7 +132,7 @@ class Session:
         Save programs run first, if the load programs have run and all data they write
         can be delivered immediately.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         device = self._loaded.device
         if device is not None:
             with device.lease.hold():
@@ -147,7 +147,7 @@ class Session:
         """Connect the anchor with this stream handle to a callback, replacing its
         present connection. Raises UnknownAnchor if there is no such anchor.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         self._connections.set_callback(anchor_handle, callback)
 
     def set_user_input_handler(
@@ -162,7 +162,7 @@ class Session:
         (`AnchorCallbackPolicy`); `skip_connected` selects only anchors without a
         connection, or with a dummy.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         kind = TensorType.INPUT
         self._connections.set_handler(kind, factory, predicate, skip_connected)
 
@@ -173,7 +173,7 @@ class Session:
         skip_connected: bool = False,
     ) -> None:
         """Set the handler for each of `user_output_anchors`."""
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         kind = TensorType.OUTPUT
         self._connections.set_handler(kind, factory, predicate, skip_connected)
 
@@ -190,7 +190,7 @@ class Session:
         The predicates select anchors; without one, all get a queue. `QueueManager`
         describes the other parameters. A new call replaces the queues of the last one.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         if self._model.metadata.replication_factor > 1:
             raise InvalidConfig(
                 "queues need a model compiled for one replica; this model is "
@@ -284,7 +284,7 @@ class Session:
         Until `reload` every run returns False. The results of the ended programs are
         undefined.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         self._loaded.halt()
         if self._queues is not None:
             self._queues.disconnect_all()
@@ -294,7 +294,7 @@ class Session:
         """Load the executable again on the bound device, after `stop` or the loss of
         the device. A lost device is restarted, and disconnected queues are emptied.
         """
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         self._loaded.reload()
         if self._queues is not None:
             self._queues.reset_disconnected()
@@ -305,7 +305,7 @@ class Session:
         Gives back a device that the session attached itself. Idempotent. In a forked
         child it stops nothing, because everything belongs to the parent process.
         """
-        if self._origin.left:
+        if self._fork_guard.left:
             self._loaded.abandon()
             if self._own_device is not None:
                 self._own_device.close()
@@ -338,7 +338,7 @@ class Session:
 
     @contextlib.contextmanager
     def _hold(self, *, load: bool = True) -> Iterator[LoadedSession]:
-        self._origin.check("Session")
+        self._fork_guard.check("Session")
         with self._loaded.hold(load=load):
             queues = self._queues
             if queues is None:

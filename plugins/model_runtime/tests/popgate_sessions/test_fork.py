@@ -1,6 +1,6 @@
 """Children made by `os.fork`: they use nothing of their parent's, and keep nothing.
 
-Covers: engine/origin.py, engine/transport/held_socket.py.
+Covers: engine/fork_guard.py, engine/transport/held_socket.py.
 """
 
 from __future__ import annotations

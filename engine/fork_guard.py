@@ -1,4 +1,4 @@
-"""`Origin`: the process that made an object, which alone may use it.
+"""`ForkGuard`: only the process that made an object may use it.
 
 A child made by `fork` has a copy of every object of its parent, and with it the same
 shared memory, sockets and claims on devices. Two processes would write the same rings,
@@ -6,10 +6,10 @@ each would take the other's results, and a device would stay attached as long as
 child lives. So objects made before a fork cannot be used in the child, and the child
 keeps no object that holds a device.
 
-Every object that reaches a device, or waits for another thread, keeps its `Origin`. In
-a child, `left` is True. Methods check it before they take any lock, because a lock that
-another thread of the parent held stays locked in the child for ever. The fork itself
-sets `left`, so a request only reads one attribute.
+Every object that reaches a device, or waits for another thread, keeps the `ForkGuard`
+of its process. In a child, `left` is True. Methods check it before they take any lock,
+because a lock that another thread of the parent held stays locked in the child for
+ever. The fork itself sets `left`, so a request only reads one attribute.
 
 `hold` registers descriptors that hold a device. A child redirects each of them at once,
 so the kernel sees them closed when the parent ends. The descriptors keep their numbers,
@@ -26,8 +26,8 @@ import threading
 from engine.errors import WrongProcess
 
 
-class Origin:
-    """One process. Each process makes one `Origin`, see `here`."""
+class ForkGuard:
+    """Guards the objects of one process. Each process has one: `fork_guard`."""
 
     __slots__ = ("left", "pid")
 
@@ -49,19 +49,19 @@ class Origin:
             raise self.error(what)
 
     def __repr__(self) -> str:
-        return f"<Origin {self.pid}{', left' if self.left else ''}>"
+        return f"<ForkGuard {self.pid}{', left' if self.left else ''}>"
 
 
-_here = Origin()
+_guard = ForkGuard()
 _held: set[int] = set()
 # Re-entrant, because a finalizer may close a descriptor while the same thread makes
 # one.
 _fork_lock = threading.RLock()
 
 
-def here() -> Origin:
-    """Return the `Origin` of this process."""
-    return _here
+def fork_guard() -> ForkGuard:
+    """Return the `ForkGuard` of this process."""
+    return _guard
 
 
 def no_fork() -> threading.RLock:
@@ -94,10 +94,10 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    global _here, _held, _fork_lock
+    global _guard, _held, _fork_lock
     _fork_lock = threading.RLock()
-    _here.left = True
-    _here = Origin()
+    _guard.left = True
+    _guard = ForkGuard()
     held, _held = _held, set()
     if held:
         nowhere = os.eventfd(0, os.EFD_CLOEXEC)
