@@ -17,7 +17,7 @@ from multiprocessing.queues import Queue
 from engine import keep_large_blocks
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import PARKED, Link
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.transport.ring_buffer import full_fence
 
 
@@ -59,7 +59,7 @@ class RingsEcho:
         target.payload[place : place + nbytes] = data
         target.describe(0, number, place, nbytes, shape)
         target.write_complete()
-        self._link.completions.put(0, Outcome.DONE, number)
+        self._link.completions.put(0, DeviceOutcome.DONE, number)
         channel.requests.read_complete()
         source.read_complete()
 

@@ -10,7 +10,7 @@ from engine.devices.request import Request
 from engine.errors import EngineError, QueueFull
 from engine.runner.service_time import SELDOM, ServiceTime
 from engine.runner.tracepoints import Tracepoints
-from engine.transport.outcome import DONE, Outcome, error_of
+from engine.transport.outcome import DONE, DeviceOutcome, error_of
 
 
 class Admission:
@@ -111,7 +111,7 @@ class Admission:
             else:
                 service.seen = compute_ns
         if request.predicted_ns:
-            expired = outcome == Outcome.EXPIRED
+            expired = outcome == DeviceOutcome.EXPIRED
             in_time = not expired and monotonic_ns() <= request.predicted_ns
             service.learn(met=in_time)
         if outcome != DONE:
@@ -131,7 +131,7 @@ class Admission:
         """
         service = self.service_time
         if compute_ns and compute_ns != service.seen:
-            expired = outcome == Outcome.EXPIRED
+            expired = outcome == DeviceOutcome.EXPIRED
             slower = expired and service.is_slower(rows, compute_ns)
             if slower or outcome == DONE:
                 # These rows no longer count as in flight.

@@ -1,7 +1,7 @@
 """The client's answer to a device whose run lacks rows: `flush_callback`.
 
-The device names the input that it waits for (`Outcome.NEEDS_ROWS`). The client calls
-the callback and sends its rows as a request. The device takes as many rows as are
+The device names the input that it waits for (`DeviceOutcome.NEEDS_ROWS`). The client
+calls the callback and sends its rows as a request. The device takes as many rows as are
 missing, or drops the request if no rows are missing any more. A callback that fails or
 returns unusable rows would do so again at each call. So the requests that wait for its
 rows fail too.

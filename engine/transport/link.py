@@ -54,7 +54,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from engine.errors import QueueFull
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.transport.ring_buffer import (
     CONTROL_SIZE,
     ORDERED_STORES,
@@ -158,7 +158,7 @@ class Completions(RingCounters):
     def put(
         self,
         channel: int,
-        outcome: Outcome,
+        outcome: DeviceOutcome,
         request: int,
         queue_ns: int = 0,
         compute_ns: int = 0,

@@ -24,7 +24,7 @@ from engine.errors import (
 from popef_io import PopefError
 
 
-class Outcome(IntEnum):
+class DeviceOutcome(IntEnum):
     """Outcomes of a request in the device process.
 
     REFUSED means: not now, because a model that the request's model calls is missing or
@@ -50,42 +50,44 @@ class Outcome(IntEnum):
 
 #: A plain name, because each request reads it and enumeration members are slow to look
 #: up.
-DONE: Final = int(Outcome.DONE)
-NEEDS_ROWS: Final = int(Outcome.NEEDS_ROWS)
+DONE: Final = int(DeviceOutcome.DONE)
+NEEDS_ROWS: Final = int(DeviceOutcome.NEEDS_ROWS)
 
 #: Outcomes that the code of a model reports.
-_SAID: Final[dict[Outcome, type[ExecutionFailed]]] = {
-    Outcome.NOT_FOUND: NotFound,
-    Outcome.UNSUPPORTED: Unsupported,
-    Outcome.ALREADY_EXISTS: AlreadyExists,
-    Outcome.CANCELLED_BY_MODEL: CancelledByModel,
+_SAID: Final[dict[DeviceOutcome, type[ExecutionFailed]]] = {
+    DeviceOutcome.NOT_FOUND: NotFound,
+    DeviceOutcome.UNSUPPORTED: Unsupported,
+    DeviceOutcome.ALREADY_EXISTS: AlreadyExists,
+    DeviceOutcome.CANCELLED_BY_MODEL: CancelledByModel,
 }
 
 
-def outcome_of(error: Exception) -> tuple[Outcome, str]:
+def outcome_of(error: Exception) -> tuple[DeviceOutcome, str]:
     """Return the outcome and the message of a request that failed with `error`."""
     if isinstance(error, Invalid | PopefError):
-        return Outcome.INVALID, str(error)
+        return DeviceOutcome.INVALID, str(error)
     if isinstance(error, OutOfMemory):
-        return Outcome.OUT_OF_MEMORY, str(error)
+        return DeviceOutcome.OUT_OF_MEMORY, str(error)
     if isinstance(error, ExecutionFailed):
         for outcome, kind in _SAID.items():
             if isinstance(error, kind):
                 return outcome, str(error)
         by_input = error.callers_fault
-        return Outcome.FAILED_BY_INPUT if by_input else Outcome.FAILED, str(error)
+        return DeviceOutcome.FAILED_BY_INPUT if by_input else DeviceOutcome.FAILED, str(
+            error
+        )
     if isinstance(error, EngineBug):
-        return Outcome.BUG, str(error).removesuffix("; this is a bug")
+        return DeviceOutcome.BUG, str(error).removesuffix("; this is a bug")
     if isinstance(error, DeadlineExceeded):
-        return Outcome.EXPIRED, ""
+        return DeviceOutcome.EXPIRED, ""
     if isinstance(error, Refused | Gone):
-        return Outcome.REFUSED, str(error)
+        return DeviceOutcome.REFUSED, str(error)
     if isinstance(error, EngineError):
-        return Outcome.FAILED, str(error)
+        return DeviceOutcome.FAILED, str(error)
     if isinstance(error, MemoryError):
         text = f"the device does not have enough memory for the request: {error}"
-        return Outcome.OUT_OF_MEMORY, text.removesuffix(": ")
-    return Outcome.BUG, f"{type(error).__name__}: {error}"
+        return DeviceOutcome.OUT_OF_MEMORY, text.removesuffix(": ")
+    return DeviceOutcome.BUG, f"{type(error).__name__}: {error}"
 
 
 #: Made in advance, because a lack of memory leaves none for an error.
@@ -117,21 +119,21 @@ def broken_off(error: Exception) -> EngineError:
 def error_of(outcome: int, text: str) -> EngineError:
     """Return the caller's error for a request with this outcome."""
     match outcome:
-        case Outcome.EXPIRED:
+        case DeviceOutcome.EXPIRED:
             return DeadlineExceeded()
-        case Outcome.CANCELLED:
+        case DeviceOutcome.CANCELLED:
             return Cancelled("the request was cancelled")
-        case Outcome.INVALID:
+        case DeviceOutcome.INVALID:
             return InvalidInput(text)
-        case Outcome.REFUSED:
+        case DeviceOutcome.REFUSED:
             return Refused(text)
-        case Outcome.OUT_OF_MEMORY:
+        case DeviceOutcome.OUT_OF_MEMORY:
             return OutOfMemory(text)
-        case Outcome.FAILED | Outcome.FAILED_BY_INPUT:
+        case DeviceOutcome.FAILED | DeviceOutcome.FAILED_BY_INPUT:
             return ExecutionFailed(
-                text, callers_fault=outcome == Outcome.FAILED_BY_INPUT
+                text, callers_fault=outcome == DeviceOutcome.FAILED_BY_INPUT
             )
-    said = _SAID.get(Outcome(outcome))
+    said = _SAID.get(DeviceOutcome(outcome))
     if said is not None:
         return said(text)
-    return EngineBug(text or f"a request ended as {Outcome(outcome).name}")
+    return EngineBug(text or f"a request ended as {DeviceOutcome(outcome).name}")

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.transport.channel import CANCELLED, REQUEST
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.worker.batch import BatchEntry, RunningBatch
 
 #: The terminator checks again this many milliseconds after a wake-up. A request may
@@ -39,16 +39,16 @@ def terminate_if_cancelled(running: RunningBatch) -> bool:
     return True
 
 
-def cancelled_outcome(entry: BatchEntry, now: int) -> Outcome | None:
+def cancelled_outcome(entry: BatchEntry, now: int) -> DeviceOutcome | None:
     """Return the outcome of a request that no client waits for: it is cancelled, past
     its deadline, or its client process has ended. Return None for other requests.
     """
     client = entry.client
     _, _, flags, deadline, _ = REQUEST.unpack_from(client.channel.view, entry.at)
     if 0 < deadline < now:
-        return Outcome.EXPIRED
+        return DeviceOutcome.EXPIRED
     if client.link.gone or flags & CANCELLED:
-        return Outcome.CANCELLED
+        return DeviceOutcome.CANCELLED
     return None
 
 

@@ -35,7 +35,7 @@ from engine.errors import EngineBug
 from engine.run_failures import ResultsNotTaken
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.link import Completions, Link
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.command_queue import CommandQueue
 from engine.worker.connections import ClientProcess
@@ -59,7 +59,7 @@ class PassedOn(Completions):
     def put(
         self,
         channel: int,
-        outcome: Outcome,
+        outcome: DeviceOutcome,
         request: int,
         queue_ns: int = 0,
         compute_ns: int = 0,

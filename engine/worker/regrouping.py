@@ -22,7 +22,7 @@ from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
 from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import FILLS_UP, LEAVES, REQUEST, UNDELAYED
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.worker.batch import AnchorTable, Batch, BatchEntry
 from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
@@ -64,7 +64,7 @@ class OpenEntry(BatchEntry):
         self.ended = False
         self.waits = True
         self.parts: dict[int, list[Array]] = {}
-        self.outcome: Outcome | None = None
+        self.outcome: DeviceOutcome | None = None
 
     def end(self) -> None:
         self.ended = True
@@ -192,7 +192,7 @@ class RegroupingReplica(Replica):
                     self._open.append(entry)
                     units += entry.rows
                 else:
-                    _drop(entry, Outcome.DONE)
+                    _drop(entry, DeviceOutcome.DONE)
         return False
 
     def _drop_cancelled(self, now: int) -> None:
@@ -206,7 +206,9 @@ class RegroupingReplica(Replica):
             outcome = cancelled_outcome(entry, now)
             if outcome is None:
                 continue
-            kept = outcome is Outcome.CANCELLED and not self.policy.drops_cancelled
+            kept = (
+                outcome is DeviceOutcome.CANCELLED and not self.policy.drops_cancelled
+            )
             if not kept or entry.client.link.gone or _leaves(entry):
                 _drop(entry, outcome)
         self._forget_ended()
@@ -222,7 +224,7 @@ class RegroupingReplica(Replica):
         name = next((name for name, slot in slots if slot >= 0), "")
         return client.completions.put(
             client.number,
-            Outcome.NEEDS_ROWS,
+            DeviceOutcome.NEEDS_ROWS,
             last.request,
             rows=-units % self._each,
             text=name,
@@ -295,7 +297,7 @@ class RegroupingReplica(Replica):
             if entry.ran == entry.rows:
                 whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
                 self._results.publish_one(entry, whole)
-                tell(entry, Outcome.DONE, started, compute, batch.used)
+                tell(entry, DeviceOutcome.DONE, started, compute, batch.used)
 
     # -- releasing
 
@@ -333,6 +335,6 @@ def _leaves(entry: OpenEntry) -> bool:
     return bool(flags & LEAVES)
 
 
-def _drop(entry: OpenEntry, outcome: Outcome) -> None:
+def _drop(entry: OpenEntry, outcome: DeviceOutcome) -> None:
     entry.outcome = outcome
     entry.end()

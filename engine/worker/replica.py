@@ -21,7 +21,7 @@ from engine.errors import Cancelled, ExecutionFailed
 from engine.model.batch_plan import BatchPlan
 from engine.transport.anchor_ring import lock_all, release_all, unlock_all
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
-from engine.transport.outcome import Outcome, outcome_of
+from engine.transport.outcome import DeviceOutcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, BatchEntry, RunningBatch
 from engine.worker.batching_policy import BatchDelay, BatchingPolicy
 from engine.worker.cancellation import cancelled_outcome
@@ -47,7 +47,7 @@ class Dropped:
 
     client: ClientChannel
     request: int
-    outcome: Outcome
+    outcome: DeviceOutcome
 
 
 class Replica:
@@ -184,7 +184,7 @@ class Replica:
                 late = 0 < deadline < (reachable if client.pending > 1 else now)
                 if late or flags & CANCELLED:
                     lock_all(client.channel.inputs, request)
-                    outcome = Outcome.EXPIRED if late else Outcome.CANCELLED
+                    outcome = DeviceOutcome.EXPIRED if late else DeviceOutcome.CANCELLED
                     dropped.append(Dropped(client, request, outcome))
                     client.pending -= 1
                     continue
@@ -275,7 +275,7 @@ class Replica:
         self._took.append(max(took, self._took[-1]))
         self._members = len(entries)
         for entry in entries:
-            outcome = cancelled_outcome(entry, now) or Outcome.CANCELLED
+            outcome = cancelled_outcome(entry, now) or DeviceOutcome.CANCELLED
             tell(entry, outcome, started, took, rows or len(entries))
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
@@ -289,7 +289,7 @@ class Replica:
             waited = max(0, started - entry.submitted)
             client.completions.put(
                 client.number,
-                Outcome.DONE,
+                DeviceOutcome.DONE,
                 entry.request,
                 waited,
                 compute,
@@ -303,7 +303,7 @@ class Replica:
         told = 0
         try:
             for entry in self._results.publish_each(batch):
-                tell(entry, Outcome.DONE, started, compute, rows, batch.longest)
+                tell(entry, DeviceOutcome.DONE, started, compute, rows, batch.longest)
                 told += 1
         except Exception as error:
             if not told:

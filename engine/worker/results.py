@@ -14,7 +14,7 @@ from engine.model.batch_plan import BatchPlan
 from engine.tensor import Array
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.bulk_copy import COPIED_AT_ONCE
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.worker.batch import AnchorTable, Batch, BatchEntry
 from engine.worker.client_channel import ClientChannel
 from popef_io import encode_strings
@@ -190,7 +190,7 @@ def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
 
 def tell(
     entry: BatchEntry,
-    outcome: Outcome,
+    outcome: DeviceOutcome,
     started: int,
     took: int = 0,
     rows: int = 0,

@@ -18,7 +18,7 @@ from engine.tensor import DataDesc
 from engine.transport.anchor_ring import MAX_RANK
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.link import BACKPRESSURE, PARKED, SLOTS, Completion, Link
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.transport.shared_memory import PAGE, SharedMemory
 from popef_io import DataType
 
@@ -130,21 +130,23 @@ def test_completions_carry_everything_and_never_overrun() -> None:
     assert list(device.submissions.take()) == list(range(SLOTS))  # round the end
     top = (1 << 64) - 1
     most = (1 << 32) - 1
-    device.completions.put(most, Outcome.FAILED, top, top, top, top, 7, "ä" * 2000)
+    device.completions.put(
+        most, DeviceOutcome.FAILED, top, top, top, top, 7, "ä" * 2000
+    )
     taken: deque[Completion] = deque()
     client.completions.take(taken)
     (done,) = taken
-    assert done[:7] == ((1 << 32) - 1, Outcome.FAILED, top, top, top, top, 7)
+    assert done[:7] == ((1 << 32) - 1, DeviceOutcome.FAILED, top, top, top, top, 7)
     assert done[7].startswith("ä" * 500)
     for number in range(SLOTS):
-        assert device.completions.put(1, Outcome.DONE, number)
-    assert not device.completions.put(1, Outcome.DONE, SLOTS)
+        assert device.completions.put(1, DeviceOutcome.DONE, number)
+    assert not device.completions.put(1, DeviceOutcome.DONE, SLOTS)
     taken.clear()
     client.completions.take(taken)
     assert [done[2] for done in taken] == list(range(SLOTS))
     client.completions.take(taken)
     assert len(taken) == SLOTS
-    assert device.completions.put(1, Outcome.DONE, SLOTS)
+    assert device.completions.put(1, DeviceOutcome.DONE, SLOTS)
     device.close()
     client.close()
 

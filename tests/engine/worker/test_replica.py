@@ -16,7 +16,7 @@ import pytest
 from engine.model.batch_plan import BatchPlan
 from engine.transport.channel import REQUEST, Channel, ChannelLayout
 from engine.transport.link import Completion, Link
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable
 from engine.worker.batching_policy import VAIN_DELAYS, BatchingPolicy
@@ -78,7 +78,7 @@ class Written:
             entries = self.replica._batch.entries
             taken.extend(entry.request for entry in entries)
             for entry in entries:
-                entry.client.link.completions.put(0, Outcome.DONE, entry.request)
+                entry.client.link.completions.put(0, DeviceOutcome.DONE, entry.request)
             self.replica._took.append(took * SECOND)
             self.replica._members = len(entries)
             self.replica._ended = time.monotonic_ns()
@@ -87,10 +87,10 @@ class Written:
         self.replica.step()
         return taken
 
-    def ended(self) -> list[tuple[int, Outcome]]:
+    def ended(self) -> list[tuple[int, DeviceOutcome]]:
         taken: deque[Completion] = deque()
         self.link.completions.take(taken)
-        return [(c[2], Outcome(c[1])) for c in taken]
+        return [(c[2], DeviceOutcome(c[1])) for c in taken]
 
     def close(self) -> None:
         self.channel.close()
@@ -162,8 +162,8 @@ def test_who_is_late_does_not_split_a_batch(written: Written) -> None:
     """Results are taken in the order of requests, so it is told after those before."""
     written.queue(60, -1, 60, 60)
     assert written.step() == [1, 3, 4]
-    done = Outcome.DONE
-    expected = [(1, done), (3, done), (4, done), (2, Outcome.EXPIRED)]
+    done = DeviceOutcome.DONE
+    expected = [(1, done), (3, done), (4, done), (2, DeviceOutcome.EXPIRED)]
     assert written.ended() == expected
     assert not written.replica.pending
     assert written.channel.requests.write_available == 8
@@ -182,7 +182,10 @@ def test_what_cannot_be_in_time_any_more_is_given_up_for_those_behind(
     learn_slow(written)
     written.queue(1, 2, 60, 60)
     assert written.step() == [3, 4]
-    assert written.ended()[2:] == [(1, Outcome.EXPIRED), (2, Outcome.EXPIRED)]
+    assert written.ended()[2:] == [
+        (1, DeviceOutcome.EXPIRED),
+        (2, DeviceOutcome.EXPIRED),
+    ]
 
 
 def test_where_nobody_waits_behind_it_is_tried(written: Written) -> None:

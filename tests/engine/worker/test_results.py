@@ -15,7 +15,7 @@ from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.channel import Channel, ChannelLayout
 from engine.transport.link import Completion, Link
-from engine.transport.outcome import Outcome
+from engine.transport.outcome import DeviceOutcome
 from engine.transport.shared_memory import PAGE
 from engine.worker.batch import AnchorTable, BatchEntry
 from engine.worker.client_channel import ClientChannel
@@ -37,7 +37,7 @@ class Client:
         self.link = Link.create()
         layout = ChannelLayout(8, (PAGE,), (2 * ROW,))
         self.channel = Channel.create("test", layout)
-        self.got: list[tuple[int, Outcome]] = []
+        self.got: list[tuple[int, DeviceOutcome]] = []
         self.is_there = True
         nothing: Any = None
         plan = BatchPlan(0, 0, 0, 8, (), (AnchorRows("output", 0),))
@@ -56,12 +56,12 @@ class Client:
         if not ended or not self.is_there:
             raise ExecutionFailed("the client did not collect its results")
         for one in ended:
-            self.got.append((one[2], Outcome(one[1])))
+            self.got.append((one[2], DeviceOutcome(one[1])))
             ring.try_read_lock()
             ring.read_complete()
         return ring.place(size)
 
-    def publish(self, rows: int) -> list[tuple[int, Outcome]]:
+    def publish(self, rows: int) -> list[tuple[int, DeviceOutcome]]:
         """A batch of so many requests; what the client has been told in the end."""
         values = np.repeat(np.arange(rows, dtype=np.uint8), ROW).reshape(rows, ROW)
         entries = [BatchEntry(self.mine, 0, number, 1, 0, []) for number in range(rows)]
@@ -76,7 +76,7 @@ class Client:
         self.replica._publish(batch, 0, 1)
         ended: deque[Completion] = deque()
         self.link.completions.take(ended)
-        return [*self.got, *((one[2], Outcome(one[1])) for one in ended)]
+        return [*self.got, *((one[2], DeviceOutcome(one[1])) for one in ended)]
 
     def close(self) -> None:
         self.channel.close()
@@ -91,7 +91,7 @@ def client() -> Iterator[Client]:
 
 
 def test_what_has_room_is_given_at_once(client: Client) -> None:
-    assert client.publish(2) == [(0, Outcome.DONE), (1, Outcome.DONE)]
+    assert client.publish(2) == [(0, DeviceOutcome.DONE), (1, DeviceOutcome.DONE)]
     assert client.got == []
 
 
@@ -99,7 +99,7 @@ def test_each_is_told_of_before_the_next_waits_for_room(client: Client) -> None:
     """Told of at the end, they kept each other waiting until the device gave up: a
     client takes what it has been told of, and a batch may be more than there is room
     for."""
-    assert client.publish(5) == [(number, Outcome.DONE) for number in range(5)]
+    assert client.publish(5) == [(number, DeviceOutcome.DONE) for number in range(5)]
     assert client.got
 
 
@@ -109,4 +109,4 @@ def test_what_has_been_given_is_not_run_again_where_the_client_has_gone(
     client.is_there = False
     told = client.publish(4)
     assert [number for number, _ in told] == [2, 3]
-    assert all(outcome is not Outcome.DONE for _, outcome in told)
+    assert all(outcome is not DeviceOutcome.DONE for _, outcome in told)

@@ -140,7 +140,7 @@ _Threads = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompileResult:
     """Result of one model: a report or a reason."""
 
     source: Path
@@ -201,18 +201,18 @@ def compile_models(
     )
     if out_dir is not None:
         _make(out_dir)
-    outcomes = []
+    results = []
     with compilations:
         for job in jobs:
             with _progress(job.source.name) as stage:
-                outcome = _compile(job, options, stage)
+                result = _compile(job, options, stage)
             # The progress line has ended. Nothing may be printed while it is shown.
-            outcomes.append(outcome)
-            _tell(outcome, quantized.get(job.source))
-    if len(outcomes) > 1:
-        failed = sum(bool(outcome.reason) for outcome in outcomes)
-        typer.echo(f"{len(outcomes) - failed} compiled, {failed} failed")
-    if any(outcome.reason for outcome in outcomes):
+            results.append(result)
+            _tell(result, quantized.get(job.source))
+    if len(results) > 1:
+        failed = sum(bool(result.reason) for result in results)
+        typer.echo(f"{len(results) - failed} compiled, {failed} failed")
+    if any(result.reason for result in results):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -442,7 +442,7 @@ def _check_kept(models: list[Path], target: Path) -> None:
         )
 
 
-def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
+def _compile(job: _Job, options: CompileOptions, progress: Progress) -> CompileResult:
     """Run a compiler and catch its errors."""
     from engine import EngineError
     from popef_io import PopefError
@@ -460,7 +460,7 @@ def _compile(job: _Job, options: CompileOptions, progress: Progress) -> Outcome:
             reason = f"{where}: {reason}"
     except Exception as e:
         reason = f"{type(e).__name__}: {e}; this is a bug"
-    return Outcome(job.source, time.monotonic() - start, report, reason)
+    return CompileResult(job.source, time.monotonic() - start, report, reason)
 
 
 @contextmanager
@@ -478,15 +478,15 @@ def _progress(name: str) -> Iterator[Progress]:
         yield lambda stage, done: bar.update(task, description=f"{name}: {stage}")
 
 
-def _tell(outcome: Outcome, quantized: QuantizeReport | None) -> None:
+def _tell(result: CompileResult, quantized: QuantizeReport | None) -> None:
     from app.sizes import size_text
 
-    report = outcome.report
+    report = result.report
     if report is None:
-        typer.echo(f"popgate: error: {outcome.source}: {outcome.reason}", err=True)
+        typer.echo(f"popgate: error: {result.source}: {result.reason}", err=True)
         return
-    size, took = size_text(report.file_bytes), f"{outcome.seconds:.1f} s"
-    typer.echo(f"{outcome.source} → {report.target}, {size}, {took}")
+    size, took = size_text(report.file_bytes), f"{result.seconds:.1f} s"
+    typer.echo(f"{result.source} → {report.target}, {size}, {took}")
     typer.echo(f"  takes {_tensors(report.inputs) or 'nothing'}")
     typer.echo(f"  gives {_tensors(report.outputs)}")
     typer.echo(f"  {report.batch}")
@@ -496,7 +496,7 @@ def _tell(outcome: Outcome, quantized: QuantizeReport | None) -> None:
         tell_quantized(quantized)
     if report.batch.could_not_run:
         reason = report.batch.reason
-        typer.echo(f"popgate: warning: {outcome.source}: {reason}", err=True)
+        typer.echo(f"popgate: warning: {result.source}: {reason}", err=True)
 
 
 def _tensors(tensors: tuple[TensorReport, ...]) -> str:
