@@ -83,10 +83,10 @@ from engine.runner.tracepoints import PhaseValues, Tracepoints
 from engine.tensor import Array, Buffer, DataDesc, Tensor
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
-    Form,
     MalformedMessage,
     Message,
     MessageTooLong,
+    ObjectField,
     Receiver,
     close_all,
 )
@@ -132,7 +132,6 @@ __all__ = [
     "ExecutionFailed",
     "FaultKind",
     "FlushCallback",
-    "Form",
     "Gone",
     "Invalid",
     "InvalidConfig",
@@ -149,6 +148,7 @@ __all__ = [
     "ModelRunnerConfig",
     "NoDeviceAvailable",
     "NotFound",
+    "ObjectField",
     "OutOfMemory",
     "Overloaded",
     "PhaseValues",

@@ -41,9 +41,9 @@ from engine.transport.device_messages import DOOR, FAULTS
 from engine.transport.device_messages import QUESTIONS as DEVICE_QUESTIONS
 from engine.transport.messages import (
     MAX_FDS,
-    Form,
     MalformedMessage,
     Message,
+    ObjectField,
     Receiver,
     close_all,
     encode,
@@ -128,8 +128,8 @@ def _format(random: random.Random) -> SharedFormat:
     return SharedFormat(_text(random), _spec(random), {"x": _plain(random)})
 
 
-#: Objects for the fields that are a `Form`.
-FORMS: Final[Mapping[Any, Sampler]] = {
+#: Objects for the fields that are an `ObjectField`.
+OBJECTS: Final[Mapping[Any, Sampler]] = {
     ModelSpec: _spec,
     SharedFormat: _format,
     RunnerDescription: _description,
@@ -150,9 +150,9 @@ def _sampler(kind: Any) -> Sampler:
         low, high = arguments[1].ge, arguments[1].le
         near = min(low + 99, high)
         return lambda random: random.choice((low, high, random.randint(low, near)))
-    if origin is Form:
-        form = FORMS[arguments[0]]
-        return lambda random: Form(form(random))
+    if origin is ObjectField:
+        value = OBJECTS[arguments[0]]
+        return lambda random: ObjectField(value(random))
     if origin in (Union, UnionType):
         return lambda random: sample(random, random.choice(arguments))
     if origin is tuple and arguments[-1] is Ellipsis:

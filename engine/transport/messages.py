@@ -50,7 +50,7 @@ M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
 
-class Form(Generic[T]):
+class ObjectField(Generic[T]):
     """A field that holds an object of a class with `to_message` and `from_message`.
 
     Compiled classes need it, because mypyc erases the annotations that msgspec reads.
@@ -62,18 +62,18 @@ class Form(Generic[T]):
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Form) and self.value == other.value
+        return isinstance(other, ObjectField) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(self.value)
 
     def __repr__(self) -> str:
-        return f"Form({self.value!r})"
+        return f"ObjectField({self.value!r})"
 
 
 def _plain(value: Any) -> object:
     """Return a value that msgspec does not know as one that it knows."""
-    if isinstance(value, Form):
+    if isinstance(value, ObjectField):
         found: object = value.value.to_message()
         return found
     if isinstance(value, str):  # a subclass, such as numpy.str_
@@ -85,9 +85,9 @@ def _plain(value: Any) -> object:
     raise TypeError(f"a message cannot have a {type(value).__name__}")
 
 
-def _decode_form(kind: Any, value: Any) -> object:
+def _decode_object(kind: Any, value: Any) -> object:
     (inner,) = get_args(kind)
-    return Form(inner.from_message(value))
+    return ObjectField(inner.from_message(value))
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -131,7 +131,7 @@ class Receiver(Generic[M]):
     @cached_property
     def _decode(self) -> Callable[[bytes], M]:
         kinds: Any = Union[self.kinds]  # noqa: UP007 - of a tuple
-        return msgspec.msgpack.Decoder(kinds, dec_hook=_decode_form).decode
+        return msgspec.msgpack.Decoder(kinds, dec_hook=_decode_object).decode
 
     def receive(self, sock: socket.socket, flags: int = 0) -> tuple[M, list[int]]:
         """Return the next message and the descriptors beside it. The caller closes

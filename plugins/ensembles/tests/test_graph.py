@@ -19,7 +19,7 @@ from app.serving.ensemble import Step as GraphStep
 from app.serving.table import ModelTable
 from app.serving.tensor_fit import common_shape
 from app.spec import ModelSpec, TensorSpec
-from engine import Form
+from engine import ObjectField
 from engine.transport.messages import encode
 from popgate_ensembles.graph import EnsembleGraph, Face, compose
 from popgate_ensembles.kind import KIND
@@ -241,7 +241,9 @@ def test_it_arrives_in_a_worker_as_it_was_and_knows_its_members() -> None:
     graph = EnsembleGraph(whole, (step,), *faces)
     table = ModelTable(Limits())
     made = EnsembleRunner(graph, [member], table, lambda members: graph)
-    sent = SharedEntry(6, 2, Form(whole), SharedEnsemble(made.shared, (Form(member),)))
+    sent = SharedEntry(
+        6, 2, ObjectField(whole), SharedEnsemble(made.shared, (ObjectField(member),))
+    )
     message = TO_WORKER.decode(encode(ModelChanged(1, "e", "1", (sent,), ())))
     assert isinstance(message, ModelChanged)
     shared = message.entries[0].runner

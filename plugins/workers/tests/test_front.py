@@ -25,9 +25,9 @@ from app.spec import ModelSpec
 from engine import (
     Device,
     DeviceManager,
-    Form,
     ModelRunner,
     ModelRunnerConfig,
+    ObjectField,
     Tensor,
     send_message,
 )
@@ -117,9 +117,13 @@ class Supervised:
             )
         description = self._runner.description
         (_, number), *_ = description.replicas
-        runner = SharedModel(Form(replace(description, replicas=(("d", number),))))
+        runner = SharedModel(
+            ObjectField(replace(description, replicas=(("d", number),)))
+        )
         spec = ModelSpec.from_runner("m", "1", self._runner)
-        assert await self.publish(SharedEntry(7, 0, Form(spec), runner)) == Switched(1)
+        assert await self.publish(
+            SharedEntry(7, 0, ObjectField(spec), runner)
+        ) == Switched(1)
 
     async def publish(self, *entries: SharedEntry) -> ToSupervisor:
         send_message(self.theirs, ModelChanged(1, "m", "1", entries, ()))

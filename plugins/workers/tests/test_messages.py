@@ -10,7 +10,7 @@ import pytest
 
 from app.spec import ModelSpec, TensorSpec
 from bench.fuzzers.messages import harness
-from engine import Form, RunnerDescription, Tensor
+from engine import ObjectField, RunnerDescription, Tensor
 from engine.model.batch_plan import AnchorRows, BatchPlan
 from engine.tensor import DataDesc
 from engine.transport.channel import ChannelLayout
@@ -52,8 +52,8 @@ def test_a_version_arrives_as_it_was() -> None:
         64,
         replicas=(("cpu:0#7", 3),),
     )
-    shared = SharedModel(Form(runner))
-    entry = SharedEntry(5, 1, Form(spec), shared, 1.5, None, {0: None, 1: 2.0})
+    shared = SharedModel(ObjectField(runner))
+    entry = SharedEntry(5, 1, ObjectField(spec), shared, 1.5, None, {0: None, 1: 2.0})
     found = arrived(entry)
     assert (found.key, found.block, found.runner) == (5, 1, shared)
     assert (found.timeout, found.max_timeout) == (1.5, None)

@@ -14,10 +14,10 @@ import pytest
 from engine.transport.channel import ChannelLayout
 from engine.transport.messages import (
     MAX_MESSAGE,
-    Form,
     MalformedMessage,
     Message,
     MessageTooLong,
+    ObjectField,
     Receiver,
     close_all,
     encode,
@@ -32,7 +32,7 @@ class Note(Message, frozen=True):
 
     text: str
     numbers: tuple[int, ...] = ()
-    layout: Form[ChannelLayout] | None = None
+    layout: ObjectField[ChannelLayout] | None = None
 
 
 class Segments(Message, frozen=True):
@@ -76,7 +76,7 @@ def test_messages_and_descriptors_arrive_together(pair: Pair) -> None:
 
 
 def test_fields_keep_their_types() -> None:
-    layout = Form(ChannelLayout(4, (4096,), (8192,)))
+    layout = ObjectField(ChannelLayout(4, (4096,), (8192,)))
     message = Note("ä", (1, 2), layout)
     assert RECEIVER.decode(encode(message)) == message
     assert isinstance(RECEIVER.decode(encode(message)), Note)

@@ -10,7 +10,7 @@ from app.repository.formats import SharedFormat, SharedScheduler
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry
 from app.spec import ModelSpec
-from engine import Form, Message, Receiver, RunnerDescription
+from engine import Message, ObjectField, Receiver, RunnerDescription
 
 #: The most bytes of a message.
 MOST = 160 * 1024
@@ -20,13 +20,13 @@ class SharedEnsemble(Message, frozen=True):
     """An ensemble (`Ensemble.shared`), and the tensors of its members."""
 
     graph: bytes
-    members: tuple[Form[ModelSpec], ...]
+    members: tuple[ObjectField[ModelSpec], ...]
 
 
 class SharedModel(Message, frozen=True):
     """A model that a device runs."""
 
-    description: Form[RunnerDescription]
+    description: ObjectField[RunnerDescription]
 
 
 #: What a worker needs to run a version.
@@ -44,13 +44,13 @@ class SharedEntry(Message, frozen=True):
 
     key: int
     block: int
-    spec: Form[ModelSpec]
+    spec: ObjectField[ModelSpec]
     runner: Shared
     timeout: float | None = None
     max_timeout: float | None = None
     level_timeouts: Mapping[int, float | None] = {}
-    generator: Form[ModelSpec] | None = None
-    format: Form[SharedFormat] | None = None
+    generator: ObjectField[ModelSpec] | None = None
+    format: ObjectField[SharedFormat] | None = None
 
     @classmethod
     def of(cls, key: int, block: int, entry: ModelEntry, runner: Shared) -> SharedEntry:
@@ -61,13 +61,15 @@ class SharedEntry(Message, frozen=True):
         return cls(
             key,
             block,
-            Form(entry.spec),
+            ObjectField(entry.spec),
             runner,
             entry.timeout,
             entry.max_timeout,
             entry.level_timeouts or {},
-            None if generator is None else Form(generator),
-            Form(scheduler.shared) if isinstance(scheduler, SharedScheduler) else None,
+            None if generator is None else ObjectField(generator),
+            ObjectField(scheduler.shared)
+            if isinstance(scheduler, SharedScheduler)
+            else None,
         )
 
 

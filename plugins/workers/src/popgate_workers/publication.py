@@ -13,7 +13,7 @@ from app.serving.ensemble import Ensemble, EnsembleScheduler
 from app.serving.runner import RequestScheduler
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
-from engine import Device, Form, ModelRunner
+from engine import Device, ModelRunner, ObjectField
 from popgate_workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
 from popgate_workers.shared_counters import MOST_MODELS
 
@@ -107,7 +107,7 @@ class Publication:
             entries = map(self._table.paths.get, paths)
             if any(one is None or self._described(one) is None for one in entries):
                 return None
-            members = tuple(map(Form, runner.members))
+            members = tuple(map(ObjectField, runner.members))
             return SharedEnsemble(runner.shared, members) if runner.fits else None
         if not isinstance(runner, ModelRunner) or runner.failure is not None:
             return None
@@ -116,7 +116,7 @@ class Publication:
         replicas = tuple((keys[d], n) for d, n in description.replicas)
         if not replicas:
             return None
-        return SharedModel(Form(replace(description, replicas=replicas)))
+        return SharedModel(ObjectField(replace(description, replicas=replicas)))
 
     def _key(self, name: str, runner: SharedRunner, description: Shared) -> int:
         known = self._known.setdefault(name, [])
