@@ -19,7 +19,7 @@ from popef_io.errors import (
     InvalidValueError,
     LimitError,
     Location,
-    Refused,
+    RuleViolation,
 )
 from popef_io.fields import (
     S64_MAX,
@@ -156,11 +156,11 @@ def encode(info: Info) -> bytes:
     record = _RECORDS[type_of(info)]
     try:
         data: bytes = msgpack.packb(record.pack(info))
-    except Refused as refusal:
-        name = f"{record.cls.__name__}.{refusal.field}".rstrip(".")
-        if refusal.limit:
-            raise LimitError(f"{name} ({refusal.reason})", *refusal.limit) from None
-        raise InvalidValueError(refusal.reason, field=name) from None
+    except RuleViolation as violation:
+        name = f"{record.cls.__name__}.{violation.field}".rstrip(".")
+        if violation.limit:
+            raise LimitError(f"{name} ({violation.reason})", *violation.limit) from None
+        raise InvalidValueError(violation.reason, field=name) from None
     if len(data) > MAX_DESCRIPTOR_SIZE:
         raise LimitError("descriptor size", len(data), MAX_DESCRIPTOR_SIZE)
     return data
@@ -177,14 +177,16 @@ def decode(kind: BlobType, data: bytes, where: Location) -> Info:
         info: Info = _decode_record(_RECORDS[kind], unpacker)
         if unpacker.tell() != len(data):
             rest = len(data) - unpacker.tell()
-            raise Refused(f"{rest} unexpected bytes follow its map")
-    except Refused as refusal:
+            raise RuleViolation(f"{rest} unexpected bytes follow its map")
+    except RuleViolation as violation:
         place = _inside(where, unpacker.tell())
-        field = f"descriptor field {refusal.field}" if refusal.path else "descriptor"
-        if refusal.limit:
-            name = f"{field} ({refusal.reason})"
-            raise LimitError(name, *refusal.limit, where=place) from None
-        raise CorruptError(f"{field}: {refusal.reason}", where=place) from None
+        field = (
+            f"descriptor field {violation.field}" if violation.path else "descriptor"
+        )
+        if violation.limit:
+            name = f"{field} ({violation.reason})"
+            raise LimitError(name, *violation.limit, where=place) from None
+        raise CorruptError(f"{field}: {violation.reason}", where=place) from None
     # msgpack's errors for bytes that are not msgpack or exceed its limits. Where its C
     # module raises a stack error, its pure-Python twin raises the last of these.
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
@@ -225,30 +227,30 @@ def _unpacker(data: bytes) -> msgpack.Unpacker:
 def _decode_record(record: Record, unpacker: msgpack.Unpacker) -> Any:
     count = unpacker.read_map_header()
     if count != len(record.fields):
-        raise Refused(f"expected {len(record.fields)} fields, got {count}")
+        raise RuleViolation(f"expected {len(record.fields)} fields, got {count}")
     values = []
     for name, kind in record.fields.items():
         key = unpacker.unpack()
         if key != name:
-            raise Refused(f"expected field {name!r}, got {str(key)[:64]!r}")
+            raise RuleViolation(f"expected field {name!r}, got {str(key)[:64]!r}")
         try:
             if isinstance(kind, ListOf):
                 values.append(_decode_list(kind, unpacker))
             else:
                 values.append(kind.unpack(unpacker.unpack()))
-        except Refused as refusal:
-            raise refusal.inside(name) from None
+        except RuleViolation as violation:
+            raise violation.inside(name) from None
     return record.finish(values)
 
 
 def _decode_list(kind: ListOf, unpacker: msgpack.Unpacker) -> Any:
     count = unpacker.read_array_header()
     if count > kind.limit:
-        raise Refused("length", limit=(count, kind.limit))
+        raise RuleViolation("length", limit=(count, kind.limit))
     items = []
     for index in range(count):
         try:
             items.append(kind.item.unpack(unpacker.unpack()))
-        except Refused as refusal:
-            raise refusal.inside(f"[{index}]") from None
+        except RuleViolation as violation:
+            raise violation.inside(f"[{index}]") from None
     return kind.finish(items)

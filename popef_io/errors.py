@@ -131,8 +131,8 @@ class WriterStateError(PopefError):
     """The state of a writer does not allow the call."""
 
 
-class Refused(Exception):
-    """A rule refuses a value, before its place is known.
+class RuleViolation(Exception):
+    """A value breaks a rule, before its place is known.
 
     Raised by the rules that reading and writing share, never seen outside the package:
     `popef_io.descriptor` turns it into the caller's error or the file's.
@@ -146,8 +146,8 @@ class Refused(Exception):
         self.path: list[str] = []
         """Field names from the innermost outwards."""
 
-    def inside(self, name: str) -> Refused:
-        """Return the same refusal with one more level of its place."""
+    def inside(self, name: str) -> RuleViolation:
+        """Return the same violation with one more level of its place."""
         self.path.append(name)
         return self
 

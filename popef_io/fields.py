@@ -1,9 +1,9 @@
 """Kinds of descriptor fields: one definition each for packing and unpacking.
 
 A kind converts a Python value into msgpack types (`pack`) and back (`unpack`). It
-raises `Refused` for any other value, by the same rule in both directions. Types are
-strict: true is not a number, and a number is not text. A map has exactly the keys of
-its record, in the record's order.
+raises `RuleViolation` for any other value, by the same rule in both directions. Types
+are strict: true is not a number, and a number is not text. A map has exactly the keys
+of its record, in the record's order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, Protocol
 
-from popef_io.errors import Refused
+from popef_io.errors import RuleViolation
 
 U32_MAX = (1 << 32) - 1
 S64_MAX = (1 << 63) - 1
@@ -45,17 +45,17 @@ class Text:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise Refused(f"not valid Unicode: {error.reason}") from None
+                raise RuleViolation(f"not valid Unicode: {error.reason}") from None
         return self.unpack(value)
 
     def unpack(self, plain: Any) -> str:
         if not isinstance(plain, str):
-            raise Refused(f"expected a string, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected a string, got {_kind_of(plain)}")
         if not plain and not self._may_be_empty:
-            raise Refused("must not be empty")
+            raise RuleViolation("must not be empty")
         size = len(plain) if plain.isascii() else len(plain.encode())
         if size > self._limit:
-            raise Refused("size in bytes", limit=(size, self._limit))
+            raise RuleViolation("size in bytes", limit=(size, self._limit))
         return plain
 
 
@@ -72,16 +72,18 @@ class Integer:
             try:
                 value = operator.index(value)
             except TypeError:
-                raise Refused(f"expected an integer, got {_kind_of(value)}") from None
+                raise RuleViolation(
+                    f"expected an integer, got {_kind_of(value)}"
+                ) from None
         return self.unpack(value)
 
     def unpack(self, plain: Any) -> int:
         if type(plain) is not int:
-            raise Refused(f"expected an integer, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected an integer, got {_kind_of(plain)}")
         if plain < self._lowest:
-            raise Refused(f"expected at least {self._lowest}, got {plain}")
+            raise RuleViolation(f"expected at least {self._lowest}, got {plain}")
         if plain > self._highest:
-            raise Refused("value", limit=(plain, self._highest))
+            raise RuleViolation("value", limit=(plain, self._highest))
         return plain
 
 
@@ -93,7 +95,7 @@ class Flag:
 
     def unpack(self, plain: Any) -> bool:
         if not isinstance(plain, bool):
-            raise Refused(f"expected true or false, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected true or false, got {_kind_of(plain)}")
         return plain
 
 
@@ -107,17 +109,17 @@ class Choice:
     def pack(self, value: Any) -> int:
         if not isinstance(value, self._enumeration):
             name = self._enumeration.__name__
-            raise Refused(f"expected {name}, got {_kind_of(value)}")
+            raise RuleViolation(f"expected {name}, got {_kind_of(value)}")
         number: int = value.value
         return number
 
     def unpack(self, plain: Any) -> Enum:
         if type(plain) is not int:
-            raise Refused(f"expected an integer, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected an integer, got {_kind_of(plain)}")
         member = self._member_by_number.get(plain)
         if member is None:
             known = ", ".join(f"{m.value} ({m.name})" for m in self._enumeration)
-            raise Refused(
+            raise RuleViolation(
                 f"{plain} is not a {self._enumeration.__name__}; expected {known}"
             )
         return member
@@ -140,9 +142,9 @@ class Shape:
         if plain is None:
             return None
         if type(plain) is not list:
-            raise Refused(f"expected a list or nil, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected a list or nil, got {_kind_of(plain)}")
         if len(plain) > self._max_rank:
-            raise Refused("rank", limit=(len(plain), self._max_rank))
+            raise RuleViolation("rank", limit=(len(plain), self._max_rank))
         for size in plain:
             _DIMENSION.unpack(size)
         return tuple(plain)
@@ -158,14 +160,14 @@ class ListOf:
     def pack(self, value: Any) -> list[Any]:
         items = _items(value)
         if len(items) > self.limit:
-            raise Refused("length", limit=(len(items), self.limit))
+            raise RuleViolation("length", limit=(len(items), self.limit))
         return [self._each(self.item.pack, i, item) for i, item in enumerate(items)]
 
     def unpack(self, plain: Any) -> tuple[Any, ...]:
         if type(plain) is not list:
-            raise Refused(f"expected a list, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected a list, got {_kind_of(plain)}")
         if len(plain) > self.limit:
-            raise Refused("length", limit=(len(plain), self.limit))
+            raise RuleViolation("length", limit=(len(plain), self.limit))
         return tuple(
             self._each(self.item.unpack, i, item) for i, item in enumerate(plain)
         )
@@ -178,8 +180,8 @@ class ListOf:
     def _each(convert: Callable[[Any], Any], index: int, item: Any) -> Any:
         try:
             return convert(item)
-        except Refused as refusal:
-            raise refusal.inside(f"[{index}]") from None
+        except RuleViolation as violation:
+            raise violation.inside(f"[{index}]") from None
 
 
 class MapOf(ListOf):
@@ -190,14 +192,14 @@ class MapOf(ListOf):
 
     def pack(self, value: Any) -> list[Any]:
         if not isinstance(value, Mapping):
-            raise Refused(f"expected a mapping, got {_kind_of(value)}")
+            raise RuleViolation(f"expected a mapping, got {_kind_of(value)}")
         return sorted(super().pack(list(value.items())))
 
     def finish(self, items: Iterable[Any]) -> dict[Any, Any]:
         pairs = list(items)
         for (key, _), (following, _) in pairwise(pairs):
             if not key < following:
-                raise Refused(
+                raise RuleViolation(
                     f"key {following} follows key {key}; expected ascending keys"
                 )
         return dict(pairs)
@@ -215,7 +217,7 @@ class Pair:
 
     def unpack(self, plain: Any) -> tuple[Any, Any]:
         if type(plain) is not list or len(plain) != 2:
-            raise Refused(f"expected a list of two, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected a list of two, got {_kind_of(plain)}")
         return self._first.unpack(plain[0]), self._second.unpack(plain[1])
 
 
@@ -238,13 +240,13 @@ class Record:
     def pack(self, value: Any) -> dict[str, Any]:
         """Return `value` as a map. Also check its rule."""
         if not isinstance(value, self.cls):
-            raise Refused(f"expected {self.cls.__name__}, got {_kind_of(value)}")
+            raise RuleViolation(f"expected {self.cls.__name__}, got {_kind_of(value)}")
         plain = {}
         for name, kind in self._kinds:
             try:
                 plain[name] = kind.pack(getattr(value, name))
-            except Refused as refusal:
-                raise refusal.inside(name) from None
+            except RuleViolation as violation:
+                raise violation.inside(name) from None
         if self._rule:
             self._rule(value)
         return plain
@@ -254,17 +256,17 @@ class Record:
         of (key, value).
         """
         if type(plain) is not PairList:
-            raise Refused(f"expected a map, got {_kind_of(plain)}")
+            raise RuleViolation(f"expected a map, got {_kind_of(plain)}")
         if len(plain) != len(self._kinds):
-            raise Refused(f"expected {len(self._kinds)} fields, got {len(plain)}")
+            raise RuleViolation(f"expected {len(self._kinds)} fields, got {len(plain)}")
         values = []
         for (key, item), (name, kind) in zip(plain, self._kinds, strict=True):
             if key != name:
-                raise Refused(f"expected field {name!r}, got {key!r}")
+                raise RuleViolation(f"expected field {name!r}, got {key!r}")
             try:
                 values.append(kind.unpack(item))
-            except Refused as refusal:
-                raise refusal.inside(name) from None
+            except RuleViolation as violation:
+                raise violation.inside(name) from None
         return self.finish(values)
 
     def finish(self, values: Iterable[Any]) -> Any:
@@ -284,11 +286,11 @@ _DIMENSION = Integer(-1, S64_MAX)
 
 def _items(value: Any) -> list[Any]:
     if isinstance(value, (str, bytes, Mapping)):
-        raise Refused(f"expected a sequence, got {_kind_of(value)}")
+        raise RuleViolation(f"expected a sequence, got {_kind_of(value)}")
     try:
         return list(value)
     except TypeError:
-        raise Refused(f"expected a sequence, got {_kind_of(value)}") from None
+        raise RuleViolation(f"expected a sequence, got {_kind_of(value)}") from None
 
 
 def _kind_of(value: Any) -> str:

@@ -29,7 +29,7 @@ from popef_io.errors import (
     DuplicateBlobError,
     LimitError,
     Location,
-    Refused,
+    RuleViolation,
     TruncatedError,
 )
 from popef_io.layout import (
@@ -274,6 +274,6 @@ def _check_payload_size(blob: Blob) -> None:
         elif isinstance(info, FeedDataInfo):
             check_data_size(info.tensor_info, info.num_tensors, size)
         elif isinstance(info, Metadata) and size:
-            raise Refused(f"metadata must have no payload, got {size} bytes")
-    except Refused as refusal:
-        raise CorruptError(refusal.reason, where=blob.where) from None
+            raise RuleViolation(f"metadata must have no payload, got {size} bytes")
+    except RuleViolation as violation:
+        raise CorruptError(violation.reason, where=blob.where) from None

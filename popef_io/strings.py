@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from popef_io.errors import InvalidValueError, LimitError, Refused
+from popef_io.errors import InvalidValueError, LimitError, RuleViolation
 from popef_io.layout import STRING_HEAD
 from popef_io.validation import STRING_HEAD_SIZE
 
@@ -44,8 +44,8 @@ def decode_strings(
         count *= size
     try:
         elements = _split(bytes(view), count)
-    except Refused as refusal:
-        raise InvalidValueError(refusal.reason) from None
+    except RuleViolation as violation:
+        raise InvalidValueError(violation.reason) from None
     array = np.empty(count, dtype=object)
     array[:] = elements
     return array.reshape(shape)
@@ -67,7 +67,7 @@ def _bytes_of(element: Any) -> bytes:
 
 def _split(data: bytes, count: int) -> list[bytes]:
     if count * STRING_HEAD_SIZE > len(data):
-        raise Refused(f"{len(data)} bytes cannot hold {count} strings")
+        raise RuleViolation(f"{len(data)} bytes cannot hold {count} strings")
     elements: list[bytes] = []
     end, position = len(data), 0
     for index in range(count):
@@ -77,8 +77,10 @@ def _split(data: bytes, count: int) -> list[bytes]:
             begin + STRING_HEAD.unpack_from(data, position)[0] if begin <= end else -1
         )
         if not begin <= position <= end:
-            raise Refused(f"string {index} of {count} extends past the end of the data")
+            raise RuleViolation(
+                f"string {index} of {count} extends past the end of the data"
+            )
         elements.append(data[begin:position])
     if position != end:
-        raise Refused(f"{end - position} unexpected bytes follow the last string")
+        raise RuleViolation(f"{end - position} unexpected bytes follow the last string")
     return elements

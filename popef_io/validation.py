@@ -1,7 +1,7 @@
 """Rules that concern several fields at once, for reading and writing alike.
 
-These are pure functions. Each raises `Refused` if its rule is broken. The rules about
-single fields are in `popef_io.descriptor`. The rules about several blobs are in
+These are pure functions. Each raises `RuleViolation` if its rule is broken. The rules
+about single fields are in `popef_io.descriptor`. The rules about several blobs are in
 `popef_io.reader` and `popef_io.model`.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from popef_io.datatypes import DataType, TensorType
-from popef_io.errors import Refused
+from popef_io.errors import RuleViolation
 from popef_io.fields import S64_MAX
 from popef_io.metadata import FeedDataInfo, Metadata, TensorDataInfo, TensorInfo
 
@@ -34,13 +34,13 @@ def check_tensor_info(info: TensorInfo) -> None:
     largest = prod(abs(size) or 1 for size in info.shape)
     size = largest * max(info.data_type.item_size, 1)
     if size > S64_MAX:
-        raise Refused("size of the tensor", limit=(size, S64_MAX))
+        raise RuleViolation("size of the tensor", limit=(size, S64_MAX))
 
 
 def check_tensor_data(info: TensorDataInfo) -> None:
     """Check that data have a known shape."""
     if not info.tensor_info.is_static:
-        raise Refused(f"data must have a known shape, got {info.tensor_info}")
+        raise RuleViolation(f"data must have a known shape, got {info.tensor_info}")
 
 
 def check_feed_data(info: FeedDataInfo) -> None:
@@ -48,10 +48,10 @@ def check_feed_data(info: FeedDataInfo) -> None:
     one more dimension.
     """
     if not info.tensor_info.is_static:
-        raise Refused(f"data must have a known shape, got {info.tensor_info}")
+        raise RuleViolation(f"data must have a known shape, got {info.tensor_info}")
     shape = info.tensor_info.shape or ()
     if len(shape) >= MAX_RANK:
-        raise Refused("rank of a feed's tensor", limit=(len(shape), MAX_RANK - 1))
+        raise RuleViolation("rank of a feed's tensor", limit=(len(shape), MAX_RANK - 1))
     check_tensor_info(
         TensorInfo((info.num_tensors, *shape), info.tensor_info.data_type)
     )
@@ -64,13 +64,13 @@ def check_metadata(metadata: Metadata) -> None:
     anchors = metadata.anchors
     for index, anchor in enumerate(anchors):
         if not anchor.handle and anchor.type is not TensorType.UNKNOWN:
-            refusal = Refused(
+            violation = RuleViolation(
                 f"{anchor.type.name} anchor {anchor.name!r} must have a handle"
             )
-            raise refusal.inside(f"[{index}]").inside("anchors")
+            raise violation.inside(f"[{index}]").inside("anchors")
         if len(set(anchor.programs)) != len(anchor.programs):
-            refusal = Refused("a program is listed twice").inside("programs")
-            raise refusal.inside(f"[{index}]").inside("anchors")
+            violation = RuleViolation("a program is listed twice").inside("programs")
+            raise violation.inside(f"[{index}]").inside("anchors")
     handles = (anchor.handle for anchor in anchors if anchor.handle)
     _check_unique(handles, "anchors", "handle {!r} is used twice".format)
     names = ((anchor.name, anchor.type.name) for anchor in anchors)
@@ -90,7 +90,7 @@ def _check_unique(
     seen: set[Hashable] = set()
     for item in items:
         if item in seen:
-            raise Refused(reason(item)).inside(field)
+            raise RuleViolation(reason(item)).inside(field)
         seen.add(item)
 
 
@@ -105,12 +105,14 @@ def check_data_size(info: TensorInfo, count: int, size: int) -> None:
     if info.data_type is DataType.STRING:
         needed = elements * STRING_HEAD_SIZE
         if size < needed or (not elements and size):
-            raise Refused(f"{size} bytes cannot hold {elements} strings")
+            raise RuleViolation(f"{size} bytes cannot hold {elements} strings")
         return
     needed = elements * info.data_type.item_size
     if size != needed:
         times = f"{count} x " if count != 1 else ""
-        raise Refused(f"got {size} bytes of data, expected {needed} for {times}{info}")
+        raise RuleViolation(
+            f"got {size} bytes of data, expected {needed} for {times}{info}"
+        )
 
 
 def has_only_booleans(view: memoryview) -> bool:

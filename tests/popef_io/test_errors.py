@@ -14,7 +14,7 @@ from popef_io import (
     TruncatedError,
     WriterStateError,
 )
-from popef_io.errors import Refused, shorten
+from popef_io.errors import RuleViolation, shorten
 
 WHERE = Location("model.popef", 192, 1, "DATA_TENSOR", "w")
 
@@ -84,5 +84,5 @@ def test_one_root(kind: type[Exception]) -> None:
 
 
 def test_refusals_collect_their_path() -> None:
-    refusal = Refused("no").inside("shape").inside("tensor_info").inside("[3]")
+    refusal = RuleViolation("no").inside("shape").inside("tensor_info").inside("[3]")
     assert refusal.inside("anchors").field == "anchors[3].tensor_info.shape"
