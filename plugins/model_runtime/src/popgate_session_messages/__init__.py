@@ -8,8 +8,8 @@ for it (`Need`, answered by `Data`); it writes outputs (`Wrote`, answered by `St
 it asks). The run ends with `RunEnded` or `RunFailed`. The device also requests reads in
 advance, in `Ahead` or beside these messages. The host may end the run (`Abort`).
 
-The device names the places of data in its shared memory, by `Location`. A segment that
-a message names for the first time is beside that message, as a descriptor.
+The device names the places of data in its shared memory, by `DataLocation`. A segment
+that a message names for the first time is beside that message, as a descriptor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_TEXT: Final = 3000
 Shape: TypeAlias = tuple[Number, ...]
 
 
-class Location(NamedTuple):
+class DataLocation(NamedTuple):
     """`room` bytes at an offset of a segment."""
 
     segment: Number
@@ -40,7 +40,7 @@ class Prefetch(NamedTuple):
     """A read that is certain to follow, and the place for its data."""
 
     anchor: Number
-    location: Location
+    location: DataLocation
 
 
 class Segment(NamedTuple):
@@ -50,7 +50,7 @@ class Segment(NamedTuple):
     size: Number
 
 
-class Binding(NamedTuple):
+class AnchorBinding(NamedTuple):
     """The source of each anchor, as places in the metadata of the model.
 
     `host` are the anchors that the host serves, `ready` those of them that can be
@@ -99,7 +99,7 @@ class Run(Message, frozen=True):
     """
 
     programs: tuple[Number, ...]
-    binding: Binding | None
+    binding: AnchorBinding | None
     resume: bool
     data: tuple[Data, ...]
 
@@ -108,7 +108,7 @@ class Stored(Message, frozen=True):
     """The host has taken what `Wrote` told, so the device may use the place again."""
 
     anchor: Number
-    location: Location
+    location: DataLocation
 
 
 class Abort(Message, frozen=True):
@@ -138,7 +138,7 @@ class Need(DeviceMessage, frozen=True):
     """
 
     anchor: Number
-    location: Location | None
+    location: DataLocation | None
     prefetches: tuple[Prefetch, ...] = ()
 
 
@@ -152,7 +152,7 @@ class Wrote(DeviceMessage, frozen=True):
     """The program has written an output. `ack` asks for `Stored`."""
 
     anchor: Number
-    location: Location
+    location: DataLocation
     nbytes: Number
     shape: Shape
     ack: bool

@@ -34,10 +34,10 @@ from popgate_session_messages import (
     MOST_BYTES,
     Abort,
     Ahead,
-    Binding,
+    AnchorBinding,
     Data,
+    DataLocation,
     DeviceMessage,
-    Location,
     Need,
     Prefetch,
     Segment,
@@ -103,7 +103,7 @@ class HostStreams:
 
     # -- between runs
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: AnchorBinding) -> None:
         """Set the source of each anchor: the host, none, or the file."""
         inputs, outputs, host = self._all_inputs, self._all_outputs, binding.host
         self._inputs = {inputs[i].anchor.handle: inputs[i] for i in host if i in inputs}
@@ -226,7 +226,7 @@ class HostStreams:
             return np.full(shape, b"", dtype=object)
         return np.zeros(shape, info.data_type.numpy_dtype)
 
-    def _expect(self, stream: InputStream) -> Location:
+    def _expect(self, stream: InputStream) -> DataLocation:
         place = stream.places.take_expected()
         place.busy = True
         stream.expected.append(place)

@@ -21,7 +21,7 @@ import numpy as np
 from engine.tensor import Array
 from engine.transport.shared_memory import SharedMemory
 from popef_io import Anchor, DataType
-from popgate_session_messages import Location
+from popgate_session_messages import DataLocation
 
 #: Places of up to this many bytes share a segment.
 _SMALL = 64 * 1024
@@ -68,8 +68,8 @@ class Place:
         return self._view[:nbytes]
 
     @property
-    def location(self) -> Location:
-        return Location(self.number, self.offset, self.room)
+    def location(self) -> DataLocation:
+        return DataLocation(self.number, self.offset, self.room)
 
     def __repr__(self) -> str:
         state = "free" if self.is_free else "taken"

@@ -1,4 +1,4 @@
-"""`Connections`: the connection of each anchor of a session."""
+"""`AnchorConnections`: the connection of each anchor of a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 from engine.errors import AnchorsNotConnected, InvalidConfig, UnknownAnchor
 from popef_io import Anchor, Model, TensorType
-from popgate_session_messages import Binding
+from popgate_session_messages import AnchorBinding
 from popgate_sessions.bindings import (
     CallbackSink,
     CallbackSource,
@@ -37,7 +37,7 @@ class Fixed(Enum):
     EMPTY = 1
 
 
-class Connections:
+class AnchorConnections:
     """The connections of one session, by the place of the anchor in the metadata.
 
     Tensor data and feeds of the file are connected from the start, unless
@@ -195,10 +195,10 @@ class Connections:
             binding.is_real = True
 
     @property
-    def binding(self) -> Binding:
+    def binding(self) -> AnchorBinding:
         """Return the source of each anchor, for the device."""
         fixed = self._fixed.items()
-        return Binding(
+        return AnchorBinding(
             host=tuple(sorted([*self.sources, *self.sinks])),
             ready=tuple(i for i, one in self.sources.items() if one.can_look_ahead),
             empty=tuple(i for i, how in fixed if how is Fixed.EMPTY),
@@ -207,7 +207,7 @@ class Connections:
 
     def __repr__(self) -> str:
         return (
-            f"<Connections {len(self.sources)} sources, {len(self.sinks)} sinks, "
+            f"<AnchorConnections {len(self.sources)} sources, {len(self.sinks)} sinks, "
             f"{len(self._fixed)} served by the device>"
         )
 

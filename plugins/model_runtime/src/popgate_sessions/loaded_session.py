@@ -21,7 +21,7 @@ from engine.transport.device_messages import OpenSession
 from engine.transport.messages import encode
 from popef_io import TRACE, Model
 from popgate_session_messages import SessionModel
-from popgate_sessions.connections import Connections
+from popgate_sessions.connections import AnchorConnections
 from popgate_sessions.session_config import SessionConfig
 from popgate_sessions.session_link import SessionEnded, SessionLink
 
@@ -44,7 +44,7 @@ class LoadedSession:
     """
 
     def __init__(
-        self, model: Model, config: SessionConfig, connections: Connections
+        self, model: Model, config: SessionConfig, connections: AnchorConnections
     ) -> None:
         #: The device it is bound to, loaded or not.
         self.device: Device | None = None

@@ -24,7 +24,7 @@ from popgate_sessions.callbacks import (
     CallbackFactory,
     CallbackHandle,
 )
-from popgate_sessions.connections import Connections
+from popgate_sessions.connections import AnchorConnections
 from popgate_sessions.loaded_session import LoadedSession
 from popgate_sessions.predicates import RingSizeMultiplier
 from popgate_sessions.queue_manager import QueueManager
@@ -55,7 +55,7 @@ class Session:
             # The device compares the digests of its executable as well. This check
             # reports a mismatch to the caller that makes the session.
             Executable.decode(self._model.executable.raw())
-        self._connections = Connections(self._model, self.config.pred_tensor_data)
+        self._connections = AnchorConnections(self._model, self.config.pred_tensor_data)
         self._loaded = LoadedSession(self._model, self.config, self._connections)
         self._own_device: Device | None = None
         self._queues: QueueManager | None = None

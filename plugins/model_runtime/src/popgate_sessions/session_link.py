@@ -37,8 +37,8 @@ from popgate_session_messages import (
     Abort,
     Ahead,
     Data,
+    DataLocation,
     FromDevice,
-    Location,
     Need,
     Prefetch,
     Run,
@@ -48,7 +48,7 @@ from popgate_session_messages import (
     Wrote,
 )
 from popgate_sessions.bindings import InputSource, OutputSink
-from popgate_sessions.connections import Connections
+from popgate_sessions.connections import AnchorConnections
 
 if TYPE_CHECKING:
     from engine.devices.device import Device
@@ -99,7 +99,7 @@ class SessionLink:
     def run(
         self,
         programs: Iterable[int],
-        connections: Connections,
+        connections: AnchorConnections,
         deadline: float | None = None,
     ) -> None:
         """Run `programs` in order, and return when they have ended.
@@ -191,7 +191,7 @@ class SessionLink:
             close_all(fds)
         return message
 
-    def memory(self, location: Location) -> memoryview:
+    def memory(self, location: DataLocation) -> memoryview:
         number, offset, room = location
         return self._segments[number].view[offset : offset + room]
 
@@ -231,7 +231,7 @@ class _Answer:
 
     __slots__ = ("_index", "_link", "_location", "_made", "_nbytes", "shape")
 
-    def __init__(self, link: SessionLink, index: int, location: Location) -> None:
+    def __init__(self, link: SessionLink, index: int, location: DataLocation) -> None:
         self.shape: tuple[int, ...] = ()
         self._link = link
         self._index = index
@@ -265,7 +265,7 @@ class _Conversation:
     def __init__(
         self,
         link: SessionLink,
-        connections: Connections,
+        connections: AnchorConnections,
         prefetches: tuple[Prefetch, ...],
     ) -> None:
         self.over = True
@@ -368,7 +368,7 @@ class _Conversation:
             case RunFailed():
                 raise _error_of(message)
 
-    def _needed(self, index: int, location: Location | None) -> None:
+    def _needed(self, index: int, location: DataLocation | None) -> None:
         if location is None:
             if not self._given[index]:
                 self._give(index, self._prefetch_of(index))
@@ -377,7 +377,7 @@ class _Conversation:
         self._give(index, location)
         self._consumed(index)
 
-    def _prefetch_of(self, index: int) -> Location:
+    def _prefetch_of(self, index: int) -> DataLocation:
         for position, (wanted, location) in enumerate(self._prefetches):
             if wanted == index:
                 del self._prefetches[position]
@@ -387,7 +387,7 @@ class _Conversation:
             "this is a bug"
         )
 
-    def _give(self, index: int, location: Location) -> None:
+    def _give(self, index: int, location: DataLocation) -> None:
         answer = _Answer(self._link, index, location)
         answer.shape = self._sources[index].fetch(answer.room, self._link.alive)
         self._given[index] += 1

@@ -35,10 +35,10 @@ from popgate_session_messages import (
     FROM_DEVICE,
     Abort,
     Ahead,
-    Binding,
+    AnchorBinding,
     Data,
+    DataLocation,
     FromDevice,
-    Location,
     Need,
     Prefetch,
     RunEnded,
@@ -104,7 +104,7 @@ class Ends:
         self.host.settimeout(30)
         anchors = model.metadata.anchors
         self.streams = HostStreams(device, anchors, ModelData(model, {}), look_ahead)
-        self.streams.bind(Binding((0, 1, 3), (0, 1), (), (2,)))
+        self.streams.bind(AnchorBinding((0, 1, 3), (0, 1), (), (2,)))
         self._device = device
         self._segments: dict[int, SharedMemory] = {}
 
@@ -135,7 +135,7 @@ class Ends:
         assert isinstance(message, Need)
         return message
 
-    def give(self, anchor: int, location: Location, value: float) -> None:
+    def give(self, anchor: int, location: DataLocation, value: float) -> None:
         number, offset, room = location
         memory = self._segments[number].view[offset : offset + room]
         np.frombuffer(memory, np.float32)[:12] = value
@@ -323,5 +323,7 @@ def test_what_a_failed_run_did_not_get_to_is_given_again(
 @pytest.mark.parametrize("ends", [9], indirect=True)
 def test_only_what_may_be_there_is_foreseen(ends: Ends) -> None:
     assert ends.streams.foreseeable() == {"h2d_tensor_A", "h2d_tensor_B"}
-    ends.streams.bind(Binding((0, 1, 3), (1,), (), (2,)))  # tensor_A is a callback
+    ends.streams.bind(
+        AnchorBinding((0, 1, 3), (1,), (), (2,))
+    )  # tensor_A is a callback
     assert ends.streams.foreseeable() == {"h2d_tensor_B"}
