@@ -24,7 +24,7 @@ import pytest
 
 from plugins.client.tests.peer import Peer, Reply, http, says, waits
 from popgate_client import Client
-from popgate_tools.perf.load import Run, closed_loop, open_loop
+from popgate_tools.perf.load import RunRecord, closed_loop, open_loop
 from popgate_tools.perf.measure import gaps, is_stable, phases
 from popgate_tools.perf.report import round_ticks
 from tests.app.cli.calls import Call
@@ -176,7 +176,9 @@ def test_waiting_for_a_connection_counts(gateway: ServedGateway) -> None:
 REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
 
 
-def loop_against(connections: int, seconds: float, *replies: Reply) -> tuple[Run, Peer]:
+def loop_against(
+    connections: int, seconds: float, *replies: Reply
+) -> tuple[RunRecord, Peer]:
     with Peer(*replies) as peer:
         address = ("127.0.0.1", int(peer.url.rpartition(":")[2]))
         return asyncio.run(closed_loop(address, [REQUEST], connections, seconds)), peer
@@ -261,8 +263,8 @@ def test_times_of_arrival() -> None:
     assert some != list(islice(gaps(4, "poisson", 1), 10_000))
 
 
-def window(count: int, latency: float) -> Run:
-    return Run(seconds=1.0, latencies=array("d", [latency] * count))
+def window(count: int, latency: float) -> RunRecord:
+    return RunRecord(seconds=1.0, latencies=array("d", [latency] * count))
 
 
 def test_when_windows_agree() -> None:

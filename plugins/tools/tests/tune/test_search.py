@@ -11,10 +11,10 @@ import pytest
 
 from popgate_tools.tune.search import (
     MOST_IN_FLIGHT,
+    LoadPoint,
     OutOfTime,
     Reached,
     Setting,
-    Step,
     climb,
     search,
 )
@@ -22,9 +22,11 @@ from popgate_tools.tune.search import (
 START = Setting(devices=1, instances=1, max_batch_size=64, max_queue_delay=0.0)
 
 
-def queue(in_flight: int, most: float = 8000) -> Step:
+def queue(in_flight: int, most: float = 8000) -> LoadPoint:
     """Answers `most` requests a second at most, and one alone in a millisecond."""
-    return Step(in_flight, min(most, in_flight / 0.001), max(0.001, in_flight / most))
+    return LoadPoint(
+        in_flight, min(most, in_flight / 0.001), max(0.001, in_flight / most)
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,14 +41,14 @@ def test_as_many_in_flight_as_help(bound: float, first: int, in_flight: int) -> 
 
 
 def test_it_ends_where_more_always_helps() -> None:
-    reached = climb(START, lambda n: Step(n, n, 0.001), bound=1.0)
+    reached = climb(START, lambda n: LoadPoint(n, n, 0.001), bound=1.0)
     assert reached.best.in_flight == MOST_IN_FLIGHT
 
 
 def test_one_slow_measurement_is_repeated() -> None:
     seen: set[int] = set()
 
-    def disturbed(in_flight: int) -> Step:
+    def disturbed(in_flight: int) -> LoadPoint:
         new = in_flight not in seen
         seen.add(in_flight)
         return replace(queue(in_flight), latency=9.0) if new else queue(in_flight)
@@ -84,7 +86,7 @@ def test_delays_below_a_millisecond_are_told_apart() -> None:
     def trial(setting: Setting, first: int) -> Reached:
         tried.append(setting.max_queue_delay)
         rate = gathered(setting.max_queue_delay, 0.005)
-        return Reached(setting, Step(8, rate, 0.001))
+        return Reached(setting, LoadPoint(8, rate, 0.001))
 
     found = search(START, trial, batches=True, devices=[1], bound=0.005)
     assert set(tried) == {0.0, 0.0001, 0.0003, 0.0005, 0.001}

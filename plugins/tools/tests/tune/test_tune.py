@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from popgate_tools.tune.search import Found, Reached, Setting, Step
+from popgate_tools.tune.search import Found, LoadPoint, Reached, Setting
 from popgate_tools.tune.trials import Trials, row
 from tests.app.cli.calls import Call
 from tests.app.served import POPGATE, ROOT, ServedGateway, add
@@ -158,7 +158,7 @@ def test_what_is_written(running: ServedGateway) -> None:
     from popgate_client import Client
     from popgate_tools.tune.server import RunningServer
 
-    step = Step(8, 1000.0, 0.01)
+    step = LoadPoint(8, 1000.0, 0.01)
     first = Reached(Setting(1, 1, 64, 0.0), step)
     best = Reached(Setting(1, 2, 64, 0.002), step)
     for name, changes in (

@@ -18,7 +18,7 @@ from popgate_tools.asking import RequestOptions, Server, ask_model, grouped
 from popgate_tools.options import Inputs, Rows, Shapes
 
 if TYPE_CHECKING:
-    from popgate_tools.perf.measure import Load, Measurement, Target
+    from popgate_tools.perf.measure import LoadLevel, Measurement, Target
 
 #: CPU share above which the client, not the server, is the bottleneck.
 BUSY = 0.9
@@ -146,7 +146,7 @@ def _sweep(
     target: Target,
     name: str,
     requests: Sequence[bytes],
-    loads: list[Load],
+    loads: list[LoadLevel],
     windows: _Windows,
     steps: list[Measurement],
 ) -> None:
@@ -158,7 +158,7 @@ def _sweep(
     typer.echo(head())
     for load in loads:
 
-        def show(number: int, rate: float, load: Load = load) -> None:
+        def show(number: int, rate: float, load: LoadLevel = load) -> None:
             """Show progress: a load takes at most ten windows."""
             if is_seen:
                 words = f"{load}: window {number}, {rate:.1f} requests/s"
@@ -192,18 +192,20 @@ def _write(
         html_file.write_text(page(f"popgate perf {about['model']}", about, steps))
 
 
-def _loads(concurrency: str, rate: str, arrivals: str, connections: int) -> list[Load]:
-    from popgate_tools.perf.measure import Load
+def _loads(
+    concurrency: str, rate: str, arrivals: str, connections: int
+) -> list[LoadLevel]:
+    from popgate_tools.perf.measure import LoadLevel
 
     if arrivals not in ("poisson", "constant"):
         msg = f"--arrivals {arrivals}: expected poisson or constant"
         raise CommandError(msg, EXIT_USAGE)
     if rate:
         return [
-            Load(connections, number, arrivals)  # type: ignore[arg-type] # checked
+            LoadLevel(connections, number, arrivals)  # type: ignore[arg-type] # checked
             for number in _numbers(rate, "--rate")
         ]
-    return [Load(int(number)) for number in _numbers(concurrency, "--concurrency")]
+    return [LoadLevel(int(number)) for number in _numbers(concurrency, "--concurrency")]
 
 
 def _numbers(text: str, option: str) -> list[float]:

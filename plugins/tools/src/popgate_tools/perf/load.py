@@ -41,7 +41,7 @@ _LOOK = struct.pack("ll", 0, 50_000)
 
 
 @dataclass(slots=True)
-class Run:
+class RunRecord:
     """Results of a run.
 
     - `ends`: times of the answers with 200, of `time.monotonic`.
@@ -187,7 +187,7 @@ class _Generator:
         self.requests: Iterator[bytes] = cycle(requests)
         self.tls = tls
         self._connecting: set[asyncio.Task[None]] = set()
-        self.run = Run()
+        self.run = RunRecord()
         self.over = False
         self.connections: set[_Connection] = set()
 
@@ -327,11 +327,11 @@ class _AloneConnection:
 
     def keep_busy(
         self, requests: Sequence[bytes], seconds: float, stopped: Callable[[], int]
-    ) -> Run:
+    ) -> RunRecord:
         """Run a closed loop until its end, or until the connection is lost; return the
         results.
         """
-        run = Run()
+        run = RunRecord()
         buffer, is_there = self._buffer, self._buffer.startswith
         send, receive = self._socket.sendall, self._socket.recv_into
         started, used = _clock(), time.process_time()
@@ -447,7 +447,7 @@ async def closed_loop(
     connections: int,
     seconds: float,
     tls: ssl.SSLContext | None = None,
-) -> Run:
+) -> RunRecord:
     """Keep a number of connections busy for a time. Raises OSError if there is no
     server.
 
@@ -474,7 +474,7 @@ async def open_loop(
     connections: int,
     seconds: float,
     tls: ssl.SSLContext | None = None,
-) -> Run:
+) -> RunRecord:
     """Send requests when they are due, `gaps` seconds after each other, over a limited
     number of connections.
 
@@ -509,7 +509,7 @@ async def open_loop(
     return _finished(generator, started, used)
 
 
-def _finished(generator: _Generator, started: float, used: float) -> Run:
+def _finished(generator: _Generator, started: float, used: float) -> RunRecord:
     generator.run.end(started, used)
     generator.end()
     return generator.run

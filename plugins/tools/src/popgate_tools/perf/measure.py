@@ -16,7 +16,7 @@ import uvloop
 
 from popgate_client import Client, ClientError, ConnectionFailed
 from popgate_tools.latency import quantile
-from popgate_tools.perf.load import Run, closed_loop, open_loop
+from popgate_tools.perf.load import RunRecord, closed_loop, open_loop
 
 Arrivals: TypeAlias = Literal["constant", "poisson"]
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -27,8 +27,8 @@ PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """One step: a number of connections that are always busy, or a number of requests
+class LoadLevel:
+    """A load: a number of connections that are always busy, or a number of requests
     per second over a limited number of connections.
     """
 
@@ -58,7 +58,7 @@ class Measurement:
     `first_failure`: why the first failed request failed.
     """
 
-    load: Load
+    load: LoadLevel
     requests: int
     seconds: float
     rate: float
@@ -89,10 +89,10 @@ def gaps(rate: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
 async def run_window(
     target: Target,
     requests: Sequence[bytes],
-    load: Load,
+    load: LoadLevel,
     seconds: float,
     seed: int = 0,
-) -> Run:
+) -> RunRecord:
     """Return one window under a load."""
     address, tls, count = target.client.address, target.tls, load.connections
     if not load.rate:
@@ -105,7 +105,7 @@ def run_step(
     target: Target,
     name: str,
     requests: Sequence[bytes],
-    load: Load,
+    load: LoadLevel,
     seconds: float,
     warm_up: float,
     within: float,
@@ -123,7 +123,7 @@ def run_step(
     async def windows() -> Measurement:
         if warm_up:
             await run_window(target, requests, load, warm_up)
-        runs: list[Run] = []
+        runs: list[RunRecord] = []
         said = [_statistics(client, name)]
         while len(runs) < most_windows and not is_stable(runs, within):
             runs.append(await run_window(target, requests, load, seconds, len(runs)))
@@ -146,7 +146,7 @@ def _statistics(client: Client, name: str) -> Any:
         return None
 
 
-def is_stable(runs: Sequence[Run], within: float) -> bool:
+def is_stable(runs: Sequence[RunRecord], within: float) -> bool:
     """Return whether the rates and medians of the last windows lie close together."""
     last = runs[-AGREEING:]
     if len(last) < AGREEING or not all(run.count for run in last):
@@ -162,7 +162,10 @@ def is_stable(runs: Sequence[Run], within: float) -> bool:
 
 
 def measured(
-    load: Load, runs: Sequence[Run], stable: bool, server: Mapping[str, float]
+    load: LoadLevel,
+    runs: Sequence[RunRecord],
+    stable: bool,
+    server: Mapping[str, float],
 ) -> Measurement:
     """Return the last windows as one."""
     last = runs[-AGREEING:]

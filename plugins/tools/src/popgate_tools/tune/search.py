@@ -31,7 +31,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoadPoint:
     """A load and its result: `latency` in seconds, of the chosen quantile."""
 
     in_flight: int
@@ -46,7 +46,7 @@ class Reached:
     """
 
     setting: Setting
-    best: Step
+    best: LoadPoint
     fits: bool = True
 
     @property
@@ -72,32 +72,32 @@ Trial: TypeAlias = Callable[[Setting, int], Reached | None]
 
 
 def climb(
-    setting: Setting, measure: Callable[[int], Step], bound: float, first: int = 1
+    setting: Setting, measure: Callable[[int], LoadPoint], bound: float, first: int = 1
 ) -> Reached:
     """Double the requests in flight from `first` while that helps and the latency stays
     within `bound`; halve them if the first number was too large.
     """
 
-    def seen(in_flight: int) -> Step:
+    def seen(in_flight: int) -> LoadPoint:
         # Other work on the machine can spoil one measurement.
-        step = measure(in_flight)
-        if step.latency > bound:
-            step = min(step, measure(in_flight), key=lambda one: one.latency)
-        return step
+        point = measure(in_flight)
+        if point.latency > bound:
+            point = min(point, measure(in_flight), key=lambda one: one.latency)
+        return point
 
-    step = seen(first)
-    down = step.latency > bound
-    while step.latency > bound and step.in_flight > 1:
-        step = seen(step.in_flight // 2)
-    if step.latency > bound:
-        return Reached(setting, step, fits=False)
-    best, fruitless = step, 0
-    while not down and fruitless < FRUITLESS and step.in_flight < MOST_IN_FLIGHT:
-        step = seen(step.in_flight * 2)
-        if step.latency > bound:
+    point = seen(first)
+    down = point.latency > bound
+    while point.latency > bound and point.in_flight > 1:
+        point = seen(point.in_flight // 2)
+    if point.latency > bound:
+        return Reached(setting, point, fits=False)
+    best, fruitless = point, 0
+    while not down and fruitless < FRUITLESS and point.in_flight < MOST_IN_FLIGHT:
+        point = seen(point.in_flight * 2)
+        if point.latency > bound:
             break
-        fruitless = 0 if step.rate > best.rate * BETTER else fruitless + 1
-        best = max(best, step, key=lambda one: one.rate)
+        fruitless = 0 if point.rate > best.rate * BETTER else fruitless + 1
+        best = max(best, point, key=lambda one: one.rate)
     return Reached(setting, best)
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 from engine import usable_cores
 from popgate_client import Client, InvalidRequest
-from popgate_tools.perf.measure import Load, Target, run_step
+from popgate_tools.perf.measure import LoadLevel, Target, run_step
 from popgate_tools.perf.requests import prepared_requests
 from popgate_tools.tune.search import (
     Found,
+    LoadPoint,
     OutOfTime,
     Reached,
     Setting,
-    Step,
     climb,
     search,
 )
@@ -35,7 +35,7 @@ HEAD = (
 )
 
 
-class Status:
+class StatusLine:
     """One line of a terminal that is overwritten."""
 
     def show(self, text: str) -> None:
@@ -67,7 +67,7 @@ class Trials:
         self._server, self._name = server, name
         self._bound, self._seconds = bound, seconds
         self._budget, self._deadline = budget, float("inf")
-        self._status = Status()
+        self._status = StatusLine()
         self._requests: Sequence[bytes] = []
         self._batches = False
 
@@ -121,7 +121,7 @@ class Trials:
         if client is None:
             return None
         found = climb(
-            setting, lambda count: self._step(client, count), self._bound, in_flight
+            setting, lambda count: self._point(client, count), self._bound, in_flight
         )
         self._status.clear()
         self._tell(row(found))
@@ -140,8 +140,8 @@ class Trials:
             for each in pair[:: -1 if number % 2 else 1]:
                 client = self._loaded(each.setting)
                 assert client is not None  # the server ran with it before
-                step = self._step(client, each.best.in_flight)
-                rates[each.setting] = max(step.rate, rates.get(each.setting, 0.0))
+                point = self._point(client, each.best.in_flight)
+                rates[each.setting] = max(point.rate, rates.get(each.setting, 0.0))
         self._status.clear()
         return rates[found.best.setting] / max(rates[found.first.setting], 1e-9)
 
@@ -166,19 +166,19 @@ class Trials:
             raise OutOfTime
         return max(left, 0.0)
 
-    def _step(self, client: Client, in_flight: int) -> Step:
+    def _point(self, client: Client, in_flight: int) -> LoadPoint:
         left = self._left()
         much = f"{left:.0f} s left" if left < 1e9 else "once more"
         self._status.show(f"{self._name}: {in_flight} in flight, {much}")
         # One window is enough: the next load must show an improvement anyway.
         step = run_step(
             Target(client, self._server.tls), self._name, self._requests,
-            Load(in_flight), self._seconds,
+            LoadLevel(in_flight), self._seconds,
             self._seconds * WARM_UP, 0.0, most_windows=1,
         )  # fmt: skip
         if step.failed or not step.requests:  # for example 429: the load is too high
-            return Step(in_flight, 0.0, float("inf"))
-        return Step(in_flight, step.rate, step.quantiles["p99"] / 1e3)
+            return LoadPoint(in_flight, 0.0, float("inf"))
+        return LoadPoint(in_flight, step.rate, step.quantiles["p99"] / 1e3)
 
 
 def row(reached: Reached) -> str:
