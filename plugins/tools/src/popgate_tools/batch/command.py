@@ -23,8 +23,8 @@ from popgate_tools.asking import (
 
 if TYPE_CHECKING:
     from popgate_client import AsyncClient
-    from popgate_tools.batch.results import Results
-    from popgate_tools.batch.rows import Row, Rows
+    from popgate_tools.batch.results import ResultsFile
+    from popgate_tools.batch.rows import InputRow, InputRows
 
 
 @grouped
@@ -83,7 +83,7 @@ def batch(
     or, to embed a column: popgate batch minilm -i reviews.csv --column body
     """
     from popgate_client import ClientError
-    from popgate_tools.batch.results import Results
+    from popgate_tools.batch.results import ResultsFile
     from popgate_tools.batch.rows import open_rows
 
     if request.sequence_id:
@@ -93,11 +93,11 @@ def batch(
     client = server.async_client(max_connections=in_flight, **options)
     with (
         open_rows(source, keep or [], column or []) as rows,
-        Results(place, source, name, request.version) as results,
+        ResultsFile(place, source, name, request.version) as results,
     ):
         before = len(results.done)
         started = time.monotonic()
-        run = _Run(client, name, request, in_flight, results)
+        run = _BatchRun(client, name, request, in_flight, results)
         if request.sequence_id and before:
             msg = (
                 f"--output {place} contains results, and a sequence cannot be "
@@ -121,7 +121,7 @@ def batch(
             raise typer.Exit(EXIT_FAILED)
 
 
-def _tell(results: Results, before: int, place: Path, end: str) -> None:
+def _tell(results: ResultsFile, before: int, place: Path, end: str) -> None:
     from app.sizes import counted
 
     new = len(results.done) - before
@@ -132,7 +132,7 @@ def _tell(results: Results, before: int, place: Path, end: str) -> None:
     typer.echo(", ".join([*parts, end]), err=True)
 
 
-class _Run:
+class _BatchRun:
     """Run all rows that have no result yet, a limited number at a time."""
 
     def __init__(
@@ -141,7 +141,7 @@ class _Run:
         name: str,
         request: RequestOptions,
         in_flight: int,
-        results: Results,
+        results: ResultsFile,
     ) -> None:
         self._client = client
         self._name = name
@@ -154,7 +154,7 @@ class _Run:
         self._fatal: Exception | None = None
         self._finished = 0
 
-    async def all(self, rows: Rows) -> None:
+    async def all(self, rows: InputRows) -> None:
         from popgate_tools.local import progress
 
         async with self._client as client:
@@ -194,7 +194,7 @@ class _Run:
             config = {}
         return asked_model(name, metadata, config)
 
-    def _parameters(self, row: Row) -> dict[str, Any]:
+    def _parameters(self, row: InputRow) -> dict[str, Any]:
         """Return the parameters of a row's request.
 
         Rows of one sequence follow each other. If requests start and end a sequence,
@@ -213,7 +213,7 @@ class _Run:
         said = sequence_parameters(identifier, start=start, end=end)
         return request.parameters() | said
 
-    async def _send(self, row: Row) -> None:
+    async def _send(self, row: InputRow) -> None:
         """Send a row and write its result."""
         options: dict[str, Any] = {
             "version": self._request.version,
@@ -226,7 +226,7 @@ class _Run:
         stream = self._client.stream(self._name, row.inputs, **options)
         self._results.add_all(row, [outputs async for outputs in stream])
 
-    async def _one(self, row: Row, show: Any) -> None:
+    async def _one(self, row: InputRow, show: Any) -> None:
         from popgate_client import (
             AuthenticationError,
             ClientError,

@@ -14,10 +14,10 @@ import orjson
 
 from app.cli.errors import EXIT_USAGE, CommandError
 from popgate_client import Array
-from popgate_tools.batch.rows import Row
+from popgate_tools.batch.rows import InputRow
 
 
-class Results:
+class ResultsFile:
     """A line of JSON for each row with a result, in the order of completion.
 
     Each line is one write, so a killed run leaves whole lines and at most one partial
@@ -76,19 +76,19 @@ class Results:
                 end += len(line)
         os.ftruncate(self._file, end)
 
-    def add(self, row: Row, outputs: Mapping[str, Array]) -> None:
+    def add(self, row: InputRow, outputs: Mapping[str, Array]) -> None:
         """Add a row's result."""
         self._add(row, {"outputs": _values(outputs)})
 
-    def add_all(self, row: Row, responses: Sequence[Mapping[str, Array]]) -> None:
+    def add_all(self, row: InputRow, responses: Sequence[Mapping[str, Array]]) -> None:
         """Add the result of a row with any number of responses."""
         self._add(row, {"responses": [_values(outputs) for outputs in responses]})
 
-    def _add(self, row: Row, result: dict[str, Any]) -> None:
+    def _add(self, row: InputRow, result: dict[str, Any]) -> None:
         self._write(self._file, {"row": row.number, **row.kept, **result})
         self.done.add(row.number)
 
-    def fail(self, row: Row, error: str, code: str) -> None:
+    def fail(self, row: InputRow, error: str, code: str) -> None:
         """Record why a row failed."""
         document = {"row": row.number, **row.kept, "error": error, "code": code}
         file = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

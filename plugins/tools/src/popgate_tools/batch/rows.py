@@ -24,7 +24,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One row: its number from 0, its inputs, and the columns copied to the results.
 
     `problem` says why it has no inputs.
@@ -37,18 +37,18 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class InputRows:
     """Rows of a file: their number, and how to read them for a model."""
 
     count: int
-    read: Callable[[Takes, Optional], Iterator[Row]]
+    read: Callable[[Takes, Optional], Iterator[InputRow]]
     are_files: bool = False
 
 
 @contextlib.contextmanager
 def open_rows(
     source: Path, keep: Sequence[str], columns: Sequence[str] = ()
-) -> Iterator[Rows]:
+) -> Iterator[InputRows]:
     """Open the rows of a file or folder. Raises `CommandError` for other kinds of
     files.
 
@@ -66,15 +66,17 @@ def open_rows(
     yield kinds[source.suffix](source, keep, columns)
 
 
-def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
+def _csv(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows:
     def records() -> Iterator[dict[str, Any]]:
         with source.open(newline="", encoding="utf-8-sig") as file:
             yield from csv.DictReader(file)
 
-    return Rows(sum(1 for _ in records()), _reader(records, keep, columns, texts=True))
+    return InputRows(
+        sum(1 for _ in records()), _reader(records, keep, columns, texts=True)
+    )
 
 
-def _jsonl(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
+def _jsonl(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows:
     def records() -> Iterator[Any]:
         with source.open(encoding="utf-8") as file:
             for line in file:
@@ -85,10 +87,10 @@ def _jsonl(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
                         record = e
                     yield record
 
-    return Rows(sum(1 for _ in records()), _reader(records, keep, columns))
+    return InputRows(sum(1 for _ in records()), _reader(records, keep, columns))
 
 
-def _parquet(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
+def _parquet(source: Path, keep: Sequence[str], columns: Sequence[str]) -> InputRows:
     try:
         from pyarrow import parquet
     except ImportError:
@@ -103,7 +105,7 @@ def _parquet(source: Path, keep: Sequence[str], columns: Sequence[str]) -> Rows:
         for part in file.iter_batches(batch_size=1024):
             yield from part.to_pylist()
 
-    return Rows(file.metadata.num_rows, _reader(records, keep, columns))
+    return InputRows(file.metadata.num_rows, _reader(records, keep, columns))
 
 
 def _reader(
@@ -112,11 +114,11 @@ def _reader(
     columns: Sequence[str],
     *,
     texts: bool = False,
-) -> Callable[[Takes, Optional], Iterator[Row]]:
-    def read(takes: Takes, optional: Optional) -> Iterator[Row]:
+) -> Callable[[Takes, Optional], Iterator[InputRow]]:
+    def read(takes: Takes, optional: Optional) -> Iterator[InputRow]:
         for number, record in enumerate(records()):
             if isinstance(record, Exception):
-                yield Row(number, {}, problem=f"not JSON: {record}")
+                yield InputRow(number, {}, problem=f"not JSON: {record}")
                 continue
             if not isinstance(record, dict):
                 record = {next(iter(takes)): record} if len(takes) == 1 else {}
@@ -129,9 +131,9 @@ def _reader(
                 named = _renamed(values, takes, columns)
                 inputs = _inputs(named, takes, keep, optional, texts=texts)
             except (ValueError, TypeError) as e:
-                yield Row(number, {}, kept, str(e))
+                yield InputRow(number, {}, kept, str(e))
             else:
-                yield Row(number, inputs, kept)
+                yield InputRow(number, inputs, kept)
 
     return read
 
@@ -241,12 +243,12 @@ def _cell(text: str | None, datatype: str) -> Any:
             raise ValueError(f"{text!r} is not a value of {datatype}") from None
 
 
-def _images(folder: Path) -> Rows:
+def _images(folder: Path) -> InputRows:
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES)
     if not files:
         raise CommandError(f"--input {folder}: the folder has no images", EXIT_USAGE)
 
-    def read(takes: Takes, optional: Optional) -> Iterator[Row]:
+    def read(takes: Takes, optional: Optional) -> Iterator[InputRow]:
         if len(takes) != 1:
             msg = (
                 "a folder of images requires a model with one input; this model "
@@ -272,26 +274,26 @@ def _images(folder: Path) -> Rows:
                         fitting = fitting.resize(size)
                     pixels = np.asarray(fitting)
             except (OSError, ValueError, Image.DecompressionBombError) as e:
-                yield Row(number, {}, kept, str(e))
+                yield InputRow(number, {}, kept, str(e))
                 continue
             pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
             pixels = pixels.transpose(2, 0, 1) if first else pixels
             if datatype.startswith(("FP", "BF")):
                 pixels = pixels.astype(np.float32) / 255
             # Add the dimension of the batch, up to the model's number of dimensions.
-            yield Row(number, {name: pixels.reshape(_padded(pixels, shape))}, kept)
+            yield InputRow(number, {name: pixels.reshape(_padded(pixels, shape))}, kept)
 
-    return Rows(len(files), read, are_files=True)
+    return InputRows(len(files), read, are_files=True)
 
 
-def _as_they_are(folder: Path, files: Sequence[Path], name: str) -> Iterator[Row]:
+def _as_they_are(folder: Path, files: Sequence[Path], name: str) -> Iterator[InputRow]:
     """Return the bytes of each file, for an input that takes files."""
     for number, file in enumerate(files):
         kept = {"file": file.relative_to(folder).as_posix()}
         try:
-            yield Row(number, {name: [file.read_bytes()]}, kept)
+            yield InputRow(number, {name: [file.read_bytes()]}, kept)
         except OSError as e:
-            yield Row(number, {}, kept, str(e))
+            yield InputRow(number, {}, kept, str(e))
 
 
 def _form(shape: list[int]) -> tuple[str, tuple[int, int] | None, bool]:

@@ -51,21 +51,21 @@ def top(
     console = Console()
     try:
         with server.asking() as client:
-            looks = Looks(client, server.url)
-            looks.look()
+            screen = Screen(client, server.url)
+            screen.refresh()
             time.sleep(interval)
             if once or not console.is_terminal:
-                console.print(looks.look())
+                console.print(screen.refresh())
                 return
-            with Live(looks.look(), console=console, screen=True) as live:
+            with Live(screen.refresh(), console=console, screen=True) as live:
                 while True:
                     time.sleep(interval)
-                    live.update(looks.look(), refresh=True)
+                    live.update(screen.refresh(), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-class Looks:
+class Screen:
     """Reads the counters of a gateway repeatedly; their differences are its rates."""
 
     def __init__(self, client: Client, url: str) -> None:
@@ -74,7 +74,7 @@ class Looks:
         self._at = 0.0
         self._before: dict[tuple[str, str], dict[str, float]] = {}
 
-    def look(self) -> RenderableType:
+    def refresh(self) -> RenderableType:
         """Return the content of the screen. Raises `ClientError`."""
         from rich.console import Group
 
