@@ -37,7 +37,7 @@ _log = logging.getLogger("engine.calls.routes")
 _THREAD = "routes"
 
 
-class Route:
+class CallRoute:
     """The route to one version of a model, as the owner describes it."""
 
     def __init__(self, offer: RouteOffered) -> None:
@@ -64,7 +64,7 @@ class Route:
         return self.runner.serving
 
     def __repr__(self) -> str:
-        return f"<Route {self.number} to {'/'.join(filter(None, self.target))}>"
+        return f"<CallRoute {self.number} to {'/'.join(filter(None, self.target))}>"
 
 
 class RoutedCall:
@@ -75,7 +75,7 @@ class RoutedCall:
     def __init__(
         self,
         routes: Routes,
-        route: Route,
+        route: CallRoute,
         request: Request,
         into: OutputArrays,
         wanted: Collection[str],
@@ -148,8 +148,8 @@ class Routes:
     def __init__(self, tell: Callable[[RouteLeft], object]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
-        self._by_target: dict[tuple[str, str], Route] = {}
-        self._by_number: dict[int, Route] = {}
+        self._by_target: dict[tuple[str, str], CallRoute] = {}
+        self._by_number: dict[int, CallRoute] = {}
         self._devices: dict[str, JoinedDevice] = {}
         self._log: CallLog | None = None
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -162,7 +162,7 @@ class Routes:
         doors = [socket.socket(fileno=fd) for fd in fds[: len(offer.devices)]]
         if offer.has_log:
             self._log = CallLog.attach(fds[-1])
-        route = Route(offer)
+        route = CallRoute(offer)
         with self._lock:
             self._by_number[route.number] = route
             if self._thread is None:
@@ -181,7 +181,7 @@ class Routes:
             if route is not None and not route.is_leaving:
                 self._leave(route)
 
-    def _leave(self, route: Route) -> None:
+    def _leave(self, route: CallRoute) -> None:
         route.is_leaving = True
         if self._by_target.get(route.target) is route:
             del self._by_target[route.target]
@@ -239,7 +239,7 @@ class Routes:
             raise error.named(f"model {target[0]!r}") from None
         return RoutedCall(self, route, request, into, wanted)
 
-    def end(self, route: Route, record: CallRecord) -> None:
+    def end(self, route: CallRoute, record: CallRecord) -> None:
         """Record that a call is over."""
         assert self._log is not None
         is_time = self._log.write(record)
@@ -247,7 +247,7 @@ class Routes:
         if is_time:
             self._tell(RouteLeft(0))
 
-    def _release(self, route: Route) -> None:
+    def _release(self, route: CallRoute) -> None:
         with self._lock:
             route.calls -= 1
             if route.is_leaving and not route.calls:
@@ -263,7 +263,7 @@ class Routes:
                 _log.exception("a route to another model")
 
     def _open(
-        self, route: Route, doors: list[tuple[tuple[str, str], socket.socket]]
+        self, route: CallRoute, doors: list[tuple[tuple[str, str], socket.socket]]
     ) -> None:
         for (key, name), door in doors:
             with contextlib.suppress(EngineError, OSError):
@@ -287,12 +287,12 @@ class Routes:
                 self._leave(before)
             self._by_target[route.target] = route
 
-    def _close_route(self, route: Route) -> None:
+    def _close_route(self, route: CallRoute) -> None:
         if route.runner is not None:
             route.runner.close()
         self._gone(route)
 
-    def _gone(self, route: Route) -> None:
+    def _gone(self, route: CallRoute) -> None:
         with self._lock:
             self._by_number.pop(route.number, None)
             used = {d for one in self._by_number.values() for d in one.devices}
