@@ -50,7 +50,7 @@ from popgate_python_worker.calls.pending_call import PendingCall, PendingStream,
 if TYPE_CHECKING:
     import asyncio
 
-    from popgate_python_worker.calls.loop_watch import LoopWatch
+    from popgate_python_worker.calls.loop_driver import LoopDriver
     from popgate_python_worker.calls.routes import RoutedCall, Routes
 
 
@@ -71,7 +71,7 @@ class CallClient:
         #: None before the first route: the modules that join devices are imported only
         #: then.
         self._routes: Routes | None = None
-        self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
+        self._drivers: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
     @property
     def options(self) -> RunOptions:
@@ -151,15 +151,15 @@ class CallClient:
         """Record that the caller took a response, so the next one may follow."""
         self.tell(ResponseTaken(call.number))
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
+    def driver(self, loop: asyncio.AbstractEventLoop) -> LoopDriver:
         """Return the object that drives routed calls for the coroutines of a loop."""
-        found = self._watches.get(loop)
+        found = self._drivers.get(loop)
         if found is None:
-            from popgate_python_worker.calls.loop_watch import LoopWatch
+            from popgate_python_worker.calls.loop_driver import LoopDriver
 
-            for other in [one for one in self._watches if one.is_closed()]:
-                del self._watches[other]
-            found = self._watches[loop] = LoopWatch(loop)
+            for other in [one for one in self._drivers if one.is_closed()]:
+                del self._drivers[other]
+            found = self._drivers[loop] = LoopDriver(loop)
         return found
 
     # -- questions

@@ -141,7 +141,7 @@ class ServedModel:
             if isinstance(call, PendingCall):
                 await done.wait()
             else:
-                with self._client.watch(loop).driving(call):
+                with self._client.driver(loop).driving(call):
                     await done.wait()
         finally:
             call.end()

@@ -12,7 +12,7 @@ from engine.devices.joined_device import JoinedDevice
 from popgate_python_worker.calls.routes import RoutedCall
 
 
-class LoopWatch:
+class LoopDriver:
     """Lets an event loop receive the results of routed calls. Only the loop's thread
     may use it.
 
@@ -66,4 +66,4 @@ class LoopWatch:
             os.close(lost)
 
     def __repr__(self) -> str:
-        return f"<LoopWatch {self._devices}>"
+        return f"<LoopDriver {self._devices}>"
