@@ -7,7 +7,7 @@ plugins/python_models/src/popgate_python_models/requesters.py,
 plugins/python_models/src/popgate_python_worker/calls/call_client.py,
 plugins/python_models/src/popgate_python_worker/calls/loop_driver.py,
 plugins/python_models/src/popgate_python_worker/calls/pending_call.py,
-plugins/python_models/src/popgate_python_worker/calls/served_models.py,
+plugins/python_models/src/popgate_python_worker/calls/server_models.py,
 plugins/python_models/src/popgate_python_messages/call_messages.py.
 """
 

@@ -31,7 +31,7 @@ from popef_io import Model
 from popgate_python_interface import GRAPH, Context, OwnMetrics, PresentRun, find_model
 from popgate_python_messages.call_messages import MetricsTold, MetricTold
 from popgate_python_worker.calls.call_client import CallClient
-from popgate_python_worker.calls.served_models import ServedModels
+from popgate_python_worker.calls.server_models import ServerModels
 from popgate_python_worker.forked_child import leave_if_forked
 from popgate_python_worker.installed import check_installed
 from popgate_python_worker.session import PythonSession, import_model, load_error
@@ -85,7 +85,7 @@ def executor(
                 )
             )
             ends.callback(metrics.close)
-            about["models"] = ServedModels(client, given.models)
+            about["models"] = ServerModels(client, given.models)
             about["askers_now"] = client.askers
             about["metrics"] = metrics
         context = Context(file.parent, given.config, given.device, threads, **about)

@@ -13,7 +13,7 @@ from popgate_python_worker.calls.call_client import CallClient
 from popgate_python_worker.calls.pending_call import PendingCall, PendingStream
 
 
-class ServedModels:
+class ServerModels:
     """The models that a Python model may call, by name or ``name/version``.
 
     `allowed` are their names; None allows all.
@@ -23,13 +23,13 @@ class ServedModels:
         self._client = client
         self._allowed = None if allowed is None else frozenset(allowed)
 
-    def __getitem__(self, name: str) -> ServedModel:
+    def __getitem__(self, name: str) -> ServerModel:
         """Return the model.
 
         Raises KeyError for a model that may not be called. A missing model fails only
         when it is called.
         """
-        return ServedModel(self._client, *self._target(name))
+        return ServerModel(self._client, *self._target(name))
 
     def is_ready(self, name: str) -> bool:
         """Return whether a model accepts requests now. Raises KeyError for a model that
@@ -45,10 +45,10 @@ class ServedModels:
         return model, version
 
     def __repr__(self) -> str:
-        return f"<ServedModels of {self._client!r}>"
+        return f"<ServerModels of {self._client!r}>"
 
 
-class ServedModel:
+class ServerModel:
     """A model that another model calls. It takes inputs by name and returns NumPy
     arrays by name.
 
@@ -148,7 +148,7 @@ class ServedModel:
         return call.outputs()
 
     def __repr__(self) -> str:
-        return f"<ServedModel {'/'.join(filter(None, self._target))}>"
+        return f"<ServerModel {'/'.join(filter(None, self._target))}>"
 
 
 def _check_wanted(run: RunOptions) -> None:
