@@ -173,7 +173,7 @@ ToOwner = Question | CallGivenUp | RouteLeft | ResponseTaken | MetricsTold
 # -- to the model
 
 
-class Outputs(Message, frozen=True):
+class CallOutputs(Message, frozen=True):
     """The result of a call. With `more`, the next response follows after the caller has
     taken this one.
     """
@@ -227,7 +227,7 @@ class RouteWithdrawn(Message, frozen=True):
     number: int
 
 
-Answer = Outputs | CallFailed | AskersTold | ReadyTold
+Answer = CallOutputs | CallFailed | AskersTold | ReadyTold
 ToModel = Answer | RouteOffered | RouteWithdrawn
 
 TO_OWNER = Receiver[ToOwner](
@@ -235,7 +235,7 @@ TO_OWNER = Receiver[ToOwner](
     MetricsTold,
 )
 TO_MODEL = Receiver[ToModel](
-    Outputs, CallFailed, AskersTold, ReadyTold, RouteOffered, RouteWithdrawn
+    CallOutputs, CallFailed, AskersTold, ReadyTold, RouteOffered, RouteWithdrawn
 )
 
 
@@ -285,7 +285,7 @@ class CallSocket:
         else:
             tensors, fds = Tensors.of(answer)
             try:
-                self.tell(Outputs(number, tensors, more), fds)
+                self.tell(CallOutputs(number, tensors, more), fds)
             finally:
                 close_all(fds)
 

@@ -41,8 +41,8 @@ from popgate_python_messages.call_messages import (
 from popgate_python_models.call_graph import CallGraph
 from popgate_python_models.call_routes import CallRoutes, runs_any
 from popgate_python_models.called_request import CalledRequest
-from popgate_python_models.own_metrics import OwnMetrics
 from popgate_python_models.requesters import Requesters
+from popgate_python_models.shown_metrics import ShownMetrics
 
 logger = logging.getLogger("app.serving.calls.model_calls")
 
@@ -67,7 +67,7 @@ class ModelCalls:
         self.requesters = Requesters(table, others)
         self.timeout = timeout
         #: The models' own metrics.
-        self.metrics = OwnMetrics()
+        self.metrics = ShownMetrics()
         self._leave_timeout = leave_timeout
         self._news = asyncio.Event()
         self._processes: set[CallingProcess] = set()

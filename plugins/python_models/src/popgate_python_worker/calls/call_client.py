@@ -33,8 +33,8 @@ from popgate_python_messages.call_messages import (
     AskersTold,
     CallFailed,
     CallGivenUp,
+    CallOutputs,
     ModelCall,
-    Outputs,
     Question,
     ReadyAsked,
     ReadyTold,
@@ -254,7 +254,7 @@ class CallClient:
             assert self._routes is not None
             self._routes.leave(message.number)
             return
-        number, more = message.number, isinstance(message, Outputs) and message.more
+        number, more = message.number, isinstance(message, CallOutputs) and message.more
         call = self._calls.get(number) if more else self._calls.pop(number, None)
         if call is not None:
             call.take(_result_of(message, fds), more)

@@ -1,8 +1,8 @@
 """The own metrics of Python models, over all their processes.
 
-A process reports the values of its metrics (engine/programs/own_metrics.py). Counters
-and histograms are the sum over all processes, and remain when these end. For a gauge
-the last reported value counts, and it ends with its last process.
+A process reports the values of its metrics (`popgate_python_interface.OwnMetrics`).
+Counters and histograms are the sum over all processes, and remain when these end. For a
+gauge the last reported value counts, and it ends with its last process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Family:
         return any(series.told for series in self.series.values())
 
 
-class OwnMetrics:
+class ShownMetrics:
     """Shown metrics of models. For one thread."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class OwnMetrics:
             yield "\n".join(lines) + "\n"
 
     def __repr__(self) -> str:
-        return f"<OwnMetrics {len(self._families)} families>"
+        return f"<ShownMetrics {len(self._families)} families>"
 
 
 def _samples(name: str, kind: str) -> set[str]:

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from app.observe.exposition import END
 from popgate_python_messages.call_messages import MetricTold
-from popgate_python_models.own_metrics import MAX_SERIES, OwnMetrics
+from popgate_python_models.shown_metrics import MAX_SERIES, ShownMetrics
 
 
 def told(
@@ -18,13 +18,13 @@ def told(
     return MetricTold(name, kind, 'a "b"', (("to", to),), bounds, values)
 
 
-def lines(metrics: OwnMetrics) -> list[str]:
+def lines(metrics: ShownMetrics) -> list[str]:
     text = "".join(metrics.render())
     return [line for line in text.splitlines() if line[0] != "#"]
 
 
 def test_counters_add_up_and_stay() -> None:
-    metrics = OwnMetrics()
+    metrics = ShownMetrics()
     metrics.take(1, "m", [told("n", "counter", 2.0)])
     metrics.take(2, "other", [told("n", "counter", 3.0)])
     metrics.gone(1)
@@ -36,7 +36,7 @@ def test_counters_add_up_and_stay() -> None:
     ("value", "shown"), [(inf, "+Inf"), (-inf, "-Inf"), (nan, "NaN"), (-0.5, "-0.5")]
 )
 def test_gauges_go_with_the_last_process(value: float, shown: str) -> None:
-    metrics = OwnMetrics()
+    metrics = ShownMetrics()
     metrics.take(1, "m", [told("n", "gauge", 2.0)])
     metrics.take(2, "m", [told("n", "gauge", value)])
     metrics.gone(1)
@@ -47,7 +47,7 @@ def test_gauges_go_with_the_last_process(value: float, shown: str) -> None:
 
 
 def test_openmetrics_reads_them() -> None:
-    metrics = OwnMetrics()
+    metrics = ShownMetrics()
     histogram = told("h", "histogram", 1.0, 2.0, 1.0, 7.5, bounds=(1.0, 2.0))
     metrics.take(1, "m", [histogram, told("n_total", "counter", 2.0)])
     text = "".join(metrics.render(openmetrics=True)) + END
@@ -69,7 +69,7 @@ def test_openmetrics_reads_them() -> None:
 def test_what_clashes_is_said_once(
     clash: MetricTold, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = OwnMetrics()
+    metrics = ShownMetrics()
     metrics.take(1, "m", [told("h", "histogram", 1.0, 1.0, bounds=(1.0,))])
     before = lines(metrics)
     metrics.take(2, "n", [clash, clash])
@@ -83,7 +83,7 @@ def test_what_clashes_is_said_once(
 
 
 def test_a_model_has_so_many_at_most(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = OwnMetrics()
+    metrics = ShownMetrics()
     many = [told("n", "gauge", 1.0, to=str(n)) for n in range(MAX_SERIES + 1)]
     metrics.take(1, "m", many)
     assert len(lines(metrics)) == MAX_SERIES
