@@ -58,13 +58,13 @@ from popgate_session_messages import (
     SESSION_MODEL,
 )
 from popgate_workers.messages import START, TO_SUPERVISOR, TO_WORKER
-from popgate_workers.relay_messages import ANSWER, ASKED, BODY
+from popgate_workers.relay_messages import ANSWER, BODY, REQUEST
 
 #: Makes a random value.
 Sampler = Callable[[random.Random], Any]
 #: Each receiver of the product.
 RECEIVERS: Final[Sequence[Receiver[Any]]] = (
-    *(START, TO_WORKER, TO_SUPERVISOR, ANSWER, ASKED, BODY),
+    *(START, TO_WORKER, TO_SUPERVISOR, ANSWER, REQUEST, BODY),
     *(TO_OWNER, TO_MODEL),
     *(QUESTIONS, ANSWERS),
     *(DEVICE_QUESTIONS, DOOR, FAULTS),

@@ -26,8 +26,8 @@ from app.http.asgi import (
     Send,
 )
 from engine import encode_message
-from popgate_workers.relay import Closed, Relay, RelayServer
-from popgate_workers.relay_messages import MOST, Asked, answers, asgi_of
+from popgate_workers.relay import PeerClosed, Relay, RelayServer
+from popgate_workers.relay_messages import MOST, RelayedRequest, answers, asgi_of
 
 SCOPE = {
     "type": "http",
@@ -205,15 +205,15 @@ def test_half_an_answer_is_no_answer() -> None:
 
     async def ask(relay: Relay) -> None:
         client = Client(b"x")
-        with pytest.raises(Closed):
+        with pytest.raises(PeerClosed):
             await relay(SCOPE, client.receive, client.send)
 
     relayed(app, ask)
 
 
-@pytest.mark.parametrize("answer", [Asked.of(SCOPE), b"\x91\xa4Body", b""])
+@pytest.mark.parametrize("answer", [RelayedRequest.of(SCOPE), b"\x91\xa4Body", b""])
 def test_what_is_no_answer_is_not_passed_on(
-    answer: Asked | bytes, caplog: pytest.LogCaptureFixture
+    answer: RelayedRequest | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A message of another kind, one that is cut off, and none."""
     raw = answer if isinstance(answer, bytes) else encode_message(answer)

@@ -153,7 +153,7 @@ class AddPart(Message, frozen=True):
     part: Any
 
 
-class Ping(Message, frozen=True):
+class PingWorker(Message, frozen=True):
     ask: int
 
 
@@ -161,14 +161,14 @@ class AskJournal(Message, frozen=True):
     ask: int
 
 
-class AskAskers(Message, frozen=True):
+class AskRequesters(Message, frozen=True):
     """Asks for the clients of those of these requests that still exist."""
 
     ask: int
     numbers: tuple[int, ...]
 
 
-Question = Ping | AskJournal | AskAskers
+Question = PingWorker | AskJournal | AskRequesters
 ToWorker = (
     JoinDevice
     | ModelChanged
@@ -215,20 +215,20 @@ class JournalTold(Message, frozen=True):
         return 1
 
 
-class AskersTold(Message, frozen=True):
+class RequestersTold(Message, frozen=True):
     ask: int
-    askers: tuple[tuple[int, str, str, str], ...]
+    requesters: tuple[tuple[int, str, str, str], ...]
 
 
-Answer = Pong | JournalTold | AskersTold
+Answer = Pong | JournalTold | RequestersTold
 ToSupervisor = Listening | Switched | Left | Answer
 
 START = Receiver[Start](Start, most=MOST)
 TO_WORKER = Receiver[ToWorker](
     *(JoinDevice, ModelChanged, SetLog, SetAccess, ServeConnection, SetDrained),
-    *(Drain, AddPart, Ping, AskJournal, AskAskers),
+    *(Drain, AddPart, PingWorker, AskJournal, AskRequesters),
     most=MOST,
 )
 TO_SUPERVISOR = Receiver[ToSupervisor](
-    *(Listening, Switched, Left, Pong, JournalTold, AskersTold), most=MOST
+    *(Listening, Switched, Left, Pong, JournalTold, RequestersTold), most=MOST
 )

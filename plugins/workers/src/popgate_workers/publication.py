@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 SharedRunner: TypeAlias = ModelRunner | Ensemble
 
 
-class _Known(NamedTuple):
+class _PublishedRunner(NamedTuple):
     key: int
     runner: SharedRunner
     description: Shared
@@ -45,7 +45,7 @@ class Publication:
         self.device_numbers: dict[str, int] = {}
         self._keys = itertools.count(1)
         #: The key of each shared runner, with its description at that time.
-        self._known: dict[str, list[_Known]] = {}
+        self._known: dict[str, list[_PublishedRunner]] = {}
         #: The names of ensembles, and why workers do not run some models.
         self._ensembles: set[str] = set()
         self._relayed: dict[tuple[str, str], str] = {}
@@ -123,7 +123,7 @@ class Publication:
         for one in known:
             if one.runner is runner and one.description == description:
                 return one.key
-        known.append(_Known(next(self._keys), runner, description))
+        known.append(_PublishedRunner(next(self._keys), runner, description))
         return known[-1].key
 
     def _block(self, name: str, version: str) -> int | None:

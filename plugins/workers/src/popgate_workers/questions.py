@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from engine import SharedMemory
-from popgate_workers.messages import Answer, AskersTold, JournalTold, Question
+from popgate_workers.messages import Answer, JournalTold, Question, RequestersTold
 
 
 class Questions:
@@ -48,8 +48,8 @@ class Questions:
         match answer:
             case JournalTold():
                 asked.set_result(_document(answer.size, fds))
-            case AskersTold():
-                asked.set_result(answer.askers)
+            case RequestersTold():
+                asked.set_result(answer.requesters)
             case _:
                 asked.set_result(True)
 

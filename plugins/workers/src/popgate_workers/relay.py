@@ -23,11 +23,11 @@ from engine import MalformedMessage, Receiver, encode_message, peer_uid
 from engine import Message as ProcessMessage
 from popgate_workers.relay_messages import (
     ANSWER,
-    ASKED,
     BODY,
     MOST,
-    Asked,
-    Body,
+    REQUEST,
+    BodyPart,
+    RelayedRequest,
     answers,
     asgi_of,
     bodies,
@@ -44,33 +44,33 @@ _QUEUE_TICK = 0.005
 M = TypeVar("M", bound=ProcessMessage)
 
 
-class Closed(Exception):
+class PeerClosed(Exception):
     """The peer has closed the connection."""
 
 
 async def _read(reader: asyncio.StreamReader, receiver: Receiver[M]) -> M:
-    """Return the next message. Raises `Closed`."""
+    """Return the next message. Raises `PeerClosed`."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > MOST:
             raise MalformedMessage(f"a message of {size} bytes; the limit is {MOST}")
         return receiver.decode(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError):
-        raise Closed from None
+        raise PeerClosed from None
     except MalformedMessage:
         logger.exception("a message between processes of the server")
-        raise Closed from None
+        raise PeerClosed from None
 
 
 async def _write(writer: asyncio.StreamWriter, message: ProcessMessage) -> None:
-    """Send a message. Raises `Closed`."""
+    """Send a message. Raises `PeerClosed`."""
     raw = encode_message(message, MOST)
     try:
         writer.write(_LENGTH.pack(len(raw)))
         writer.write(raw)
         await writer.drain()
     except (OSError, RuntimeError):  # uvloop raises RuntimeError
-        raise Closed from None
+        raise PeerClosed from None
 
 
 class Relay:
@@ -93,9 +93,9 @@ class Relay:
                 answer = await _read(reader, ANSWER)
                 started = True
                 await send(asgi_of(answer))
-                if isinstance(answer, Body) and not answer.has_more:
+                if isinstance(answer, BodyPart) and not answer.has_more:
                     return
-        except Closed:
+        except PeerClosed:
             if upwards.done() and upwards.result():
                 return  # closed because the client disconnected
             if started:
@@ -134,8 +134,8 @@ async def _pass_on(
     scope: Scope, receive: Receive, writer: asyncio.StreamWriter
 ) -> bool:
     """Send the request and its body. Return whether the client disconnected."""
-    with contextlib.suppress(Closed):
-        await _write(writer, Asked.of(scope))
+    with contextlib.suppress(PeerClosed):
+        await _write(writer, RelayedRequest.of(scope))
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -172,12 +172,12 @@ class RelayServer:
             sock: socket.socket = writer.get_extra_info("socket")
             if peer_uid(sock) not in (os.getuid(), 0):
                 return
-            scope = (await _read(reader, ASKED)).scope()
+            scope = (await _read(reader, REQUEST)).scope()
             scope[RELAYED] = True
             receiver = _Receiver(reader)
             await self._app(scope, receiver.receive, _Sender(writer).send)
             await receiver.drop_rest()
-        except (Closed, OSError):
+        except (PeerClosed, OSError):
             pass  # the client has gone
         except Exception:
             logger.exception("a request that was relayed")
@@ -207,7 +207,7 @@ class _Receiver:
         try:
             async with self._turn:
                 body = await _read(self._reader, BODY)
-        except Closed:
+        except PeerClosed:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": body.data, "more_body": body.has_more}
 
@@ -228,6 +228,6 @@ class _Sender:
         self._writer = writer
 
     async def send(self, message: Message) -> None:
-        with contextlib.suppress(Closed):
+        with contextlib.suppress(PeerClosed):
             for answer in answers(message):
                 await _write(self._writer, answer)

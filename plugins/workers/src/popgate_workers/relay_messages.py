@@ -14,7 +14,7 @@ MOST = 1 << 20
 _MOST_BODY = 1 << 19
 
 
-class Asked(Message, frozen=True):
+class RelayedRequest(Message, frozen=True):
     """A request: what other processes need of its ASGI scope.
 
     `base` and `is_bare` are the base path removed from its path, and whether the
@@ -37,7 +37,7 @@ class Asked(Message, frozen=True):
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, scope: Scope) -> Asked:
+    def of(cls, scope: Scope) -> RelayedRequest:
         """Return the request of a scope."""
         return cls(
             scope["method"],
@@ -81,7 +81,7 @@ class Asked(Message, frozen=True):
         return scope
 
 
-class Body(Message, frozen=True):
+class BodyPart(Message, frozen=True):
     """A part of the body of a request or of an answer."""
 
     data: bytes
@@ -100,23 +100,23 @@ class AnswerHead(Message, frozen=True):
 
 
 #: What an answer consists of.
-Answer = AnswerHead | Body
+Answer = AnswerHead | BodyPart
 
-ASKED = Receiver[Asked](Asked, most=MOST)
-BODY = Receiver[Body](Body, most=MOST)
-ANSWER = Receiver[Answer](AnswerHead, Body, most=MOST)
+REQUEST = Receiver[RelayedRequest](RelayedRequest, most=MOST)
+BODY = Receiver[BodyPart](BodyPart, most=MOST)
+ANSWER = Receiver[Answer](AnswerHead, BodyPart, most=MOST)
 
 
-def bodies(message: AsgiMessage) -> Iterator[Body]:
+def bodies(message: AsgiMessage) -> Iterator[BodyPart]:
     """Yield the body of an ASGI message in parts of a limited size."""
     data, has_more = message.get("body", b""), message.get("more_body", False)
     if isinstance(data, bytes) and len(data) <= _MOST_BODY:
-        yield Body(data, has_more)
+        yield BodyPart(data, has_more)
         return
     view = memoryview(data).cast("B")
     for begin in range(0, max(1, len(view)), _MOST_BODY):
         end = begin + _MOST_BODY
-        yield Body(bytes(view[begin:end]), has_more or end < len(view))
+        yield BodyPart(bytes(view[begin:end]), has_more or end < len(view))
 
 
 def answers(message: AsgiMessage) -> Iterator[Answer]:

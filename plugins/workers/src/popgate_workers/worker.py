@@ -36,18 +36,18 @@ from popgate_workers.messages import (
     MOST,
     TO_WORKER,
     AddPart,
-    AskAskers,
-    AskersTold,
     AskJournal,
+    AskRequesters,
     Drain,
     JoinDevice,
     JournalTold,
     Left,
     Listening,
     ModelChanged,
-    Ping,
+    PingWorker,
     Pong,
     Question,
+    RequestersTold,
     ServeConnection,
     SetAccess,
     SetDrained,
@@ -212,11 +212,11 @@ class Worker:
 
     def _answer(self, question: Question) -> None:
         match question:
-            case Ping():
+            case PingWorker():
                 self._send(Pong(question.ask))
-            case AskAskers():
+            case AskRequesters():
                 askers = self._devices.askers(question.numbers)
-                self._send(AskersTold(question.ask, tuple(askers)))
+                self._send(RequestersTold(question.ask, tuple(askers)))
             case AskJournal():
                 self._tell_journal(question.ask)
 

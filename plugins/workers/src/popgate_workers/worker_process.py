@@ -19,11 +19,11 @@ from popgate_workers.announcements import Announcements
 from popgate_workers.messages import (
     MOST,
     TO_SUPERVISOR,
-    AskAskers,
     AskJournal,
+    AskRequesters,
     Left,
     Listening,
-    Ping,
+    PingWorker,
     Question,
     ServeConnection,
     Start,
@@ -260,11 +260,11 @@ class WorkerProcess:
     async def _answers(self, seconds: float) -> bool:
         if self._workers.is_ending:
             return True
-        answer = await self._ask(Ping, min(seconds, STALLED))
+        answer = await self._ask(PingWorker, min(seconds, STALLED))
         if answer is None:
             if self._now is not None and self._now.is_up:
                 self._stand_in.begin()
-            answer = await self._ask(Ping, max(0.0, seconds - STALLED))
+            answer = await self._ask(PingWorker, max(0.0, seconds - STALLED))
         if answer is not None:
             self._stand_in.end()
         return answer is not None
@@ -335,7 +335,7 @@ class WorkerProcess:
         exist.
         """
         wanted = tuple(numbers)
-        found = await self._ask(lambda n: AskAskers(n, wanted), ASKERS_TIMEOUT)
+        found = await self._ask(lambda n: AskRequesters(n, wanted), ASKERS_TIMEOUT)
         return found or ()
 
     async def _ask(self, question: Callable[[int], Question], seconds: float) -> Any:
