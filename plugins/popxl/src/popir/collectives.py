@@ -13,7 +13,7 @@ import numpy as np
 
 from popir.dtypes import AnyDtype, Array, Shape
 from popir.grouping import Kind, joined, shard
-from popir.workers import ALONE, Workers
+from popir.thread_pool import ALONE, ThreadPool
 
 #: Elements that are reduced at once.
 BLOCK = 1 << 15
@@ -33,12 +33,12 @@ def exchanged(
     axis: int,
     shape: Shape,
     values: Sequence[Array],
-    workers: Workers = ALONE,
+    pool: ThreadPool = ALONE,
     is_free: bool = False,
 ) -> list[Array]:
     """Return the result of each member from `values` in the group's order.
 
-    op: the reduction. shape: of each result. workers: share large sums. is_free: the
+    op: the reduction. shape: of each result. pool: shares large sums. is_free: the
     sum may overwrite the first value.
     """
     count = len(values)
@@ -46,7 +46,7 @@ def exchanged(
         case "reduce" | "scatter":
             flags = values[0].flags
             in_place = is_free and flags.writeable and flags.c_contiguous
-            total = reduced(op, values, values[0] if in_place else None, workers)
+            total = reduced(op, values, values[0] if in_place else None, pool)
             return [from_total(what, total, count, rank) for rank in range(count)]
         case "gather":
             return [joined(values, shape)] * count
@@ -70,7 +70,7 @@ def reduced(
     op: str,
     values: Sequence[Array],
     out: Array | None = None,
-    workers: Workers = ALONE,
+    pool: ThreadPool = ALONE,
 ) -> Array:
     """Return `values` reduced; `mul` is the mean, as in the original.
 
@@ -86,9 +86,9 @@ def reduced(
             block = slice(start, min(start + BLOCK, part.stop))
             _reduce_block(op, [v[block] for v in flat], into[block])
 
-    count = min(workers.count, into.size // SHARE) or 1
+    count = min(pool.count, into.size // SHARE) or 1
     ends = [into.size * n // count for n in range(count + 1)]
-    workers.each(reduce, [slice(a, b) for a, b in pairwise(ends)])
+    pool.each(reduce, [slice(a, b) for a, b in pairwise(ends)])
     return total
 
 

@@ -19,7 +19,7 @@ from popir.dtypes import Array
 from popir.errors import RunError
 from popir.grouping import Collective
 from popir.remote import RemoteBuffer
-from popir.workers import ALONE, Workers
+from popir.thread_pool import ALONE, ThreadPool
 
 if TYPE_CHECKING:
     from popir.instances import Instances
@@ -98,19 +98,19 @@ class Exchanges:
         handle: str,
         replicas: Sequence[int],
         values: Sequence[Array],
-        workers: Workers = ALONE,
+        pool: ThreadPool = ALONE,
         is_free: bool = False,
     ) -> None:
         """Take the value that each of `replicas` sends.
 
-        workers: share large sums. is_free: a sum may overwrite one of `values`.
+        pool: shares large sums. is_free: a sum may overwrite one of `values`.
         """
         exchange, part = self._ends.sent[handle]
         waiting = self._waiting.setdefault((exchange, part), {})
         if isinstance(exchange, Collective):
             numbers = [self._first + replica for replica in replicas]
             given = dict(zip(numbers, values, strict=True))
-            made = _together(exchange, given, self._instances, workers, is_free)
+            made = _together(exchange, given, self._instances, pool, is_free)
             if self._instances is not None:
                 name = f"{exchange.operator} ({handle})"
                 made |= self._instances.exchanged(name, exchange, given)
@@ -152,7 +152,7 @@ def _together(
     exchange: Collective,
     given: Mapping[int, Array],
     instances: Instances | None,
-    workers: Workers,
+    pool: ThreadPool,
     is_free: bool,
 ) -> dict[int, Array]:
     """Return the results of the members of groups that are complete in this process."""
@@ -171,7 +171,7 @@ def _together(
         what, op = exchange.what, exchange.op
         own = [given[r] for r in members]
         made = collectives.exchanged(
-            what, op, exchange.axis, exchange.shape, own, workers, is_free
+            what, op, exchange.axis, exchange.shape, own, pool, is_free
         )
         results.update(zip(members, made, strict=True))
     return results

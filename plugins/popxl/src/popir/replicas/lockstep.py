@@ -29,7 +29,7 @@ from popir.dtypes import Array
 from popir.errors import IrError
 from popir.exchanges import Exchanges
 from popir.replicas.lifetimes import lifetimes, walk
-from popir.workers import Workers
+from popir.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from popir.lowering.compile import Program
@@ -60,7 +60,7 @@ class LockstepSession:
             name: OnnxSession(graph.model, {}, threads=1)
             for name, graph in program.executable.graphs.items()
         }
-        self._workers = Workers(min(threads or _cores(), program.replicas))
+        self._pool = ThreadPool(min(threads or _cores(), program.replicas))
         self._streams = _Streams({}, {})
         programs = program.executable.programs.values()
         self._lifetimes = lifetimes(programs)
@@ -95,7 +95,7 @@ class LockstepSession:
 
     def close(self) -> None:
         """Release all memory. Idempotent."""
-        self._workers.close()
+        self._pool.close()
         self._graphs.clear()
         self._calls.clear()
         self._values = [{} for _ in self._all]
@@ -141,7 +141,7 @@ class LockstepSession:
         values = [self._values[replica][node.variable] for replica in there]
         if self._exchanges is not None and self._exchanges.knows(node.handle):
             free = node.variable in self._lifetimes.summed
-            self._exchanges.send(node.handle, there, values, self._workers, free)
+            self._exchanges.send(node.handle, there, values, self._pool, free)
             return
         for replica, value in zip(there, values, strict=True):
             self._streams.write(node.handle, replica, value)
@@ -167,7 +167,7 @@ class LockstepSession:
             for replica in there:
                 one(replica)
         else:
-            self._workers.each(one, there)
+            self._pool.each(one, there)
 
 
 class _Call:

@@ -86,11 +86,11 @@ def measure_callbacks(
         calls.take()
         began = time.perf_counter()
         end = began + seconds
-        workers = [
-            Worker(partial(_run_until, end, session, taken, interrupt))
+        threads = [
+            CheckedThread(partial(_run_until, end, session, taken, interrupt))
             for session, taken in zip(sessions, latencies, strict=True)
         ]
-        join(workers)
+        join(threads)
         took = time.perf_counter() - began
     finally:
         for session in sessions:
@@ -160,7 +160,7 @@ def _run_until(
         latencies.append(clock() - began)
 
 
-class Worker:
+class CheckedThread:
     """A thread that keeps its exception."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -179,12 +179,12 @@ class Worker:
             self.error = error
 
 
-def join(workers: list[Worker]) -> None:
+def join(threads: list[CheckedThread]) -> None:
     """Wait for all, then raise the exception of the first failed one."""
-    for worker in workers:
-        worker.join()
-    for worker in workers:
-        if isinstance(worker.error, EngineError):
-            raise worker.error
-        if worker.error is not None:
-            raise RuntimeError("a thread of the benchmark failed") from worker.error
+    for thread in threads:
+        thread.join()
+    for thread in threads:
+        if isinstance(thread.error, EngineError):
+            raise thread.error
+        if thread.error is not None:
+            raise RuntimeError("a thread of the benchmark failed") from thread.error

@@ -15,7 +15,7 @@ import numpy as np
 from engine import Array, InvalidInput, QueueClosed, QueueFull
 from popef_io import Anchor, DataType, Model, TensorInfo
 from popgate_runtime.bench.callbacks import (
-    Worker,
+    CheckedThread,
     connect,
     join,
     synthetic_rows,
@@ -147,8 +147,8 @@ class Traffic:
     ) -> Measured:
         """Measure until `seconds` have passed or Control-C is pressed."""
         self._manager = manager
-        running = Worker(partial(self._run, session))
-        users = [Worker(self._use) for _ in range(self._case.threads)]
+        running = CheckedThread(partial(self._run, session))
+        users = [CheckedThread(self._use) for _ in range(self._case.threads)]
         began = time.perf_counter()
         end, last = began + seconds, began + seconds + _LAST
         # At least one request, however slow the model is.

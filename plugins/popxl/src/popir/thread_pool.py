@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Workers:
+class ThreadPool:
     """A number of threads, including the caller's."""
 
     def __init__(self, count: int) -> None:
@@ -50,4 +50,4 @@ class Workers:
 
 
 #: Only the caller's thread.
-ALONE = Workers(1)
+ALONE = ThreadPool(1)
