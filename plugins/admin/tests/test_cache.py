@@ -45,10 +45,10 @@ def test_it_is_emptied_while_a_server_runs(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_found_counts_as_used(tmp_path: Path) -> None:
-    from popgate_onnx.compile_cache import CompileCache
+    from popgate_onnx.compile_cache import OnnxCompileCache
 
     source = ROOT / "examples" / "digits" / "digits.onnx"
-    cache = CompileCache(tmp_path)
+    cache = OnnxCompileCache(tmp_path)
     try:
         file = cache.popef_for(source)
         aged(file, DAY)

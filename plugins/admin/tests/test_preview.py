@@ -13,14 +13,14 @@ import pytest
 
 from app.api.examples import shown_shape
 from popgate_admin.preview import ModelPreview, RepositoryPreview, preview_repository
-from popgate_onnx.compile_cache import CompileCache
+from popgate_onnx.compile_cache import OnnxCompileCache
 from tests.app.repository.test_repository import bend
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 
 
 def preview(root: Path, devices: int = 1) -> RepositoryPreview:
-    cache = CompileCache(root.parent / "cache")
+    cache = OnnxCompileCache(root.parent / "cache")
     return preview_repository(root, cache, NOTHING_TAKEN, devices=devices)
 
 
@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_it_says_what_the_server_says(repository: Path, gateway: ServedGateway) -> None:
     found = preview_repository(
-        repository, CompileCache(repository / ".cache"), NOTHING_TAKEN
+        repository, OnnxCompileCache(repository / ".cache"), NOTHING_TAKEN
     )
     listed = gateway.client.get("/v1/models").json()["models"]
     assert [m["name"] for m in listed] == [m.name for m in found.models]

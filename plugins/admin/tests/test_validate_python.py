@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from popgate_admin.preview import preview_repository
-from popgate_onnx.compile_cache import CompileCache
+from popgate_onnx.compile_cache import OnnxCompileCache
 from tests.app.repository.test_python_models import SCORE, write
 from tests.app.served import NOTHING_TAKEN, add, run_popgate
 
@@ -33,7 +33,7 @@ def test_validate_shows_what_is_code(tmp_path: Path) -> None:
     root.mkdir()
     write(root, "score", config="[warmup]\nenabled = false\n")
     found = preview_repository(
-        root, CompileCache(tmp_path / "c"), NOTHING_TAKEN, allow_python=True
+        root, OnnxCompileCache(tmp_path / "c"), NOTHING_TAKEN, allow_python=True
     )
     (model,) = found.models
     assert model.problems == ()
@@ -64,7 +64,7 @@ def test_options_that_cannot_be(tmp_path: Path, config: str, problem: str) -> No
     root.mkdir()
     write(root, "score", config=f"{config}\n[warmup]\nenabled = false\n")
     found = preview_repository(
-        root, CompileCache(tmp_path / "c"), NOTHING_TAKEN, allow_python=True
+        root, OnnxCompileCache(tmp_path / "c"), NOTHING_TAKEN, allow_python=True
     )
     assert problem in str(found.all_problems)
 
@@ -73,7 +73,7 @@ def test_options_are_for_python_alone(tmp_path: Path) -> None:
     root = tmp_path / "models"
     root.mkdir()
     add(root, "onnx", config='python = "/usr/bin/python3"\n')
-    found = preview_repository(root, CompileCache(tmp_path / "c"), NOTHING_TAKEN)
+    found = preview_repository(root, OnnxCompileCache(tmp_path / "c"), NOTHING_TAKEN)
     assert "python is for Python models, and there is no model.py" in str(
         found.all_problems
     )

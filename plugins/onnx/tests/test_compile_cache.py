@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import InvalidModel
 from popef_io import load_model
-from popgate_onnx.compile_cache import CompileCache, external_files
+from popgate_onnx.compile_cache import OnnxCompileCache, external_files
 from tests.app.served import ServedGateway
 
 
@@ -37,11 +37,11 @@ def save(path: Path, *, factor: float = 2.0, external: bool = False) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> CompileCache:
-    return CompileCache(tmp_path / "cache")
+def cache(tmp_path: Path) -> OnnxCompileCache:
+    return OnnxCompileCache(tmp_path / "cache")
 
 
-def test_compiled_once(cache: CompileCache, tmp_path: Path) -> None:
+def test_compiled_once(cache: OnnxCompileCache, tmp_path: Path) -> None:
     source = save(tmp_path / "m.onnx")
     first = cache.popef_for(source)
     written = first.stat().st_ino
@@ -52,12 +52,12 @@ def test_compiled_once(cache: CompileCache, tmp_path: Path) -> None:
     assert first.stat().st_ino == written
 
 
-def test_a_changed_model_is_another(cache: CompileCache, tmp_path: Path) -> None:
+def test_a_changed_model_is_another(cache: OnnxCompileCache, tmp_path: Path) -> None:
     first = cache.popef_for(save(tmp_path / "m.onnx"))
     assert cache.popef_for(save(tmp_path / "m.onnx", factor=3.0)) != first
 
 
-def test_external_data_counts(cache: CompileCache, tmp_path: Path) -> None:
+def test_external_data_counts(cache: OnnxCompileCache, tmp_path: Path) -> None:
     source = save(tmp_path / "m.onnx", external=True)
     data = tmp_path / "m.data"
     assert external_files(source) == [data]
@@ -80,7 +80,7 @@ def test_external_files_elsewhere_are_not_read(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compiled_leaves_nothing(
-    cache: CompileCache, tmp_path: Path
+    cache: OnnxCompileCache, tmp_path: Path
 ) -> None:
     source = tmp_path / "m.onnx"
     source.write_bytes(b"\x08\x0a")
@@ -98,7 +98,7 @@ def unwritable(tmp_path: Path) -> Path:
 
 
 def test_a_folder_that_cannot_be_written(unwritable: Path, tmp_path: Path) -> None:
-    cache = CompileCache(unwritable)
+    cache = OnnxCompileCache(unwritable)
     made = cache.popef_for(save(tmp_path / "m.onnx"))
     assert made.is_file()
     del cache
@@ -119,7 +119,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_keeps_no_model_away(small_disk: Path, tmp_path: Path) -> None:
-    cache = CompileCache(small_disk)
+    cache = OnnxCompileCache(small_disk)
     first, second = save(tmp_path / "m.onnx"), save(tmp_path / "n.onnx", factor=3.0)
     kept = cache.popef_for(first)
     assert kept.is_relative_to(small_disk)
@@ -146,7 +146,7 @@ def test_a_gateway_serves_onnx(tmp_path: Path) -> None:
     save(root / "deep" / "3" / "model.onnx", factor=5.0, external=True)
     (root / "broken.onnx").write_bytes(b"\xff" * 100)
     cache = tmp_path / "cache"
-    compiled = CompileCache(cache).popef_for(root / "flat.onnx")
+    compiled = OnnxCompileCache(cache).popef_for(root / "flat.onnx")
     written = compiled.stat().st_ino
     with ServedGateway(root, "--cache-dir", str(cache)) as gateway:
         gateway.wait_ready()
@@ -161,7 +161,7 @@ def test_a_gateway_serves_onnx(tmp_path: Path) -> None:
     assert len(list(cache.rglob("*.popef"))) == 2
 
 
-def test_what_is_no_model(cache: CompileCache, tmp_path: Path) -> None:
+def test_what_is_no_model(cache: OnnxCompileCache, tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     source.write_bytes(b"garbage")
     with pytest.raises(
@@ -170,7 +170,7 @@ def test_what_is_no_model(cache: CompileCache, tmp_path: Path) -> None:
         cache.popef_for(source)
 
 
-def test_a_pipe_is_not_waited_for(cache: CompileCache, tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(cache: OnnxCompileCache, tmp_path: Path) -> None:
     source = tmp_path / "m.onnx"
     os.mkfifo(source)
     with pytest.raises(InvalidModel, match=r"m\.onnx is not a regular file"):

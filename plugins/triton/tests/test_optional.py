@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from plugins.triton.tests.folders import tensors, write_config, write_onnx
 from popgate_admin.preview import preview_repository
-from popgate_onnx.compile_cache import CompileCache
+from popgate_onnx.compile_cache import OnnxCompileCache
 from tests.app.served import NOTHING_TAKEN, Serve, ServedGateway
 
 OPTIONAL = "dims: [ {} ] optional: true"
@@ -136,7 +136,9 @@ def test_other_ways_to_leave_it_out(served: ServedGateway) -> None:
 def test_what_the_model_needs_all_the_same_is_noted(tmp_path: Path) -> None:
     root = tmp_path / "models"
     _fill(root)
-    found = preview_repository(root, CompileCache(tmp_path / "cache"), NOTHING_TAKEN)
+    found = preview_repository(
+        root, OnnxCompileCache(tmp_path / "cache"), NOTHING_TAKEN
+    )
     assert not found.all_problems
     (note,) = [note for model in found.models for note in model.notes]
     assert note.startswith(

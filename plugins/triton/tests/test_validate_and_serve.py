@@ -29,7 +29,7 @@ from popgate_admin.preview import (
     RepositoryPreview,
     preview_repository,
 )
-from popgate_onnx.compile_cache import CompileCache
+from popgate_onnx.compile_cache import OnnxCompileCache
 from tests.app.served import NOTHING_TAKEN, ServedGateway
 from tests.engine import models
 
@@ -260,7 +260,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def validated(root: Path, cache: Path) -> RepositoryPreview:
-    return preview_repository(root, CompileCache(cache), NOTHING_TAKEN)
+    return preview_repository(root, OnnxCompileCache(cache), NOTHING_TAKEN)
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +310,9 @@ def test_what_they_say_of_tensors_is_the_same(
 
 
 def shown(root: Path) -> RepositoryPreview:
-    return preview_repository(root, CompileCache(root.parent / "cache"), NOTHING_TAKEN)
+    return preview_repository(
+        root, OnnxCompileCache(root.parent / "cache"), NOTHING_TAKEN
+    )
 
 
 def model(found: RepositoryPreview, name: str) -> ModelPreview:

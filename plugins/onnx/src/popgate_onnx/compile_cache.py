@@ -44,7 +44,7 @@ _FORMAT = "popgate-compiled-2"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
-class CompileCache:
+class OnnxCompileCache:
     """Compiled models by the digest of their sources. Thread-safe.
 
     If two processes compile the same model at the same time, both do the work. They end
@@ -173,7 +173,7 @@ class CompileCache:
             return self._folder
 
     def __repr__(self) -> str:
-        return f"<CompileCache {self._folder or self._wanted}>"
+        return f"<OnnxCompileCache {self._folder or self._wanted}>"
 
 
 def compile_into(

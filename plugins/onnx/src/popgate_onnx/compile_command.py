@@ -278,7 +278,7 @@ def _quantizer(
     return compile_it
 
 
-class _Job(NamedTuple):
+class _ModelJob(NamedTuple):
     source: Path
     target: Path
     compiler: Compiler
@@ -290,7 +290,7 @@ def _jobs(
     out_dir: Path | None,
     fuse: str | None,
     compilations: Compilations,
-) -> list[_Job]:
+) -> list[_ModelJob]:
     if output is not None and not output.parent.is_dir():
         msg = (
             f"the folder {output.parent} for {output.name} does not exist; create it "
@@ -299,7 +299,7 @@ def _jobs(
         raise CommandError(msg, EXIT_USAGE)
     if fuse is None:
         return [
-            _Job(source, target, _compiler(source, compilations))
+            _ModelJob(source, target, _compiler(source, compilations))
             for source, target in _targets(models, output, out_dir).items()
         ]
     if any(_program(model) for model in models):
@@ -308,7 +308,7 @@ def _jobs(
         )
     if output is None:
         raise CommandError("--fuse writes one file; name it with --output", EXIT_USAGE)
-    return [_Job(models[0], output, _fuser(models, fuse, compilations))]
+    return [_ModelJob(models[0], output, _fuser(models, fuse, compilations))]
 
 
 def _make(folder: Path) -> None:
@@ -442,7 +442,9 @@ def _check_kept(models: list[Path], target: Path) -> None:
         )
 
 
-def _compile(job: _Job, options: CompileOptions, progress: Progress) -> CompileResult:
+def _compile(
+    job: _ModelJob, options: CompileOptions, progress: Progress
+) -> CompileResult:
     """Run a compiler and catch its errors."""
     from engine import EngineError
     from popef_io import PopefError

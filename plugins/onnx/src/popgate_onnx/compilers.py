@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from popgate_onnx.compile_cache import CompileCache
+from popgate_onnx.compile_cache import OnnxCompileCache
 
 
 class OnnxCompiler:
@@ -13,9 +13,9 @@ class OnnxCompiler:
 
     def cache(
         self, folder: Path, seconds: float = 600.0, memory: int = 0
-    ) -> CompileCache:
+    ) -> OnnxCompileCache:
         """Return a cache in a folder, with limits on each compilation."""
-        return CompileCache(folder, seconds, memory)
+        return OnnxCompileCache(folder, seconds, memory)
 
     def compile(self, source: Path, target: Path) -> None:
         """Compile an ONNX file in a process of its own."""

@@ -41,7 +41,7 @@ from popgate_onnx.compiler.package import (
     LOAD,
     MAIN,
     Package,
-    Part,
+    PackagePart,
     WeightStreams,
     input_handle,
     make_package,
@@ -124,7 +124,7 @@ def compile_fused(
             "fused models cannot have renamed inputs or outputs, set shapes or a batch"
         )
     say = progress or _silent
-    parts: list[Part] = []
+    parts: list[PackagePart] = []
     labels: Labels = {}
     sessions: dict[str, OnnxSession] = {}
     alone = replace(options, batch="off")
@@ -156,7 +156,7 @@ def compile_fused(
 
 
 def _lengths(
-    part: Part,
+    part: PackagePart,
     decision: BatchDecision,
     trial: _Trial,
     options: CompileOptions,
@@ -181,7 +181,7 @@ def _lengths(
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     source: OnnxModel
-    part: Part
+    part: PackagePart
     session: OnnxSession
     labels: Labels
 
@@ -214,7 +214,7 @@ def _load_model(
         interface = Interface.of(model.proto, session)
     inputs = renamed(interface.inputs, options.inputs, "input")
     outputs = renamed(interface.outputs, options.outputs, "output")
-    part = Part(
+    part = PackagePart(
         compiled,
         tuple(weights),
         interface,
@@ -237,7 +237,7 @@ class _Trial:
         )
         self._executor.run((LOAD,), WeightStreams(package.weights))
 
-    def run(self, part: Part, limit: TimeLimit) -> Run:
+    def run(self, part: PackagePart, limit: TimeLimit) -> Run:
         """Return a function that runs the main program, with the graph's own names."""
 
         def run(feed: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -43,14 +43,14 @@ class Wait(Message, frozen=True):
     process: int
 
 
-class Answer(Message, frozen=True):
+class ForkReply(Message, frozen=True):
     """The number of a new process, or the exit code of one that has ended."""
 
     number: int
 
 
 QUESTIONS = Receiver[Fork | Wait](Fork, Wait, most=_MOST)
-ANSWERS = Receiver[Answer](Answer, most=_MOST)
+ANSWERS = Receiver[ForkReply](ForkReply, most=_MOST)
 
 
 class ForkServer:
@@ -152,7 +152,7 @@ def _serve(connection: socket.socket, job: Callable[[int, int, int], None]) -> b
             os._exit(0)  # threads of a model may still run
         close_all(descriptors)
     try:
-        send(connection, Answer(answer))
+        send(connection, ForkReply(answer))
     except OSError:
         return False
     return True

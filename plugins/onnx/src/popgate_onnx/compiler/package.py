@@ -43,7 +43,7 @@ _CHUNK = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PackagePart:
     """One graph of a container: its weights, and the public names of its tensors.
 
     `prefix` is put before the names of weights, to keep those of several models apart.
@@ -175,7 +175,7 @@ class WeightStreams:
 
 def make_package(
     name: str,
-    parts: Sequence[Part],
+    parts: Sequence[PackagePart],
     main: Node,
     decision: BatchDecision,
     options: Iterable[Option] = (),

@@ -76,7 +76,7 @@ class Compilations:
         self._limits = limits or CompileLimits()
         # Re-entrant, because a signal handler may call `close` during `close`.
         self._lock = threading.RLock()
-        self._running: set[_Job] = set()
+        self._running: set[_CompilerProcess] = set()
         self._server: ForkServer | None = None
         self._idle: threading.Timer | None = None
         self._closed = False
@@ -100,11 +100,11 @@ class Compilations:
             return self._wait(process, job, progress or _silent)
 
     def close(self) -> None:
-        """End all running jobs, and refuse new ones from now on."""
+        """End all running processes, and refuse new ones from now on."""
         with self._lock:
             self._closed = True
-            for job in self._running:
-                job.kill()
+            for process in self._running:
+                process.kill()
             self._end_server()
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class Compilations:
         self.close()
 
     @contextlib.contextmanager
-    def _process(self, module: str) -> Iterator[_Job]:
+    def _process(self, module: str) -> Iterator[_CompilerProcess]:
         with self._lock:
             if self._closed:
                 raise RunnerClosed("the compiler is shut down")
@@ -123,14 +123,14 @@ class Compilations:
             if self._server is None or self._server.has_ended:
                 imports = [f"{__package__}.compile", module]
                 self._server = ForkServer(__name__, _work.__name__, imports)
-            job = _Job(self._server)
-            self._running.add(job)
+            process = _CompilerProcess(self._server)
+            self._running.add(process)
         try:
-            yield job
+            yield process
         finally:
-            job.close()
+            process.close()
             with self._lock:
-                self._running.discard(job)
+                self._running.discard(process)
                 if not self._running and self._server is not None:
                     self._idle = threading.Timer(_IDLE, self._rest)
                     self._idle.daemon = True
@@ -148,7 +148,7 @@ class Compilations:
             self._server.close()
             self._server = None
 
-    def _wait(self, process: _Job, job: bytes, progress: Progress) -> Any:
+    def _wait(self, process: _CompilerProcess, job: bytes, progress: Progress) -> Any:
         stage = "starting"
         process.start(job)  # the first job waits until the compiler is imported
         deadline = time.monotonic() + self._limits.seconds
@@ -183,7 +183,7 @@ class Compilations:
         return f"<Compilations {len(self._running)} running, {self._limits}>"
 
 
-class _Job:
+class _CompilerProcess:
     """One process that compiles. It ends when `kill` closes the pipe to it."""
 
     def __init__(self, server: ForkServer) -> None:

@@ -21,7 +21,7 @@ from engine.errors import InvalidModel
 from engine.programs.onnx_session import OnnxSession
 from engine.tensor import Array
 from popgate_onnx.compiler.interface import Interface
-from popgate_onnx.compiler.rows.samples import SIZES, Sampler
+from popgate_onnx.compiler.rows.samples import SIZES, RowSampler
 from popgate_onnx.compiler.source import read_model
 
 Feed = Mapping[str, Array]
@@ -92,7 +92,7 @@ def example_feeds(model: Any) -> list[Feed]:
     interface = Interface.of(model, session)
     for size in SIZES:
         feeds: list[Feed] = [
-            Sampler(interface.inputs, size, seed).rows(kind, _ROWS)
+            RowSampler(interface.inputs, size, seed).rows(kind, _ROWS)
             for seed in range(_EXAMPLES // 2)
             for kind in ("normal", "unit")
         ]

@@ -22,7 +22,7 @@ from engine.tensor import Array
 from popef_io import DataType
 from popgate_onnx.compiler.interface import Dimension, GraphTensor
 from popgate_onnx.compiler.options import COULD_NOT_RUN, BatchDecision, CompileOptions
-from popgate_onnx.compiler.package import Part
+from popgate_onnx.compiler.package import PackagePart
 from popgate_onnx.compiler.rows.row_check import (
     NOTHING_SHOWN,
     TIGHT,
@@ -32,7 +32,7 @@ from popgate_onnx.compiler.rows.row_check import (
     gap_of,
     same_bits,
 )
-from popgate_onnx.compiler.rows.samples import GENTLE, SIZES, Feed, Sampler
+from popgate_onnx.compiler.rows.samples import GENTLE, SIZES, Feed, RowSampler
 
 #: Lengths of the rows of a trial, in multiples of a unit. Some models accept only
 #: multiples of a larger unit.
@@ -41,7 +41,7 @@ _UNITS = (1, 8, 32)
 
 
 def shown_lengths(
-    part: Part,
+    part: PackagePart,
     run: Run,
     decision: BatchDecision,
     options: CompileOptions,
@@ -151,7 +151,7 @@ class _LengthCheck:
             else t
             for t in self._inputs
         ]
-        row = Sampler(inputs, size, seed).rows(kind, 1)
+        row = RowSampler(inputs, size, seed).rows(kind, 1)
         for name, pad in self._pads.items():
             first = row[name][:, 0]
             first[first == pad] = 0 if pad else 1

@@ -36,7 +36,7 @@ from popgate_onnx.compiler.rows.samples import (
     OWN,
     SIZES,
     Feed,
-    Sampler,
+    RowSampler,
     joined,
     row_bytes,
     take,
@@ -177,9 +177,9 @@ class RowCheck:
     def _late(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def _make_sampler(self, size: int) -> Sampler:
+    def _make_sampler(self, size: int) -> RowSampler:
         inputs = self._interface.inputs
-        return Sampler(inputs, size, self._seed, self._known, self._columns)
+        return RowSampler(inputs, size, self._seed, self._known, self._columns)
 
     def _find_kinds(self) -> list[str]:
         """Return the gentle kinds of rows on which the model runs. Set its free

@@ -34,7 +34,7 @@ _WORDS = ("", "a", "cat", "The dog", "ünï", "x y z", "lorem ipsum dolor")
 _DIGITS = ("0", "1", "2.5", "-3", "17")
 
 
-class Sampler:
+class RowSampler:
     """Makes rows for the inputs of a model. The same seed makes the same rows."""
 
     def __init__(
