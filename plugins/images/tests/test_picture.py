@@ -20,7 +20,7 @@ from app.config.config_keys import KeyProblem, read_section
 from app.spec import ModelSpec, TensorSpec
 from popgate_images.config import ImageConfig
 from popgate_images.picture import BadPicture, decode
-from popgate_images.plan import Plan
+from popgate_images.plan import DecodePlan
 from popgate_images.planning import input_of, plan_for
 
 OUT = (TensorSpec.make("y", "FP32", (-1,)),)
@@ -32,7 +32,7 @@ def model(
     return ModelSpec("m", "1", (TensorSpec.make("x", datatype, shape),), OUT, rows)
 
 
-def plan(spec: ModelSpec | None = None, **keys: Any) -> Plan:
+def plan(spec: ModelSpec | None = None, **keys: Any) -> DecodePlan:
     spec = spec or model()
     config = read_section(ImageConfig, keys)
     return plan_for(spec, input_of(spec, config), config)
@@ -49,7 +49,7 @@ def noise(width: int = 6, height: int = 4) -> Image.Image:
     return Image.fromarray(values.astype(np.uint8))
 
 
-def numbers(raw: bytes, plan: Plan) -> npt.NDArray[Any]:
+def numbers(raw: bytes, plan: DecodePlan) -> npt.NDArray[Any]:
     found = np.frombuffer(decode(raw, plan), plan.dtype)
     sides = (plan.height, plan.width)
     if plan.channels_first:
@@ -221,5 +221,5 @@ def test_what_the_section_does_not_have(keys: dict[str, Any]) -> None:
 
 def test_a_plan_survives_its_message() -> None:
     made = plan(std=[1, 2, 3])
-    assert Plan.from_message(made.message()) == made
+    assert DecodePlan.from_message(made.message()) == made
     assert replace(made, height=1) != made

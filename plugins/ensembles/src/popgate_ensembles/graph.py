@@ -53,7 +53,7 @@ def _frozen(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _TensorFacts:
     """Facts about a tensor, their source, and whether its first dimension
     counts rows.
     """
@@ -83,8 +83,8 @@ def compose(
         for n, (step, spec) in enumerate(zip(config.step, members, strict=True))
     ]
     producers = _producers(steps)
-    known = _tensors(steps, members, producers, declared)
-    inputs = [name for name in known if name not in producers]
+    facts = _tensors(steps, members, producers, declared)
+    inputs = [name for name in facts if name not in producers]
     _check_inputs(config, steps, inputs)
     outputs = _outputs(config, steps, producers)
     batched = all(member.is_batched for member in members)
@@ -94,17 +94,17 @@ def compose(
         _check_rows(steps, members, declared)
     rows = [m.max_rows for m in members if m.max_rows and m.is_batched]
     taken = [
-        _face(known[name], declared.input(name), batched)
+        _face(facts[name], declared.input(name), batched)
         for name in config.inputs or inputs
     ]
     given = [
-        _given_face(known[name], declared.output(name), batched) for name in outputs
+        _given_face(facts[name], declared.output(name), batched) for name in outputs
     ]
     spec = ModelSpec(
         name,
         version,
-        tuple(replace(known[f.name].spec, shape=f.outer) for f in taken),
-        tuple(replace(known[f.name].spec, shape=f.outer) for f in given),
+        tuple(replace(facts[f.name].spec, shape=f.outer) for f in taken),
+        tuple(replace(facts[f.name].spec, shape=f.outer) for f in given),
         most,
         min(rows, default=0) if batched else 0,
     )
@@ -145,29 +145,31 @@ def _check_rows(
             raise ValueError(msg)
 
 
-def _face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
+def _face(facts: _TensorFacts, declared: DeclaredTensor | None, batched: bool) -> Face:
     """Return an input with the declared type and shape."""
-    shape = known.spec.shape
+    shape = facts.spec.shape
     if declared is None or declared.reshape is None:
-        return Face(known.spec.name, shape, shape)
-    return Face(known.spec.name, declared.shape(batched=batched), shape)
+        return Face(facts.spec.name, shape, shape)
+    return Face(facts.spec.name, declared.shape(batched=batched), shape)
 
 
-def _given_face(known: _Known, declared: DeclaredTensor | None, batched: bool) -> Face:
+def _given_face(
+    facts: _TensorFacts, declared: DeclaredTensor | None, batched: bool
+) -> Face:
     """Return an output. Raises ValueError if it cannot be as declared."""
-    name, shape = known.spec.name, known.spec.shape
+    name, shape = facts.spec.name, facts.spec.shape
     if declared is None:
         return Face(name, shape, shape)
-    _check_type(declared, known.spec, known.where)
+    _check_type(declared, facts.spec, facts.where)
     inner = declared.inner_shape(batched=batched)
     if inner is None:
         return Face(name, shape, shape)
     try:
-        inner = fitting(inner, batched, shape, known.batched)
+        inner = fitting(inner, batched, shape, facts.batched)
     except ValueError:
         msg = (
             f"{declared.label}: output '{name}' is declared with shape "
-            f"{_shown(declared.inner_shape(batched=batched))}, but {known.where} has "
+            f"{_shown(declared.inner_shape(batched=batched))}, but {facts.where} has "
             f"{_shown(shape)}"
         )
         raise ValueError(msg) from None
@@ -227,19 +229,19 @@ def _tensors(
     members: Sequence[ModelSpec],
     producers: dict[str, int],
     declared: DeclaredTensors,
-) -> dict[str, _Known]:
+) -> dict[str, _TensorFacts]:
     """Return every tensor with its known type and shape."""
-    found: dict[str, _Known] = {}
+    found: dict[str, _TensorFacts] = {}
     for step, member in zip(steps, members, strict=True):
         for own, tensor in step.outputs:
             spec = replace(member.outputs_by_name[own], name=tensor)
             where = f"output {own!r} of {step.label}"
-            found[tensor] = _Known(where, spec, member.is_batched)
+            found[tensor] = _TensorFacts(where, spec, member.is_batched)
     for step, member in zip(steps, members, strict=True):
         for own, tensor in step.inputs:
             where = f"input {own!r} of {step.label}"
             spec = replace(member.inputs_by_name[own], name=tensor)
-            taken = _Known(where, spec, member.is_batched)
+            taken = _TensorFacts(where, spec, member.is_batched)
             if tensor not in found:
                 first = _from_outside(taken, declared)
                 if first is None:
@@ -254,7 +256,9 @@ def _tensors(
     return found
 
 
-def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
+def _from_outside(
+    taken: _TensorFacts, declared: DeclaredTensors
+) -> _TensorFacts | None:
     """Return an input of the ensemble as declared; None if it is not declared."""
     said = declared.input(taken.spec.name)
     if said is None:
@@ -265,10 +269,12 @@ def _from_outside(taken: _Known, declared: DeclaredTensors) -> _Known | None:
     _check_type(said, taken.spec, taken.where)
     spec = replace(taken.spec, shape=shape, multiple=1)
     where = f"the input that {declared.label} declares"
-    return _Known(where, spec, declared.is_batched)
+    return _TensorFacts(where, spec, declared.is_batched)
 
 
-def _joined(tensor: str, known: _Known, taken: _Known) -> tuple[int, ...] | None:
+def _joined(
+    tensor: str, known: _TensorFacts, taken: _TensorFacts
+) -> tuple[int, ...] | None:
     """Return the shape that suits both the producer and the consumer of a tensor.
 
     Raises ValueError if there is none.
@@ -380,7 +386,7 @@ def _first(steps: Iterable[Step], holds: Callable[[Step], bool]) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """The steps that lead to some `outputs`, by number, with the outputs each must
     return.
 
@@ -391,7 +397,7 @@ class Plan:
     asked: Mapping[int, tuple[str, ...]]
 
     @classmethod
-    def of(cls, steps: Sequence[Step], outputs: Iterable[str]) -> Plan:
+    def of(cls, steps: Sequence[Step], outputs: Iterable[str]) -> StepPlan:
         producers = {
             tensor: number
             for number, step in enumerate(steps)

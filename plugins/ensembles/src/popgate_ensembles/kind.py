@@ -15,7 +15,7 @@ from popgate_ensembles.graph import EnsembleGraph, compose, described
 from popgate_ensembles.runner import EnsembleRunner, face_of
 
 
-class _Kind:
+class _EnsembleKind:
     """Makes ensembles (`app.serving.ensemble_kind.EnsembleKind`)."""
 
     def spec(
@@ -82,4 +82,4 @@ def _graph(
     return replace(graph, spec=described(graph.spec, config))
 
 
-KIND = _Kind()
+KIND = _EnsembleKind()

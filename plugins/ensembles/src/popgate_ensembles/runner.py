@@ -33,7 +33,7 @@ from engine import (
     RunnerClosed,
     Tensor,
 )
-from popgate_ensembles.graph import EnsembleGraph, Plan
+from popgate_ensembles.graph import EnsembleGraph, StepPlan
 from popgate_ensembles.shapes import given, reshaped, with_rank
 
 _DRAIN_TICK = 0.01  # seconds
@@ -59,7 +59,7 @@ class EnsembleRunner(Ensemble):
         self.graph = graph
         self.table = table
         self.compose = compose
-        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._plans: dict[tuple[str, ...], StepPlan] = {}
         self._paths = [infer_path(step.model, step.version) for step in graph.steps]
         self._requests: set[EnsembleRequest] = set()
         self._closed = False
@@ -147,11 +147,11 @@ class EnsembleRunner(Ensemble):
             raise
         return request
 
-    def plan(self, outputs: tuple[str, ...]) -> Plan:
+    def plan(self, outputs: tuple[str, ...]) -> StepPlan:
         """Return the steps to run for these outputs."""
         found = self._plans.get(outputs)
         if found is None:
-            found = remember(self._plans, outputs, Plan.of(self.steps, outputs))
+            found = remember(self._plans, outputs, StepPlan.of(self.steps, outputs))
         return found
 
     def forget(self, request: EnsembleRequest) -> None:
@@ -235,7 +235,7 @@ class EnsembleRequest(Pending):
     def __init__(
         self,
         runner: EnsembleRunner,
-        plan: Plan,
+        plan: StepPlan,
         inputs: Mapping[str, Tensor],
         deadline: float | None,
         on_done: Callable[[Any], None] | None,

@@ -20,7 +20,7 @@ import msgpack
 from PIL import Image
 
 from popgate_images.picture import BadPicture, decode
-from popgate_images.plan import Plan
+from popgate_images.plan import DecodePlan
 from popgate_images.wire import NUMBERS, REPLY, REQUEST, WORDS
 
 #: Bytes of memory in addition to the libraries: 200 million pixels as RGB, resized.
@@ -41,14 +41,14 @@ def _take(sock: socket.socket, size: int) -> bytes:
 
 
 def _serve(sock: socket.socket) -> None:
-    plans: dict[bytes, Plan] = {}
+    plans: dict[bytes, DecodePlan] = {}
     while True:
         plan_size, size = REQUEST.unpack(_take(sock, REQUEST.size))
         written = _take(sock, plan_size)
         plan = plans.get(written)
         if plan is None:
             plans.clear()
-            plan = plans[written] = Plan.from_message(msgpack.unpackb(written))
+            plan = plans[written] = DecodePlan.from_message(msgpack.unpackb(written))
         raw = _take(sock, size)
         signal.alarm(math.ceil(plan.timeout) + _GRACE)  # the alarm ends the process
         try:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from app.errors import HttpError, InvalidTensor
-from popgate_images.plan import Plan
+from popgate_images.plan import DecodePlan
 from popgate_images.wire import MOST_WORDS, NUMBERS, REPLY, REQUEST
 
 #: Most decoding processes. They share the processor with the model.
@@ -51,7 +51,7 @@ class Decoder:
     def pid(self) -> int:
         return self._process.pid
 
-    async def decode(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
+    async def decode(self, raw: bytes, written: bytes, plan: DecodePlan) -> bytes:
         """Return the numbers of a picture.
 
         Raises InvalidTensor if it cannot be decoded, and DecoderLost.
@@ -104,7 +104,7 @@ class Decoders:
         self._places = asyncio.Semaphore(MOST)
         self._under_way: set[asyncio.Task[bytes]] = set()
 
-    async def decode(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
+    async def decode(self, raw: bytes, written: bytes, plan: DecodePlan) -> bytes:
         """Return the numbers of a picture. Raises InvalidTensor and HttpError.
 
         If the caller is cancelled during decoding, the process finishes the picture and
@@ -123,7 +123,7 @@ class Decoders:
             # retrieve the exception here, because the caller may be cancelled
             task.exception()
 
-    async def _run(self, raw: bytes, written: bytes, plan: Plan) -> bytes:
+    async def _run(self, raw: bytes, written: bytes, plan: DecodePlan) -> bytes:
         decoder = self._free.pop() if self._free else None
         if decoder is None:
             decoder = await asyncio.to_thread(Decoder)

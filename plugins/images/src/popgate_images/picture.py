@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from popgate_images.plan import Plan
+from popgate_images.plan import DecodePlan
 
 #: The formats that are decoded; each needs a decoder that is written for hostile files.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -26,7 +26,7 @@ class BadPicture(ValueError):
     """The bytes cannot be decoded as a picture; the message says why."""
 
 
-def decode(raw: bytes, plan: Plan) -> bytes:
+def decode(raw: bytes, plan: DecodePlan) -> bytes:
     """Return the numbers of one picture, `plan.nbytes` of them. Raises `BadPicture`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -53,7 +53,7 @@ def decode(raw: bytes, plan: Plan) -> bytes:
             raise BadPicture(f"it cannot be decoded: {error}") from None
 
 
-def _in_mode(opened: Image.Image, plan: Plan) -> Image.Image:
+def _in_mode(opened: Image.Image, plan: DecodePlan) -> Image.Image:
     """Decode, turn and convert to RGB or to shades of grey."""
     image: Image.Image = opened
     if plan.orientation:
@@ -64,7 +64,7 @@ def _in_mode(opened: Image.Image, plan: Plan) -> Image.Image:
     return image.convert("L" if plan.mode == "L" else "RGB")
 
 
-def _sized(image: Image.Image, plan: Plan) -> Image.Image:
+def _sized(image: Image.Image, plan: DecodePlan) -> Image.Image:
     """Resize a picture to the height and width of the plan."""
     width, height, resample = plan.width, plan.height, _RESAMPLE[plan.resample]
     if plan.resize == "stretch":
@@ -84,7 +84,9 @@ def _sized(image: Image.Image, plan: Plan) -> Image.Image:
     return _cropped(image, plan, resample)
 
 
-def _cropped(image: Image.Image, plan: Plan, resample: Image.Resampling) -> Image.Image:
+def _cropped(
+    image: Image.Image, plan: DecodePlan, resample: Image.Resampling
+) -> Image.Image:
     """Shrink the picture as far as allowed, and cut out its centre."""
     width, height = plan.width, plan.height
     if plan.shorter:
@@ -118,7 +120,7 @@ def _resized(
     return image.resize((width, height), resample)
 
 
-def _numbers(image: Image.Image, plan: Plan) -> bytes:
+def _numbers(image: Image.Image, plan: DecodePlan) -> bytes:
     """Return the numbers of a picture of the right size."""
     pixels: npt.NDArray[np.uint8] = np.asarray(image)
     if pixels.ndim == 2:

@@ -12,7 +12,7 @@ CHANNELS: Final = {"RGB": 3, "BGR": 3, "L": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DecodePlan:
     """The work of the decoding process on a picture, sent along with it.
 
     `table` has the value of each of 256 shades, for each channel, as bytes of `dtype`.
@@ -46,5 +46,5 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Plan:
+    def from_message(cls, message: Mapping[str, Any]) -> DecodePlan:
         return cls(**message)

@@ -8,7 +8,7 @@ import numpy as np
 
 from app.spec import ModelSpec, TensorSpec, notation
 from popgate_images.config import ImageConfig
-from popgate_images.plan import CHANNELS, Plan
+from popgate_images.plan import CHANNELS, DecodePlan
 
 _WITH_ROWS: Final = {4: ("NCHW", "NHWC"), 3: ("NHW",)}
 _WITHOUT_ROWS: Final = {4: ("NCHW", "NHWC"), 3: ("CHW", "HWC"), 2: ("HW",)}
@@ -42,7 +42,7 @@ def _rank(tensor: TensorSpec) -> int:
     return len(tensor.shape or ())
 
 
-def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> Plan:
+def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> DecodePlan:
     """Return the plan of an input. Raises ValueError if section and shape contradict
     each other, or do not decide everything.
     """
@@ -76,7 +76,7 @@ def plan_for(spec: ModelSpec, tensor: TensorSpec, config: ImageConfig) -> Plan:
             raise ValueError(
                 f"[image] {name} has {len(numbers)} numbers for {channels} channels"
             )
-    return Plan(
+    return DecodePlan(
         height=height,
         width=width,
         mode=mode,

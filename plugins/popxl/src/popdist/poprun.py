@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from popir.instances.launcher import Plan, environment, launch
+from popir.instances.launcher import LaunchPlan, environment, launch
 
 #: Options about hardware partitions and places. Each takes a value and has no effect.
 WITHOUT_EFFECT = (
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     if given.executable_cache_path:
         variables["POPXL_CACHE_DIR"] = given.executable_cache_path
-    plan = Plan(
+    plan = LaunchPlan(
         given.command,
         instances,
         replicas,
@@ -146,7 +146,7 @@ def mpiexec() -> str | None:
     return shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
 
 
-def _hand_over(plan: Plan, hosts: str) -> None:
+def _hand_over(plan: LaunchPlan, hosts: str) -> None:
     """Replace this process by `mpiexec`, which starts the instances on `hosts`."""
     command = mpiexec()
     if command is None:

@@ -13,7 +13,7 @@ from popgate_stateful.sequences import SequenceScheduler
 from popgate_stateful.steps import StepScheduler
 
 
-class _Kind:
+class _StatefulKind:
     """Makes schedulers (`app.serving.stateful.StatefulModels`)."""
 
     def scheduler(
@@ -47,4 +47,4 @@ class _Kind:
         return "<stateful models>"
 
 
-KIND = _Kind()
+KIND = _StatefulKind()

@@ -35,7 +35,7 @@ Output: TypeAlias = Literal["shown", "tagged", "kept"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """Plan of the processes to start."""
 
     command: Sequence[str]
@@ -64,7 +64,7 @@ class _Running:
     code: int | None = None
 
 
-def environment(plan: Plan) -> dict[str, str]:
+def environment(plan: LaunchPlan) -> dict[str, str]:
     """Return the variables that tell instances about the whole program."""
     return {
         **os.environ,
@@ -76,7 +76,7 @@ def environment(plan: Plan) -> dict[str, str]:
     }
 
 
-def launch(plan: Plan) -> int:
+def launch(plan: LaunchPlan) -> int:
     """Run the instances of `plan`; return the exit code.
 
     If one fails, or a signal arrives, all end: SIGTERM (for Ctrl-C SIGINT first), then
@@ -102,7 +102,7 @@ class _Watch:
     """Waits for instances, their output and signals."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, plan: Plan, memory: SharedMemory
+        self, stack: contextlib.ExitStack, plan: LaunchPlan, memory: SharedMemory
     ) -> None:
         self._plan = plan
         self._memory = memory
