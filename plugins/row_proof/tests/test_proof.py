@@ -29,7 +29,7 @@ from plugins.onnx.tests.compiler.test_backend_cases import CASES, Case, array, s
 from popgate_onnx.compiler import BatchDecision, compile_model
 from popgate_onnx.compiler.rows.row_mixers import row_mixer
 from popgate_row_proof.proof import traced
-from popgate_row_proof.values import RowCounts, Rows, Unproven, Value, reshaped
+from popgate_row_proof.values import AbstractValue, RowCounts, Rows, Unproven, reshaped
 from tests.engine.onnx_models import (
     FLOAT,
     INT64,
@@ -480,7 +480,7 @@ def test_what_is_known_of_a_reshape_is_so() -> None:
                 except ValueError:
                     continue  # nor would ONNX Runtime
                 assert actual.shape == tuple(numbered(size, rows) for size in result)
-                axis = Value(result).axis
+                axis = AbstractValue(result).axis
                 assert axis is not None
                 each = result[axis].each  # type: ignore[union-attr]
                 wanted = np.arange(rows).repeat(each)
@@ -530,8 +530,8 @@ def row_stays(case: Case, arrays: list[Any], place: int) -> bool:
     """Whether anything is said about the input at `place`; fails if it is wrong."""
     model, names = case.model, [v.name for v in case.model.graph.input]
     outputs = [v.name for v in model.graph.output]
-    known = {n: Value(a.shape) for n, a in zip(names, arrays, strict=True)}
-    known[names[place]] = Value((Rows(0), *arrays[place].shape[1:]))
+    known = {n: AbstractValue(a.shape) for n, a in zip(names, arrays, strict=True)}
+    known[names[place]] = AbstractValue((Rows(0), *arrays[place].shape[1:]))
     try:
         values = traced(model, known, outputs, RowCounts(1))
     except Unproven:

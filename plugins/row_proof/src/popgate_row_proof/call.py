@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from engine.errors import counted
-from popgate_row_proof.values import RowCounts, Rows, Size, Unproven, Value
+from popgate_row_proof.values import AbstractValue, RowCounts, Rows, Size, Unproven
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class OperatorCall:
     """A node with known facts about the values that it reads."""
 
     node: Any
-    given: tuple[Value | None, ...]
+    given: tuple[AbstractValue | None, ...]
     """None if an optional input is left out."""
     opset: int
     counts: RowCounts
 
-    def input(self, index: int = 0) -> Value:
+    def input(self, index: int = 0) -> AbstractValue:
         value = self.given[index] if index < len(self.given) else None
         if value is None:
             raise Unproven(f"lacks its input {index}")
@@ -35,7 +35,7 @@ class OperatorCall:
         return index < len(self.given) and self.given[index] is not None
 
     @property
-    def values(self) -> tuple[Value, ...]:
+    def values(self) -> tuple[AbstractValue, ...]:
         """Return all inputs that are not omitted."""
         return tuple(value for value in self.given if value is not None)
 
@@ -70,14 +70,14 @@ class OperatorCall:
             raise Unproven(f"reads {self.node.input[index]!r}, which is unknown")
         return tuple(whole)
 
-    def only(self, index: int = 0) -> Value:
+    def only(self, index: int = 0) -> AbstractValue:
         """Return an input. Raise Unproven if another input depends on rows."""
         for other, value in enumerate(self.given):
             if other != index and value is not None and value.axis is not None:
                 raise Unproven(f"also reads rows as its input {other}")
         return self.input(index)
 
-    def leading(self, rank: int = 0) -> Value:
+    def leading(self, rank: int = 0) -> AbstractValue:
         """Return the first input, of `rank` (0: any).
 
         If it has rows, they must lie along its first axis, one place for each row. No
@@ -93,10 +93,10 @@ class OperatorCall:
         return value
 
 
-Rule: TypeAlias = Callable[[OperatorCall], Iterable[Value]]
+Rule: TypeAlias = Callable[[OperatorCall], Iterable[AbstractValue]]
 
 
-def _plain(value: Value) -> Size:
+def _plain(value: AbstractValue) -> Size:
     rows = value.shape[value.axis or 0]
     return Rows(rows.group) if isinstance(rows, Rows) else rows
 
@@ -108,7 +108,7 @@ def from_front(axis: int, rank: int) -> int:
     return front
 
 
-def across(value: Value, axes: Iterable[int]) -> None:
+def across(value: AbstractValue, axes: Iterable[int]) -> None:
     """Refuse an operator that combines the values along `axes` if rows lie there."""
     if value.axis is not None and value.axis in axes:
         raise Unproven("combines values along the axis of rows")

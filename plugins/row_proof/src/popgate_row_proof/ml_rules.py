@@ -12,10 +12,10 @@ from typing import Any
 from popgate_row_proof.call import OperatorCall, Rule, across
 from popgate_row_proof.rules import same
 from popgate_row_proof.values import (
+    AbstractValue,
     Rows,
     Size,
     Unproven,
-    Value,
     matched,
     unknown,
 )
@@ -24,22 +24,22 @@ ML = "ai.onnx.ml"
 _SCALES = ("imputed_value_floats", "imputed_value_int64s", "offset", "scale")
 
 
-def columns(call: OperatorCall) -> Iterable[Value]:
+def columns(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return the values of operators that treat each column by its own setting."""
-    return [Value(call.leading(2).shape)]
+    return [AbstractValue(call.leading(2).shape)]
 
 
-def scaled(call: OperatorCall) -> Iterable[Value]:
+def scaled(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return the same as `columns`, but also accept one setting for all columns."""
     found = (call.attribute(name) for name in _SCALES)
     settings = [max(len(a.floats), len(a.ints)) for a in found if a is not None]
     return same(call) if max(settings, default=0) <= 1 else columns(call)
 
 
-def classified(call: OperatorCall) -> Iterable[Value]:
+def classified(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return a label and the scores for each row of a matrix."""
     rows = call.leading(2).shape[0]
-    return [Value((rows,)), Value((rows, _scores(call)))]
+    return [AbstractValue((rows,)), AbstractValue((rows, _scores(call)))]
 
 
 def _scores(call: OperatorCall) -> Size:
@@ -55,22 +55,22 @@ def _length(attribute: Any) -> int:
     return 0 if attribute is None else max(len(attribute.ints), len(attribute.strings))
 
 
-def regressed(call: OperatorCall) -> Iterable[Value]:
+def regressed(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return a few numbers for each row of a matrix."""
     rows = call.leading(2).shape[0]
     targets = call.number("n_targets", 0) or call.number("targets", 0)
-    return [Value((rows, targets or unknown()))]
+    return [AbstractValue((rows, targets or unknown()))]
 
 
-def encoded(call: OperatorCall) -> Iterable[Value]:
+def encoded(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `OneHotEncoder`, which adds a new last axis."""
     categories = max(
         _length(call.attribute(n)) for n in ("cats_int64s", "cats_strings")
     )
-    return [Value((*call.input().shape, categories))]
+    return [AbstractValue((*call.input().shape, categories))]
 
 
-def extracted(call: OperatorCall) -> Iterable[Value]:
+def extracted(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `ArrayFeatureExtractor`, which selects places along the last axis."""
     value, chosen = call.input(0), call.input(1)
     front = value.shape[:-1] or (1,)
@@ -81,7 +81,7 @@ def extracted(call: OperatorCall) -> Iterable[Value]:
         count = 1
         for size in sizes:
             count *= size
-        return [Value((*front, count if known else unknown()))]
+        return [AbstractValue((*front, count if known else unknown()))]
     if value.axis is not None:
         raise Unproven("selects rows by their number")
     rows = chosen.shape[chosen.axis]
@@ -89,10 +89,10 @@ def extracted(call: OperatorCall) -> Iterable[Value]:
         size != 1 for size in chosen.shape if size is not rows
     ):
         raise Unproven("may put different rows together")
-    return [Value((*front, rows))]
+    return [AbstractValue((*front, rows))]
 
 
-def vector(call: OperatorCall) -> Iterable[Value]:
+def vector(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `FeatureVectorizer`, which joins columns. ONNX Runtime requires equal
     numbers of rows.
     """
@@ -102,20 +102,20 @@ def vector(call: OperatorCall) -> Iterable[Value]:
     rows = matched([shape[0] for shape in shapes], call.counts)
     if not isinstance(rows, Rows) or rows.each != 1:
         raise Unproven("expects a matrix with one row for each request row")
-    return [Value((rows, unknown()))]
+    return [AbstractValue((rows, unknown()))]
 
 
-def text(call: OperatorCall) -> Iterable[Value]:
+def text(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `TfIdfVectorizer`, which returns numbers for each row of words."""
     rows = call.leading(2).shape[0]
-    return [Value((rows, unknown()))]
+    return [AbstractValue((rows, unknown()))]
 
 
-def distances(call: OperatorCall) -> Iterable[Value]:
+def distances(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `CDist`, which returns the distances of each row to a set of points."""
     points = call.input(1).shape
     rows = call.leading(2).shape[0]
-    return [Value((rows, points[0]))]
+    return [AbstractValue((rows, points[0]))]
 
 
 LEARNING: Mapping[tuple[str, str], Rule] = {

@@ -18,11 +18,11 @@ from popgate_row_proof.ml_rules import LEARNING
 from popgate_row_proof.rules import CALCULATING
 from popgate_row_proof.shape_rules import MOVING, PASS_SIZES_ON, SIZES_OF_RESULTS
 from popgate_row_proof.values import (
+    AbstractValue,
     RowCounts,
     Rows,
     Size,
     Unproven,
-    Value,
     unknown,
 )
 
@@ -55,8 +55,11 @@ def unproven(model: Any, interface: Interface) -> str | None:
 
 
 def traced(
-    model: Any, inputs: Mapping[str, Value], outputs: Iterable[str], counts: RowCounts
-) -> dict[str, Value]:
+    model: Any,
+    inputs: Mapping[str, AbstractValue],
+    outputs: Iterable[str],
+    counts: RowCounts,
+) -> dict[str, AbstractValue]:
     """Return the known facts of every value that `outputs` depend on, given the inputs.
 
     Raises Unproven, naming the node, if a node may combine different rows.
@@ -92,11 +95,13 @@ def _inlined(model: Any) -> Any:
     return inliner.inline_local_functions(model)
 
 
-def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value]:
+def _inputs(
+    inputs: Iterable[GraphTensor], counts: RowCounts
+) -> dict[str, AbstractValue]:
     """Return each input with its own rows. If the first dimensions of inputs share a
     name, their numbers of rows are equal.
     """
-    values: dict[str, Value] = {}
+    values: dict[str, AbstractValue] = {}
     groups: dict[str, int] = {}
     for number, tensor in enumerate(inputs):
         first, *rest = tensor.shape or (None,)
@@ -105,20 +110,20 @@ def _inputs(inputs: Iterable[GraphTensor], counts: RowCounts) -> dict[str, Value
         # A name that two dimensions share proves nothing, because requests need not
         # respect it.
         sizes: list[Size] = [d if isinstance(d, int) else unknown() for d in rest]
-        values[tensor.name] = Value((Rows(number), *sizes))
+        values[tensor.name] = AbstractValue((Rows(number), *sizes))
     return values
 
 
-def _constant(tensor: Any) -> Value:
+def _constant(tensor: Any) -> AbstractValue:
     """Return the value of a tensor, with its elements if they may be sizes or axes."""
     from onnx import TensorProto, numpy_helper
 
     shape = tuple(int(d) for d in tensor.dims)
     whole = tensor.data_type in (TensorProto.INT32, TensorProto.INT64)
     if not whole or prod(shape) > MAX_ITEMS or tensor.data_location == tensor.EXTERNAL:
-        return Value(shape)
+        return AbstractValue(shape)
     items = numpy_helper.to_array(tensor).reshape(-1).tolist()
-    return Value(shape, tuple(int(item) for item in items))
+    return AbstractValue(shape, tuple(int(item) for item in items))
 
 
 def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
@@ -135,7 +140,10 @@ def _live(graph: Any, outputs: Iterable[str]) -> list[Any]:
 
 
 def _visit(
-    node: Any, values: dict[str, Value], opsets: Mapping[str, int], counts: RowCounts
+    node: Any,
+    values: dict[str, AbstractValue],
+    opsets: Mapping[str, int],
+    counts: RowCounts,
 ) -> None:
     """Add the known facts about the results of `node`."""
     domain, kind = _domain(node.domain), node.op_type
@@ -158,7 +166,7 @@ def _visit(
         values[name] = value
 
 
-def _check_counts(kind: str, index: int, results: Iterable[Value]) -> None:
+def _check_counts(kind: str, index: int, results: Iterable[AbstractValue]) -> None:
     """Refuse to use the number of rows for anything but a size."""
     if (kind, index) in SIZES_OF_RESULTS or kind == "Shape":
         return
@@ -167,24 +175,24 @@ def _check_counts(kind: str, index: int, results: Iterable[Value]) -> None:
         raise Unproven("depends on the number of rows")
 
 
-def _constant_node(node: Any) -> Value:
+def _constant_node(node: Any) -> AbstractValue:
     (attribute,) = node.attribute
     match attribute.name:
         case "value":
             return _constant(attribute.t)
         case "value_int":
-            return Value((), (int(attribute.i),))
+            return AbstractValue((), (int(attribute.i),))
         case "value_ints":
             items = tuple(int(i) for i in attribute.ints)
-            return Value((len(items),), items)
+            return AbstractValue((len(items),), items)
         case "value_float" | "value_string":
-            return Value(())
+            return AbstractValue(())
         case "value_floats" | "value_strings":
-            return Value((len(attribute.floats) or len(attribute.strings),))
+            return AbstractValue((len(attribute.floats) or len(attribute.strings),))
     raise Unproven(f"has an unknown attribute {attribute.name!r}")
 
 
-def _has_rows_first(value: Value | None) -> bool:
+def _has_rows_first(value: AbstractValue | None) -> bool:
     first = value.shape[0] if value is not None and value.shape else None
     return isinstance(first, Rows) and first.each == 1
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from engine.errors import counted
 from popgate_row_proof.call import OperatorCall, Rule, across, from_front
 from popgate_row_proof.values import (
+    AbstractValue,
     RowCounts,
     Rows,
     Shape,
     Unproven,
-    Value,
     broadcast,
     unknown,
 )
@@ -24,28 +24,28 @@ _WHOLE_TYPES = (6, 7)
 """INT32 and INT64 of TensorProto.DataType: casts to these keep sizes."""
 
 
-def same(call: OperatorCall) -> Iterable[Value]:
+def same(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply an operator element by element. Other inputs are settings."""
-    return [Value(call.only().shape)]
+    return [AbstractValue(call.only().shape)]
 
 
-def together(call: OperatorCall) -> Iterable[Value]:
+def together(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply an operator element by element to all inputs, repeating single elements."""
-    return [Value(broadcast([v.shape for v in call.values], call.counts))]
+    return [AbstractValue(broadcast([v.shape for v in call.values], call.counts))]
 
 
-def identity(call: OperatorCall) -> Iterable[Value]:
+def identity(call: OperatorCall) -> Iterable[AbstractValue]:
     return [call.input()]
 
 
-def cast(call: OperatorCall) -> Iterable[Value]:
+def cast(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.input()
     if call.node.op_type == "Cast" and call.number("to", 0) in _WHOLE_TYPES:
         return [value]
-    return [Value(value.shape)]
+    return [AbstractValue(value.shape)]
 
 
-def along(call: OperatorCall) -> Iterable[Value]:
+def along(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return the result of an operator that combines all values along one axis and
     keeps its length.
     """
@@ -59,17 +59,17 @@ def along(call: OperatorCall) -> Iterable[Value]:
         across(value, range(call.axis(1), len(value.shape)))
     else:
         across(value, [call.axis(-1)])
-    return [Value(value.shape)]
+    return [AbstractValue(value.shape)]
 
 
-def layer(call: OperatorCall) -> Iterable[Value]:
+def layer(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return the result of an operator that combines all axes from one on."""
     value = call.only()
     across(value, range(call.axis(-1), len(value.shape)))
-    return [Value(value.shape)]
+    return [AbstractValue(value.shape)]
 
 
-def reduction(call: OperatorCall) -> Iterable[Value]:
+def reduction(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.only()
     rank = len(value.shape)
     if call.node.op_type in ("ArgMax", "ArgMin"):
@@ -77,26 +77,30 @@ def reduction(call: OperatorCall) -> Iterable[Value]:
     else:
         given = call.numbers("axes", 1)
         if not given and call.number("noop_with_empty_axes", 0):
-            return [Value(value.shape)]
+            return [AbstractValue(value.shape)]
         axes = {from_front(axis, rank) for axis in given or range(rank)}
     across(value, axes)
     keep = call.number("keepdims", 1)
     shape = [1 if i in axes else d for i, d in enumerate(value.shape)]
-    return [Value(tuple(d for i, d in enumerate(shape) if keep or i not in axes))]
+    return [
+        AbstractValue(tuple(d for i, d in enumerate(shape) if keep or i not in axes))
+    ]
 
 
-def top(call: OperatorCall) -> Iterable[Value]:
+def top(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.only()
     axis = call.axis(-1)
     across(value, [axis])
     items = call.input(1).items if call.has(1) else (call.number("k", 0),)
     size = items[0] if items else unknown()
-    result = Value((*value.shape[:axis], size, *value.shape[axis + 1 :]))
+    result = AbstractValue((*value.shape[:axis], size, *value.shape[axis + 1 :]))
     return [result, result]
 
 
-def matrix(call: OperatorCall) -> Iterable[Value]:
-    return [Value(product(call.input(0).shape, call.input(1).shape, call.counts))]
+def matrix(call: OperatorCall) -> Iterable[AbstractValue]:
+    return [
+        AbstractValue(product(call.input(0).shape, call.input(1).shape, call.counts))
+    ]
 
 
 def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
@@ -109,7 +113,7 @@ def product(one: Shape, other: Shape, counts: RowCounts) -> Shape:
     return (*batch, *one[-2:-1], *(other[-1:] if len(other) > 1 else ()))
 
 
-def gemm(call: OperatorCall) -> Iterable[Value]:
+def gemm(call: OperatorCall) -> Iterable[AbstractValue]:
     one, other = call.input(0).shape, call.input(1).shape
     if len(one) != 2 or len(other) != 2:
         raise Unproven("multiplies values that are not matrices")
@@ -118,10 +122,10 @@ def gemm(call: OperatorCall) -> Iterable[Value]:
     result = product(one, other, call.counts)
     if call.has(2):
         result = broadcast([result, call.input(2).shape], call.counts)
-    return [Value(result)]
+    return [AbstractValue(result)]
 
 
-def neighbourhood(call: OperatorCall) -> Iterable[Value]:
+def neighbourhood(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return rows along the first axis, channels along the second, and places along the
     others.
     """
@@ -138,10 +142,10 @@ def neighbourhood(call: OperatorCall) -> Iterable[Value]:
         places = (1,) * (rank - 2)
     elif "Pool" in kind or "Conv" in kind:
         places = tuple(unknown() for _ in places)
-    return [Value((value.shape[0], channels, *places))]
+    return [AbstractValue((value.shape[0], channels, *places))]
 
 
-def recurrent(call: OperatorCall) -> Iterable[Value]:
+def recurrent(call: OperatorCall) -> Iterable[AbstractValue]:
     """Return the values of recurrent operators: steps along the first axis, rows along
     the second.
     """
@@ -157,8 +161,8 @@ def recurrent(call: OperatorCall) -> Iterable[Value]:
     direction = call.attribute("direction")
     both = direction is not None and direction.s == b"bidirectional"
     hidden = call.number("hidden_size", 0) or unknown()
-    last = Value((1 + both, rows, hidden))
-    return [Value((steps, *last.shape)), last, last]
+    last = AbstractValue((1 + both, rows, hidden))
+    return [AbstractValue((steps, *last.shape)), last, last]
 
 
 def _each(rule: Rule, operators: str) -> dict[str, Rule]:

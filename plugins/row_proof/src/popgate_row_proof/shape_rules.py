@@ -7,11 +7,11 @@ from math import prod
 
 from popgate_row_proof.call import OperatorCall, Rule, across, from_front
 from popgate_row_proof.values import (
+    AbstractValue,
     Rows,
     Shape,
     Size,
     Unproven,
-    Value,
     broadcast,
     matched,
     reshaped,
@@ -24,7 +24,7 @@ whatever its size.
 """
 
 
-def concat(call: OperatorCall) -> Iterable[Value]:
+def concat(call: OperatorCall) -> Iterable[AbstractValue]:
     values = call.values
     rank = len(values[0].shape)
     axis = call.axis(1)
@@ -32,45 +32,45 @@ def concat(call: OperatorCall) -> Iterable[Value]:
         raise Unproven("joins values of different ranks")
     if rank == 1 and all(value.items is not None for value in values):
         items = tuple(item for value in values for item in value.items or ())
-        return [Value((len(items),), items)]
+        return [AbstractValue((len(items),), items)]
     columns = list(zip(*(value.shape for value in values), strict=True))
     if any(isinstance(size, Rows) for size in columns[axis]):
         raise Unproven("concatenates values along the axis of rows")
     shape = [matched(sizes, call.counts) for sizes in columns]
     parts = [size for size in columns[axis] if isinstance(size, int)]
     shape[axis] = sum(parts) if len(parts) == len(values) else unknown()
-    return [Value(tuple(shape))]
+    return [AbstractValue(tuple(shape))]
 
 
-def gather(call: OperatorCall) -> Iterable[Value]:
+def gather(call: OperatorCall) -> Iterable[AbstractValue]:
     value, chosen = call.input(0), call.input(1)
     axis = call.axis(0)
     if value.items is not None and chosen.items is not None and len(value.shape) == 1:
         places = [from_front(i, len(value.items)) for i in call.constants(1)]
-        return [Value(chosen.shape, tuple(value.items[i] for i in places))]
+        return [AbstractValue(chosen.shape, tuple(value.items[i] for i in places))]
     if value.axis is not None and (chosen.axis is not None or value.axis == axis):
         raise Unproven("selects rows by their number")
     shape = (*value.shape[:axis], *chosen.shape, *value.shape[axis + 1 :])
-    return [Value(shape)]
+    return [AbstractValue(shape)]
 
 
-def gather_elements(call: OperatorCall) -> Iterable[Value]:
+def gather_elements(call: OperatorCall) -> Iterable[AbstractValue]:
     value, chosen = call.input(0), call.input(1)
     axis = value.axis
     if axis is None and chosen.axis is None:
-        return [Value(chosen.shape)]
+        return [AbstractValue(chosen.shape)]
     if axis is None or axis != chosen.axis or axis == call.axis(0):
         raise Unproven("selects rows by their number")
     if _each(value.shape[axis]) != _each(chosen.shape[axis]):
         raise Unproven("may put different rows together")
-    return [Value(chosen.shape)]
+    return [AbstractValue(chosen.shape)]
 
 
 def _each(size: Size) -> int:
     return size.each if isinstance(size, Rows) else 0
 
 
-def cut(call: OperatorCall) -> Iterable[Value]:
+def cut(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `Slice`."""
     value = call.input()
     old = call.attribute("starts") is not None
@@ -90,10 +90,10 @@ def cut(call: OperatorCall) -> Iterable[Value]:
         if items is not None and len(value.shape) == 1:
             items = items[starts[place] : ends[place] : step]
             shape[axis] = len(items)
-    return [Value(tuple(shape), items if len(value.shape) == 1 else None)]
+    return [AbstractValue(tuple(shape), items if len(value.shape) == 1 else None)]
 
 
-def split(call: OperatorCall) -> Iterable[Value]:
+def split(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.only()
     axis = call.axis(0)
     across(value, [axis])
@@ -102,25 +102,26 @@ def split(call: OperatorCall) -> Iterable[Value]:
     if not parts:
         parts = [unknown() for _ in range(count)]
     return [
-        Value((*value.shape[:axis], size, *value.shape[axis + 1 :])) for size in parts
+        AbstractValue((*value.shape[:axis], size, *value.shape[axis + 1 :]))
+        for size in parts
     ]
 
 
-def transpose(call: OperatorCall) -> Iterable[Value]:
+def transpose(call: OperatorCall) -> Iterable[AbstractValue]:
     shape = call.input().shape
     order = call.numbers("perm", 1) or tuple(reversed(range(len(shape))))
-    return [Value(tuple(shape[from_front(i, len(shape))] for i in order))]
+    return [AbstractValue(tuple(shape[from_front(i, len(shape))] for i in order))]
 
 
-def reshape(call: OperatorCall) -> Iterable[Value]:
+def reshape(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.input()
     if call.node.op_type == "Flatten":
         axis = call.number("axis", 1)
         axis = axis + len(value.shape) if axis < 0 else axis
         front, back = value.shape[:axis], value.shape[axis:]
         if value.axis is None:
-            return [Value((unknown(), unknown()))]
-        return [Value(reshaped(value.shape, _two(front, back)))]
+            return [AbstractValue((unknown(), unknown()))]
+        return [AbstractValue(reshaped(value.shape, _two(front, back)))]
     items = call.input(1).items
     if items is None:
         raise Unproven(f"reads the shape {call.node.input[1]!r}, which is unknown")
@@ -129,7 +130,7 @@ def reshape(call: OperatorCall) -> Iterable[Value]:
             value.shape[i] if d == 0 and i < len(value.shape) else d
             for i, d in enumerate(items)
         )
-    return [Value(reshaped(value.shape, items), value.items)]
+    return [AbstractValue(reshaped(value.shape, items), value.items)]
 
 
 def _two(front: Shape, back: Shape) -> Shape:
@@ -146,7 +147,7 @@ def _two(front: Shape, back: Shape) -> Shape:
     return (-1, prod(numbers))
 
 
-def squeeze(call: OperatorCall) -> Iterable[Value]:
+def squeeze(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.input()
     axes = call.numbers("axes", 1)
     if axes is None:
@@ -156,31 +157,31 @@ def squeeze(call: OperatorCall) -> Iterable[Value]:
     gone = {from_front(axis, len(value.shape)) for axis in axes}
     across(value, gone)
     shape = tuple(size for i, size in enumerate(value.shape) if i not in gone)
-    return [Value(shape, value.items)]
+    return [AbstractValue(shape, value.items)]
 
 
-def unsqueeze(call: OperatorCall) -> Iterable[Value]:
+def unsqueeze(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.input()
     axes = call.numbers("axes", 1) or ()
     rank = len(value.shape) + len(axes)
     new = {from_front(axis, rank) for axis in axes}
     old = iter(value.shape)
     shape = tuple(1 if i in new else next(old) for i in range(rank))
-    return [Value(shape, value.items)]
+    return [AbstractValue(shape, value.items)]
 
 
-def expand(call: OperatorCall) -> Iterable[Value]:
+def expand(call: OperatorCall) -> Iterable[AbstractValue]:
     items = call.input(1).items
     if items is None:
         raise Unproven(f"reads the shape {call.node.input[1]!r}, which is unknown")
-    return [Value(broadcast([call.input().shape, items], call.counts))]
+    return [AbstractValue(broadcast([call.input().shape, items], call.counts))]
 
 
-def tile(call: OperatorCall) -> Iterable[Value]:
+def tile(call: OperatorCall) -> Iterable[AbstractValue]:
     value, times = call.only(), call.constants(1)
     across(value, [axis for axis, count in enumerate(times) if count != 1])
     return [
-        Value(
+        AbstractValue(
             tuple(
                 size if count == 1 else unknown()
                 for size, count in zip(value.shape, times, strict=True)
@@ -189,7 +190,7 @@ def tile(call: OperatorCall) -> Iterable[Value]:
     ]
 
 
-def pad(call: OperatorCall) -> Iterable[Value]:
+def pad(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.only()
     pads = call.numbers("pads", 1) or ()
     if call.has(3):
@@ -200,43 +201,43 @@ def pad(call: OperatorCall) -> Iterable[Value]:
     wide = [axis for axis in range(rank) if pads[axis] or pads[rank + axis]]
     across(value, wide)
     shape = [unknown() if i in wide else size for i, size in enumerate(value.shape)]
-    return [Value(tuple(shape))]
+    return [AbstractValue(tuple(shape))]
 
 
-def one_hot(call: OperatorCall) -> Iterable[Value]:
+def one_hot(call: OperatorCall) -> Iterable[AbstractValue]:
     value = call.only()
     axis = call.axis(-1, len(value.shape) + 1)
     items = call.input(1).items
     depth = items[0] if items else unknown()
-    return [Value((*value.shape[:axis], depth, *value.shape[axis:]))]
+    return [AbstractValue((*value.shape[:axis], depth, *value.shape[axis:]))]
 
 
-def shape_of(call: OperatorCall) -> Iterable[Value]:
+def shape_of(call: OperatorCall) -> Iterable[AbstractValue]:
     shape = call.input().shape
     end = call.attribute("end")
     part = shape[call.number("start", 0) : None if end is None else int(end.i)]
-    return [Value((len(part),), part)]
+    return [AbstractValue((len(part),), part)]
 
 
-def size_of(call: OperatorCall) -> Iterable[Value]:
+def size_of(call: OperatorCall) -> Iterable[AbstractValue]:
     if call.input().axis is not None:
         raise Unproven("counts rows")
-    return [Value(())]
+    return [AbstractValue(())]
 
 
-def filled(call: OperatorCall) -> Iterable[Value]:
+def filled(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `ConstantOfShape`."""
     items = call.input().items
     if items is None:
         raise Unproven(f"reads the shape {call.node.input[0]!r}, which is unknown")
-    return [Value(items)]
+    return [AbstractValue(items)]
 
 
-def counted(call: OperatorCall) -> Iterable[Value]:
+def counted(call: OperatorCall) -> Iterable[AbstractValue]:
     """Apply `Range`."""
     if any(value.axis is not None for value in call.values):
         raise Unproven("has a result whose size depends on data")
-    return [Value((unknown(),))]
+    return [AbstractValue((unknown(),))]
 
 
 MOVING: Mapping[str, Rule] = {

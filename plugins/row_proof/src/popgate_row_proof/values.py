@@ -34,8 +34,8 @@ class Unproven(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A value of the graph: its shape, and its elements if it holds sizes or axes.
+class AbstractValue:
+    """Known facts about a value: its shape, and its elements if it holds sizes or axes.
 
     Elements that include `Rows` depend on the number of rows.
     """
@@ -141,7 +141,7 @@ def matched(sizes: Sequence[Size], counts: RowCounts) -> Size:
 
 def reshaped(shape: Shape, target: Shape) -> Shape:
     """Return `shape` after a reshape to `target`, in which -1 stands for the rest."""
-    axis = Value(shape).axis
+    axis = AbstractValue(shape).axis
     if axis is None:
         if any(isinstance(size, Rows) for size in target):
             raise Unproven("broadcasts rows to a value that has none")
