@@ -14,14 +14,14 @@ from engine import Tensor
 from popgate_triton.traces import (
     MAX_TENSOR_ELEMENTS,
     TraceSettings,
-    Tracing,
+    TritonTracing,
 )
 
 ON = TraceSettings(("TIMESTAMPS",), rate=1)
 TIMES = Timeline(0, 1, 2, 3, 4, 5, 6)
 
 
-def record(tracing: Tracing, model: str = "m", **tensors: Tensor) -> bool:
+def record(tracing: TritonTracing, model: str = "m", **tensors: Tensor) -> bool:
     """One request; whether it was traced."""
     tracer = tracing.tracer(model)
     if tracer is None or not tracer.wants():
@@ -37,7 +37,7 @@ def read(path: Path) -> Any:
 def test_a_file_is_valid_after_every_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text("of a run before")
-    tracing = Tracing(path, ON, clock_offset=100)
+    tracing = TritonTracing(path, ON, clock_offset=100)
     for number in (1, 2, 3):
         assert record(tracing)
         entries = read(path)
@@ -58,7 +58,7 @@ def test_a_file_is_valid_after_every_trace(tmp_path: Path) -> None:
 
 def test_tensors_are_written_as_texts(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    tracing = Tracing(path, TraceSettings(("TENSORS",), rate=1))
+    tracing = TritonTracing(path, TraceSettings(("TENSORS",), rate=1))
     record(
         tracing,
         x=Tensor.from_numpy(np.array([[1, -2]], np.int32)),
@@ -79,7 +79,7 @@ def test_tensors_whose_data_is_not_written_are_left_out(
     tmp_path: Path, count: int
 ) -> None:
     path = tmp_path / "t.json"
-    tracing = Tracing(path, TraceSettings(("TENSORS",), rate=1))
+    tracing = TritonTracing(path, TraceSettings(("TENSORS",), rate=1))
     record(
         tracing,
         other=Tensor.from_numpy(np.zeros(count, np.uint8)),
@@ -90,7 +90,9 @@ def test_tensors_whose_data_is_not_written_are_left_out(
 
 
 def test_rate_and_count(tmp_path: Path) -> None:
-    tracing = Tracing(tmp_path / "t", TraceSettings(("TIMESTAMPS",), rate=3, count=2))
+    tracing = TritonTracing(
+        tmp_path / "t", TraceSettings(("TIMESTAMPS",), rate=3, count=2)
+    )
     assert [record(tracing) for _ in range(12)] == [
         *(False, False, True),
         *(False, False, True),
@@ -104,7 +106,7 @@ def test_rate_and_count(tmp_path: Path) -> None:
 
 def test_models_follow_the_server_where_they_say_nothing(tmp_path: Path) -> None:
     changes: list[None] = []
-    tracing = Tracing(tmp_path / "t")
+    tracing = TritonTracing(tmp_path / "t")
     tracing.subscribe(lambda: changes.append(None))
     assert tracing.tracer("m") is None
     tracing.update("m", {"level": ("TIMESTAMPS",), "rate": 7})
@@ -124,7 +126,9 @@ def test_models_follow_the_server_where_they_say_nothing(tmp_path: Path) -> None
 
 
 def test_a_change_elsewhere_does_not_start_a_sample_again(tmp_path: Path) -> None:
-    tracing = Tracing(tmp_path / "t", TraceSettings(("TIMESTAMPS",), rate=1, count=3))
+    tracing = TritonTracing(
+        tmp_path / "t", TraceSettings(("TIMESTAMPS",), rate=1, count=3)
+    )
     assert record(tracing)
     tracing.update("other", {"rate": 9})
     assert tracing.settings().count == 2
@@ -133,7 +137,9 @@ def test_a_change_elsewhere_does_not_start_a_sample_again(tmp_path: Path) -> Non
 
 def test_a_file_for_every_so_many_traces(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    tracing = Tracing(path, TraceSettings(("TIMESTAMPS",), rate=1, log_frequency=2))
+    tracing = TritonTracing(
+        path, TraceSettings(("TIMESTAMPS",), rate=1, log_frequency=2)
+    )
     for _ in range(5):
         record(tracing)
     assert [e["id"] for e in read(tmp_path / "t.json.0")] == [1, 1, 2, 2]
@@ -146,7 +152,7 @@ def test_a_file_for_every_so_many_traces(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracing = Tracing(tmp_path / "none" / "t.json", ON)
+    tracing = TritonTracing(tmp_path / "none" / "t.json", ON)
     record(tracing)
     record(tracing)
     assert [r.levelname for r in caplog.records] == ["ERROR"]
@@ -154,4 +160,4 @@ def test_a_file_that_cannot_be_written_is_told_once(
 
 
 def test_nothing_is_traced_without_a_file() -> None:
-    assert Tracing(None, ON).tracer("m") is None
+    assert TritonTracing(None, ON).tracer("m") is None

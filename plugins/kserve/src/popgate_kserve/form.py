@@ -35,7 +35,7 @@ _KEYS = ("instances", "inputs", "signature_name", "parameters")
 _SIGNATURE = "serving_default"
 
 
-class PredictForm:
+class KServePredictForm:
     """One request of this protocol (`app.serving.forms.Form`).
 
     `instances` is the number of instances, or None for columns: the answer has the form

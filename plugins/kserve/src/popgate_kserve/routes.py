@@ -10,7 +10,7 @@ from app.api.delegation import ERROR_RESPONSES, declare
 from app.api.plugin_routes import PluginRoutes
 from app.http.front import Operation
 from app.settings import Settings
-from popgate_kserve.form import PredictForm
+from popgate_kserve.form import KServePredictForm
 from popgate_kserve.schemas import PredictRequest, PredictResponse
 
 router = APIRouter(tags=["kserve v1"])
@@ -30,7 +30,7 @@ a value for each input. Bytes that are not UTF-8 are `{"b64": "…"}`.
 """
 
 
-OPERATIONS = (Operation("/v1/models/", ":predict", PredictForm),)
+OPERATIONS = (Operation("/v1/models/", ":predict", KServePredictForm),)
 
 for _path, _what in (
     ("/v1/models/{name}:predict", "a model"),

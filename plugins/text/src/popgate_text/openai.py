@@ -148,7 +148,7 @@ class EmbeddingsForm(NamedForm):
         return json_response(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-class RerankForm(NamedForm):
+class JinaRerankForm(NamedForm):
     """POST /openai/v1/rerank: Jina's form, which other servers use too."""
 
     def __init__(self) -> None:
@@ -203,14 +203,14 @@ class RerankForm(NamedForm):
         return json_response(orjson.dumps(answer))
 
 
-class InfinityRerankForm(RerankForm):
+class InfinityRerankForm(JinaRerankForm):
     """POST /infinity/rerank: like `/rerank` of Jina, with documents as strings."""
 
     def document_of(self, number: int) -> Any:
         return self.documents[number]
 
 
-class CohereRerankForm(RerankForm):
+class CohereRerankForm(JinaRerankForm):
     """POST /v2/rerank: Cohere's form."""
 
     error_schema: ClassVar[dict[str, Any]] = {

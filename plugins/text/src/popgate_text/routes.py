@@ -69,7 +69,7 @@ _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]]
     ("embed_sparse", tei.EmbedSparseForm, _TEI_TEXTS, "inputs", "Embed texts by words"),
     (
         "rerank",
-        tei.RerankForm,
+        tei.TeiRerankForm,
         {"query": {"type": "string"}, "texts": STRINGS,
          "raw_scores": {"type": "boolean"}, "return_text": {"type": "boolean"}},
         "query texts",
@@ -77,7 +77,7 @@ _TEI: Final[tuple[tuple[str, type[tei.TeiForm], dict[str, Any], str, str], ...]]
     ),
     (
         "predict",
-        tei.PredictForm,
+        tei.TeiPredictForm,
         {"inputs": {}, "raw_scores": {"type": "boolean"}},
         "inputs",
         "Classify texts, or pairs of texts",
@@ -96,7 +96,7 @@ _RERANKS, _EMBEDS = "model query documents", "model input"
 _OPENAI: Final[list[tuple[str, type[openai.NamedForm], dict[str, Any], str, str]]] = [
     ("/openai/v1/embeddings", openai.EmbeddingsForm, _EMBEDDINGS, _EMBEDS,
      "Embed texts, in the form of OpenAI's clients"),
-    ("/openai/v1/rerank", openai.RerankForm, _RERANK, _RERANKS,
+    ("/openai/v1/rerank", openai.JinaRerankForm, _RERANK, _RERANKS,
      "Order documents by how well they answer a query, in the form of Jina's clients"),
     ("/v2/rerank", openai.CohereRerankForm, _RERANK, _RERANKS,
      "Order documents, in the form of Cohere's clients"),

@@ -174,7 +174,7 @@ class EmbedSparseForm(EmbedForm):
         return self.answer(request, found, self.characters)
 
 
-class RerankForm(TeiForm):
+class TeiRerankForm(TeiForm):
     """POST …/rerank."""
 
     def __init__(self, model: str = "") -> None:
@@ -206,7 +206,7 @@ class RerankForm(TeiForm):
         return self.answer(request, found, sum(map(len, self.texts)))
 
 
-class PredictForm(TeiForm):
+class TeiPredictForm(TeiForm):
     """POST …/predict: a text, a pair of texts, or a list of lists of one or two."""
 
     is_many = False
@@ -287,8 +287,8 @@ class NativeForm(TeiForm):
         forms: dict[str, type[TeiForm]] = {
             "embedding": EmbedForm,
             "splade": EmbedSparseForm,
-            "reranker": RerankForm,
-            "classifier": PredictForm,
+            "reranker": TeiRerankForm,
+            "classifier": TeiPredictForm,
         }
         form = forms.get(kind_of(codec.spec))
         if form is None:

@@ -31,7 +31,7 @@ max_request_rows = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelRecipe:
     """One model: tensors by name as (ONNX type, dimensions), nodes, and options.
 
     A node is (operator, inputs, output, attributes); names are separated by spaces.
@@ -89,9 +89,9 @@ def _cast(kind: str) -> dict[str, Any]:
     return {"to": getattr(TensorProto, kind)}
 
 
-def _add_and_subtract(kind: str) -> Model:
+def _add_and_subtract(kind: str) -> ModelRecipe:
     pair = {f"INPUT{i}": (kind, ("N", 16)) for i in (0, 1)}
-    return Model(
+    return ModelRecipe(
         pair,
         {f"OUTPUT{i}": (kind, ("N", 16)) for i in (0, 1)},
         [
@@ -101,9 +101,9 @@ def _add_and_subtract(kind: str) -> Model:
     )
 
 
-def _simple_string() -> Model:
+def _simple_string() -> ModelRecipe:
     """Sum and difference of numbers that are written in decimal digits."""
-    return Model(
+    return ModelRecipe(
         {f"INPUT{i}": ("STRING", ("N", 16)) for i in (0, 1)},
         {f"OUTPUT{i}": ("STRING", ("N", 16)) for i in (0, 1)},
         [
@@ -121,8 +121,10 @@ def _simple_string() -> Model:
     )
 
 
-def _identity(kind: str, dims: _Dims, count: int = 1, config: str = _BATCHED) -> Model:
-    return Model(
+def _identity(
+    kind: str, dims: _Dims, count: int = 1, config: str = _BATCHED
+) -> ModelRecipe:
+    return ModelRecipe(
         {f"INPUT{i}": (kind, dims) for i in range(count)},
         {f"OUTPUT{i}": (kind, dims) for i in range(count)},
         [("Identity", f"INPUT{i}", f"OUTPUT{i}", {}) for i in range(count)],
@@ -142,9 +144,9 @@ ready = "READY"
 """
 
 
-def _simple_sequence() -> Model:
+def _simple_sequence() -> ModelRecipe:
     """Return the input, and 1 more in the first request of a sequence."""
-    return Model(
+    return ModelRecipe(
         dict.fromkeys(("INPUT", "START", "READY"), ("INT32", ("N", 1))),
         {"OUTPUT": ("INT32", ("N", 1))},
         [
@@ -155,12 +157,12 @@ def _simple_sequence() -> Model:
     )
 
 
-def _simple_dyna_sequence() -> Model:
+def _simple_dyna_sequence() -> ModelRecipe:
     """Make a model like `simple_sequence` that adds the identifier in the
     last request.
     """
     names = ("INPUT", "START", "READY", "END")
-    return Model(
+    return ModelRecipe(
         {
             **dict.fromkeys(names, ("INT32", ("N", 1))),
             "CORRID": ("UINT64", ("N", 1)),
@@ -177,10 +179,10 @@ def _simple_dyna_sequence() -> Model:
     )
 
 
-def _simple_string_dyna_sequence() -> Model:
+def _simple_string_dyna_sequence() -> ModelRecipe:
     """Return the sum of a sequence's inputs; the last request adds the identifier."""
     names = ("INPUT", "END", "READY", "INPUT_STATE")
-    return Model(
+    return ModelRecipe(
         {
             **dict.fromkeys(names, ("INT32", ("N", 1))),
             "CORRID": ("STRING", ("N", 1)),
@@ -200,10 +202,10 @@ def _simple_string_dyna_sequence() -> Model:
     )
 
 
-def _mock_llm() -> Model:
+def _mock_llm() -> ModelRecipe:
     """Repeat its input: once, or `REPETITION` times if `STREAM` is true."""
     one, scalar = (1, 1), ()
-    return Model(
+    return ModelRecipe(
         {
             "PROMPT": ("STRING", one),
             "STREAM": ("BOOL", one),
@@ -263,7 +265,7 @@ OUTPUT_0_DIM = false
 
 
 #: Models by name. Each is made when it is written.
-MODELS: Mapping[str, Callable[[], Model]] = MappingProxyType(
+MODELS: Mapping[str, Callable[[], ModelRecipe]] = MappingProxyType(
     {
         "simple": lambda: _add_and_subtract("INT32"),
         "simple_int8": lambda: _add_and_subtract("INT8"),

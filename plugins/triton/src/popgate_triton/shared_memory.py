@@ -48,7 +48,7 @@ class RegionStatus:
     byte_size: int
 
 
-class Region:
+class SharedMemoryRegion:
     """One registered part of a segment.
 
     It stays until it is unregistered and the last request that uses it has ended. Then
@@ -60,7 +60,7 @@ class Region:
         self,
         status: RegionStatus,
         file: int,
-        on_end: Callable[[Region], None],
+        on_end: Callable[[SharedMemoryRegion], None],
         *,
         writable: bool,
         owner: str | None = None,
@@ -178,10 +178,10 @@ class Region:
         )
 
     def __repr__(self) -> str:
-        return f"<Region {self.status} users={self._users}>"
+        return f"<SharedMemoryRegion {self.status} users={self._users}>"
 
 
-class HeldPlaces:
+class HeldSharedMemory:
     """The places of a request's outputs, and all regions that the request uses.
 
     The regions are kept until `release`.
@@ -190,7 +190,9 @@ class HeldPlaces:
     __slots__ = ("_places", "_regions")
 
     def __init__(
-        self, places: dict[str, tuple[Region, Extent]], regions: Iterable[Region]
+        self,
+        places: dict[str, tuple[SharedMemoryRegion, Extent]],
+        regions: Iterable[SharedMemoryRegion],
     ) -> None:
         self._places = places
         self._regions = tuple(regions)
@@ -224,7 +226,7 @@ class HeldPlaces:
             region.release()
 
     def __repr__(self) -> str:
-        return f"<HeldPlaces {list(self._places)}>"
+        return f"<HeldSharedMemory {list(self._places)}>"
 
 
 class RegionTable:
@@ -251,7 +253,7 @@ class RegionTable:
         self._folder = folder
         self._later = later
         self._waiting = False
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, SharedMemoryRegion] = {}
 
     def register(self, status: RegionStatus, owner: str | None = None) -> None:
         """Open a part of a segment under a name, for requests with the key `owner`.
@@ -265,12 +267,12 @@ class RegionTable:
             raise InvalidRequest(msg)
         self._check_size(status)
         with self._opened(status) as (file, writable):
-            self._regions[name] = Region(
+            self._regions[name] = SharedMemoryRegion(
                 status, file, self._forget, writable=writable, owner=owner
             )
         self._arm()
 
-    def _forget(self, region: Region) -> None:
+    def _forget(self, region: SharedMemoryRegion) -> None:
         del self._regions[region.status.name]
 
     def _check_size(self, status: RegionStatus) -> None:
@@ -389,9 +391,9 @@ class RegionTable:
     def hold(
         self,
         places: Mapping[str, Extent] | None = None,
-        read: Iterable[Region] = (),
+        read: Iterable[SharedMemoryRegion] = (),
         owner: str | None = None,
-    ) -> HeldPlaces:
+    ) -> HeldSharedMemory:
         """Keep the places of outputs, and the regions from which inputs were `read`,
         until the request with the key `owner` ends.
 
@@ -413,9 +415,9 @@ class RegionTable:
                 raise UnknownRegion(name)
             if self._regions.get(name) is region:
                 used.append(region)
-        return HeldPlaces(found, dict.fromkeys(used))
+        return HeldSharedMemory(found, dict.fromkeys(used))
 
-    def find(self, name: str) -> Region:
+    def find(self, name: str) -> SharedMemoryRegion:
         """Return the region of that name, of any key. Raises
         `UnknownRegion`.
         """
@@ -445,14 +447,14 @@ class RegionTable:
         if self._regions:
             self._arm()
 
-    def __iter__(self) -> Iterator[Region]:
+    def __iter__(self) -> Iterator[SharedMemoryRegion]:
         return iter(self._regions.values())
 
     def __repr__(self) -> str:
         return f"<RegionTable {list(self._regions)}>"
 
 
-def _may_use(region: Region, owner: str | None) -> bool:
+def _may_use(region: SharedMemoryRegion, owner: str | None) -> bool:
     return owner is None or region.owner == owner
 
 

@@ -13,7 +13,7 @@ from app.api.request_bodies import MOST, documented, whole_number
 from app.errors import HttpError, InvalidRequest, UnknownModel
 from app.gateway import Gateway
 from popgate_triton.schemas import TraceDocument, TraceRequest
-from popgate_triton.traces import LEVELS, Tracing
+from popgate_triton.traces import LEVELS, TritonTracing
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
@@ -107,14 +107,14 @@ def _known(gateway: Gateway, name: str, version: str | None = None) -> str:
     return name
 
 
-def _tracing(gateway: Gateway) -> Tracing:
-    if not isinstance(gateway.tracing, Tracing):
+def _tracing(gateway: Gateway) -> TritonTracing:
+    if not isinstance(gateway.tracing, TritonTracing):
         msg = "another plugin writes the traces of this server"
         raise HttpError(501, msg, "unsupported")
     return gateway.tracing
 
 
-def _document(tracing: Tracing, model: str | None) -> TraceDocument:
+def _document(tracing: TritonTracing, model: str | None) -> TraceDocument:
     settings = tracing.settings(model)
     return TraceDocument(
         trace_level=list(settings.level),

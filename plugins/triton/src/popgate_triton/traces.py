@@ -109,10 +109,10 @@ class TraceFile:
         return f"<TraceFile {self.path} {self._end} bytes>"
 
 
-class Tracer:
+class TritonTracer:
     """Samples the requests of a model, or of all that have no settings of their own."""
 
-    def __init__(self, settings: TraceSettings, tracing: Tracing) -> None:
+    def __init__(self, settings: TraceSettings, tracing: TritonTracing) -> None:
         self.settings = settings
         self.left = settings.count
         self._tracing = tracing
@@ -179,7 +179,7 @@ class Tracer:
             self.flush()
 
     def __repr__(self) -> str:
-        return f"<Tracer {self.settings} seen={self._seen} left={self.left}>"
+        return f"<TritonTracer {self.settings} seen={self._seen} left={self.left}>"
 
 
 def _shown(name: str, tensor: Tensor) -> dict[str, str]:
@@ -197,7 +197,7 @@ def _element(value: object) -> str:
     return str(int(value) if isinstance(value, bool) else value)
 
 
-class Tracing:
+class TritonTracing:
     """The trace settings of a server and its models, and the trace file.
 
     If `file` is None, nothing can be traced. `clock_offset` is the difference between
@@ -221,7 +221,9 @@ class Tracing:
         # Changes of the initial settings (key None), and of single models over the
         # server's settings.
         self._changes: dict[str | None, dict[str, Any]] = {None: {}}
-        self._tracers: dict[str | None, Tracer] = {None: Tracer(self.initial, self)}
+        self._tracers: dict[str | None, TritonTracer] = {
+            None: TritonTracer(self.initial, self)
+        }
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` after every change of settings."""
@@ -232,7 +234,7 @@ class Tracing:
         """Return the trace file; empty if there is none."""
         return str(self._path) if self._path is not None else ""
 
-    def tracer(self, model: str) -> Tracer | None:
+    def tracer(self, model: str) -> TritonTracer | None:
         """Return the sampler of a model's requests; None if nothing is traced."""
         tracer = self._tracers.get(model) or self._tracers[None]
         on = self._file is not None and tracer.settings.is_on
@@ -263,7 +265,7 @@ class Tracing:
                 continue
             if before is not None:
                 before.flush()
-            self._tracers[scope] = Tracer(wanted, self)
+            self._tracers[scope] = TritonTracer(wanted, self)
         for tell in self._on_change:
             tell()
 
@@ -298,12 +300,12 @@ class Tracing:
         return (name for name in self._changes if name is not None)
 
     def __repr__(self) -> str:
-        return f"<Tracing {asdict(self.settings())} models={list(self)}>"
+        return f"<TritonTracing {asdict(self.settings())} models={list(self)}>"
 
 
-def tracing_of(settings: Settings, clock_offset: int) -> Tracing:
+def tracing_of(settings: Settings, clock_offset: int) -> TritonTracing:
     """Return the tracing of a server; an object of the group `popgate.tracers`."""
     levels = {"off": ("OFF",), "timestamps": ("TIMESTAMPS",)}
     level = levels.get(settings.trace_level, ("TIMESTAMPS", "TENSORS"))
     wanted = TraceSettings(level, settings.trace_rate, settings.trace_count)
-    return Tracing(settings.trace_file, wanted, clock_offset=clock_offset)
+    return TritonTracing(settings.trace_file, wanted, clock_offset=clock_offset)
