@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensors
-from app.config.model_config import ModelConfigError
 from app.plugins import CONFIG_FORMATS, plugin, plugin_names
 
 #: The longest configuration, in bytes: a page of options; limits the cost of a stray

@@ -30,12 +30,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, PlainValidator, TypeAdapter
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from app.limits import DEFAULT_LIMITS
 from app.sizes import parse_size, size_text
 
 T = TypeVar("T")
@@ -66,6 +67,10 @@ _WANTED = {
 
 class KeyProblem(ValueError):
     """Invalid keys; the message names each, as in ``warmup.count``."""
+
+
+class ModelConfigError(Exception):
+    """An invalid ``config.toml``; the message names file and key."""
 
 
 def section(kind: S) -> S:
@@ -277,3 +282,10 @@ def size(low: int, high: int) -> PlainValidator:
         return found
 
     return checked(check)
+
+
+#: The shape of a tensor, as a list.
+ShapeKey: TypeAlias = Annotated[
+    tuple[Annotated[int, between(0, DEFAULT_LIMITS.max_elements)], ...],
+    entries(DEFAULT_LIMITS.max_rank),
+]

@@ -20,6 +20,7 @@ from pydantic import Strict
 from app.config.config_keys import (
     DISTINCT,
     KeyProblem,
+    ModelConfigError,
     between,
     checked,
     default_of,
@@ -36,8 +37,7 @@ from app.config.labels import check_labels, read_labels
 from app.config.model_files import read_text, shown
 from app.config.priorities import PriorityLevel, check_levels
 from app.config.ragged_config import RaggedConfig
-from app.config.sequence_config import SequenceConfig
-from app.config.steps_config import StepsConfig
+from app.config.stateful_config import SequenceConfig, StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
 from app.plugins import with_sections
@@ -60,10 +60,6 @@ MAX_KEY_PARTS = 64
 MAX_INSTANCES = 1024
 MAX_DEVICES = 1 << 16
 MAX_BATCHING_DIM = 26
-
-
-class ModelConfigError(Exception):
-    """An invalid ``config.toml``; the message names file and key."""
 
 
 def _auto_or_bool(value: Any) -> bool | None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from app.config.config_formats import Translation, read_translated, translate_request
+from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensors
 from app.config.model_config import (
     ModelConfig,
-    ModelConfigError,
     parse_model_config,
     read_document,
     with_files,

@@ -9,8 +9,15 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Strict
 
-from app.config.config_keys import DISTINCT, between, entries, key, section, text
-from app.config.state_config import ShapeKey
+from app.config.config_keys import (
+    DISTINCT,
+    ShapeKey,
+    between,
+    entries,
+    key,
+    section,
+    text,
+)
 
 Fill: TypeAlias = Literal["ones", "zeros", "random"]
 

@@ -26,9 +26,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from app.config.config_formats import config_files
+from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensors
 from app.config.file_stamps import Stamp, stamp_of
-from app.config.model_config import ModelConfig, ModelConfigError
+from app.config.model_config import ModelConfig
 from app.config.model_files import INITIAL_STATE_FOLDER
 from app.config.model_options import REPOSITORY, ModelOptions, Origin, read_options
 from app.repository.formats import recognise

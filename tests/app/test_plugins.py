@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save_model
 
-from app.config.model_config import ModelConfigError
+from app.config.config_keys import ModelConfigError
 from app.config.model_options import read_options
 from app.plugins import MODEL_FORMATS, _all_points, _points, plugins
 from app.run import NO_PLUGIN

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from app.config.config_keys import ModelConfigError
 from app.config.ensemble_config import EnsembleConfig, StepConfig
-from app.config.model_config import ModelConfig, ModelConfigError, parse_model_config
+from app.config.model_config import ModelConfig, parse_model_config
 from app.limits import Limits
 from app.serving.ensemble import Step as GraphStep
 from app.serving.table import ModelTable

@@ -1,6 +1,6 @@
 """Sequences: order, state, what begins and ends one, and the bounds.
 
-Covers: app/config/sequence_config.py.
+Covers: app/config/stateful_config.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from app.codec import Encoding, InferRequest
-from app.config.sequence_config import SequenceConfig
-from app.config.state_config import StateConfig
+from app.config.stateful_config import SequenceConfig, StateConfig
 from app.errors import InvalidRequest
 from app.spec import ModelSpec, TensorSpec
 from engine import (

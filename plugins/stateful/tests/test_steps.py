@@ -1,7 +1,6 @@
 """Models that run step by step: state, order, what ends them, what is refused.
 
-Covers: app/config/state_config.py, app/config/steps_config.py,
-plugins/stateful/src/popgate_stateful/state_tensors.py.
+Covers: plugins/stateful/src/popgate_stateful/state_tensors.py.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import numpy as np
 import pytest
 
 from app.codec import Encoding, InferRequest
-from app.config.state_config import StateConfig
-from app.config.steps_config import StepsConfig
+from app.config.stateful_config import StateConfig, StepsConfig
 from app.errors import InvalidRequest
 from app.spec import ModelSpec, TensorSpec
 from engine import Cancelled, DeviceLost, EngineError, Tensor

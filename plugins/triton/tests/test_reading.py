@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.model_config import ModelConfigError
+from app.config.config_keys import ModelConfigError
 from popgate_triton.reading import parse_document, read_pbtxt
 
 

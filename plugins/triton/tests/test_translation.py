@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.config.model_config import ModelConfigError
+from app.config.config_keys import ModelConfigError
 from app.config.model_options import ModelOptions, read_options
 from app.config.version_policy import VersionPolicy
 

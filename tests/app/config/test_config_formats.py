@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.config.config_formats import translate_request
-from app.config.model_config import ModelConfigError
+from app.config.config_keys import ModelConfigError
 
 
 def test_our_keys_are_options() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.config.config_keys import ModelConfigError
 from app.config.labels import MAX_LABEL_BYTES, read_labels
-from app.config.model_config import ModelConfigError
 from app.config.model_options import read_options
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from app.config.config_keys import ModelConfigError
 from app.config.model_config import (
     ModelConfig,
-    ModelConfigError,
     parse_model_config,
 )
 from app.config.model_options import read_options

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from onnx import save_model
 
-from app.config.model_config import ModelConfigError, parse_model_config
+from app.config.config_keys import ModelConfigError
+from app.config.model_config import parse_model_config
 from tests.app.served import ServedGateway
 from tests.engine.worker.test_ragged import expected, network, row
 

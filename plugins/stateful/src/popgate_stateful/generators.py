@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from app.codec.messages import InferRequest
-from app.config.steps_config import StepsConfig
+from app.config.stateful_config import StepsConfig
 from app.serving.runner import OnResponse, Submitted
 from app.serving.stateful import ReplicaRunner
 from app.spec import ModelSpec

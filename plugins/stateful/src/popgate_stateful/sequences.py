@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from app.codec.messages import InferRequest
-from app.config.sequence_config import SequenceConfig
+from app.config.stateful_config import SequenceConfig
 from app.errors import InvalidRequest
 from app.serving.pending import Pending
 from app.serving.runner import Runner, Submitted

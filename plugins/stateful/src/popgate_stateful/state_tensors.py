@@ -21,7 +21,7 @@ from app.config.model_files import (
     read_bytes,
     shown,
 )
-from app.config.state_config import StateConfig
+from app.config.stateful_config import StateConfig
 from app.spec import ModelSpec, TensorSpec
 from engine import Tensor
 

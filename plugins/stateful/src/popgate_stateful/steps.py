@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from app.codec.messages import InferRequest
-from app.config.steps_config import StepsConfig
+from app.config.stateful_config import StepsConfig
 from app.errors import InvalidRequest
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.runner import OnResponse, Runner, Submitted

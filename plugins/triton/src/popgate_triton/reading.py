@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config.config_formats import MAX_CONFIG_BYTES
-from app.config.model_config import ModelConfigError
+from app.config.config_keys import ModelConfigError
 from app.config.model_files import read_text, shown
 
 MAX_JSON_DEPTH = 32

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensor
-from app.config.model_config import ModelConfigError
 from app.config.reshape import Reshape
 
 

@@ -11,8 +11,9 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from app.config.config_formats import Translation
+from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensors
-from app.config.model_config import ModelConfig, ModelConfigError
+from app.config.model_config import ModelConfig
 from popgate_triton.reading import document_of
 from popgate_triton.sequences import sequence_options
 from popgate_triton.tensors import declared_states, declared_tensors
