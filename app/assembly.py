@@ -215,7 +215,7 @@ def _models(
     loads = FolderLoads(records, repository, remote, pools.load, lazily=settings.lazy)
     seconds = settings.repository_poll_secs
     does_poll = settings.reload or mode is ControlMode.POLL
-    watch = RemoteWatch(records, loads, polls=does_poll, seconds=seconds)
+    watch = RemoteWatch(remote, loads.follow_remote, polls=does_poll, seconds=seconds)
     polls = FolderPolls(
         records,
         repository,

@@ -16,10 +16,10 @@ from app.config.frozen_inputs import frozen_arrays
 from app.config.model_config import ModelConfig
 from app.config.priorities import queue_sizes
 from app.config.ragged_config import RaggedConfig
+from app.repository.compilers import GraphChanges
 from app.repository.formats import FormatScheduler, decoder_of, format_named
-from app.repository.graph_changes import GraphChanges
 from app.repository.python_models import is_generator
-from app.repository.scan import VersionSource
+from app.repository.source import VersionSource
 from app.serving.stateful import ReplicaRunner, StatefulScheduler, stateful_models
 from app.spec import DescribesTensors, ModelSpec
 from engine import (

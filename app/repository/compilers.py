@@ -1,19 +1,42 @@
-"""Compilers of .onnx files, which a plugin provides."""
+"""Compilers of .onnx files, which a plugin provides; changes made before compiling."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
+from app.config.reshape import Reshapes
 from app.plugins import COMPILERS, plugin, plugin_names
-from app.repository.graph_changes import GraphChanges
 from engine import Array, InvalidModel
 
-NO_CHANGES = GraphChanges()
 #: The name of the compiler's entry point.
 ONNX: Final = "onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphChanges:
+    """Changes to a model. `repr` is complete and stable: part of a cache key.
+
+    If `counts_rows` is true, the first dimension of every input is declared to be the
+    batch, even if the file does not say so. `optional` are inputs that remain inputs
+    although the file has values for them (initializers). `format` is the plugin that
+    changes the graph (`app.repository.formats`), by the JSON document `recipe`.
+    `ragged` are inputs whose rows may have any length, with their padding values. The
+    compiler checks that.
+    """
+
+    reshapes: Reshapes = field(default_factory=Reshapes)
+    counts_rows: bool = False
+    optional: tuple[str, ...] = ()
+    format: str = ""
+    recipe: str = ""
+    ragged: tuple[tuple[str, float], ...] = ()
+
+
+NO_CHANGES = GraphChanges()
 
 
 class CompileCache(Protocol):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.config.model_config import ModelConfig
 from app.repository.saved_state import save_state
-from app.repository.scan import VersionSource
+from app.repository.source import VersionSource
 from app.serving.ensemble import Ensemble
 from app.serving.route_table import ModelRoutes
 from app.serving.runner import RequestScheduler
 from app.spec import ModelSpec
-from engine import ModelRunner
+from engine import DeviceLost, EngineError, ModelRunner, OutOfMemory
+from popef_io import PopefError
+
+logger = logging.getLogger(__name__)
 
 
 class LoadError(Exception):
@@ -33,6 +39,29 @@ class LoadCutOff(LoadError):
         super().__init__(message)
         self.code = code
         self.at_once = at_once
+
+
+@contextmanager
+def explained(label: str) -> Iterator[None]:
+    """Turn exceptions into a `LoadError` that an operator understands."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except DeviceLost as e:
+        raise LoadCutOff(str(e), "device_lost") from e
+    except (MemoryError, OutOfMemory) as e:
+        why = str(e) or "the machine has too little memory to load it"
+        raise LoadCutOff(why, "out_of_memory", at_once=False) from e
+    except (EngineError, PopefError, ValueError) as e:
+        raise LoadError(str(e)) from e
+    except OSError as e:
+        if e.errno == errno.ENOMEM:
+            raise LoadCutOff(str(e), "out_of_memory", at_once=False) from e
+        raise LoadError(f"cannot be read: {e}") from e
+    except Exception as e:
+        logger.exception("model %s: unexpected", label)
+        raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
 
 
 @dataclass(frozen=True, slots=True)

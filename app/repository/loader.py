@@ -4,14 +4,13 @@ threads.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,10 @@ from app.repository.assembly import (
 )
 from app.repository.compilers import CompileCache
 from app.repository.devices import GatewayDevices
-from app.repository.loaded_model import LoadCutOff, LoadedModel, LoadError
+from app.repository.loaded_model import LoadedModel, LoadError, explained
 from app.repository.python_models import check_kind, process_options, read_model
-from app.repository.scan import VersionSource
+from app.repository.source import VersionSource
 from app.repository.warmup import WarmupFailed, run_example, warm_up
-from app.serving.calls.calls_plugin import NO_PLUGIN
 from app.serving.route_table import ModelRoute, ModelRoutes
 from app.spec import ModelSpec
 from engine import (
@@ -44,16 +42,14 @@ from engine import (
     Device,
     DeviceFailed,
     DeviceLost,
-    EngineError,
     ModelRunner,
-    OutOfMemory,
     open_model,
 )
-from popef_io import PopefError
 
 logger = logging.getLogger(__name__)
 
 
+NO_PLUGIN = "it calls other models, but no plugin that serves such calls is installed"
 #: The most attempts to load a model if other models cause the loss of its device.
 MOST_TRIES = 5
 
@@ -318,29 +314,6 @@ def input_defaults(
     if not source.is_onnx:
         return {}
     return cache.defaults(source.files[0], named_optional_inputs(config))
-
-
-@contextmanager
-def explained(label: str) -> Iterator[None]:
-    """Turn exceptions into a `LoadError` that an operator understands."""
-    try:
-        yield
-    except LoadError:
-        raise
-    except DeviceLost as e:
-        raise LoadCutOff(str(e), "device_lost") from e
-    except (MemoryError, OutOfMemory) as e:
-        why = str(e) or "the machine has too little memory to load it"
-        raise LoadCutOff(why, "out_of_memory", at_once=False) from e
-    except (EngineError, PopefError, ValueError, WarmupFailed) as e:
-        raise LoadError(str(e)) from e
-    except OSError as e:
-        if e.errno == errno.ENOMEM:
-            raise LoadCutOff(str(e), "out_of_memory", at_once=False) from e
-        raise LoadError(f"cannot be read: {e}") from e
-    except Exception as e:
-        logger.exception("model %s: unexpected", label)
-        raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
 
 
 def _example_of(runner: ModelRunner) -> Mapping[str, Any]:

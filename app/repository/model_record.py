@@ -11,7 +11,7 @@ from typing import TypeAlias
 from app.config.model_config import ModelConfig
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
-from app.repository.scan import ModelSource, VersionSource
+from app.repository.source import ModelSource, VersionSource
 
 #: The reason for models that were added to the folder after the last scan, too.
 NEVER_LOADED = "the model is not loaded; POST /v1/models/{}/load loads it"

@@ -24,14 +24,13 @@ from app.repository.model_sources import RemoteCaches, RemoteUrl, is_url, parse_
 from app.repository.scan import (
     CONFIG_NAME,
     SUFFIXES,
-    ModelSource,
     is_folder,
-    is_model_name,
     is_version,
     scan_model,
     scan_named,
     scan_names,
 )
+from app.repository.source import ModelSource, is_model_name
 from engine import InvalidConfig
 
 #: Files of libraries for which `popgate pack` makes a model.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from app.config.model_config import ModelConfig, python_keys_set
 from app.repository.python_reader import python_reader
-from app.repository.scan import PYTHON_MODEL, VersionSource
+from app.repository.source import PYTHON_MODEL, VersionSource
 from app.spec import ModelSpec
 from engine import PYTHON_STEP, Device, PythonModel, PythonOptions
 

@@ -11,24 +11,39 @@ closed after its last request is answered.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
 from app.repository.loaded_model import LoadedModel
-from app.repository.loading.version_loader import VersionLoader
 from app.repository.model_life import Event, State
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.records import ModelRecords
-from app.repository.scan import ModelSource, VersionSource
 from app.repository.served_models import ServedModels
+from app.repository.source import ModelSource, VersionSource
 from app.serving.ensemble import Ensemble
 
 logger = logging.getLogger(__name__)
+
+
+class LoadsVersions(Protocol):
+    """Loads versions beside those that serve (`loading/version_loader.py`)."""
+
+    async def load(
+        self,
+        record: ModelRecord,
+        versions: Sequence[VersionSource],
+        *,
+        evict: bool = True,
+    ) -> list[LoadedModel]: ...
+
+    def close(self) -> None: ...
 
 
 class ModelRepository:
     """Changes the versions of models that serve: it loads, swaps and unloads them."""
 
     def __init__(
-        self, records: ModelRecords, loader: VersionLoader, served: ServedModels
+        self, records: ModelRecords, loader: LoadsVersions, served: ServedModels
     ) -> None:
         self._records = records
         self._loader = loader

@@ -21,35 +21,36 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from app.config.config_formats import config_files
 from app.config.config_keys import ModelConfigError
-from app.config.declared import DeclaredTensors
 from app.config.file_stamps import Stamp, stamp_of
 from app.config.model_config import ModelConfig
 from app.config.model_files import INITIAL_STATE_FOLDER
 from app.config.model_options import REPOSITORY, ModelOptions, Origin, read_options
 from app.repository.formats import recognise
-from app.repository.model_sources import RemoteUrl, parse_url
+from app.repository.model_sources import parse_url
+from app.repository.source import (
+    PYTHON_MODEL,
+    WARMUP_FOLDER,
+    ModelSource,
+    VersionSource,
+    is_model_name,
+)
 from engine import InvalidConfig
 
 logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.toml"
-WARMUP_FOLDER = "warmup"
 USUAL_MODEL = "model.onnx"  # the choice among several
-PYTHON_MODEL = "model.py"
 SUFFIXES = (".popef", ".onnx")
 SINGLE_FILE_VERSION = 1
 MAX_FILES = 10_000  # in one folder of a model
 MAX_PROBLEM = 2000  # characters of a model's problem
 
-# The name is one path segment of a URL, without characters that a shell, a URL or a
-# label must quote.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+-]{0,199}")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
@@ -57,59 +58,6 @@ class ScanError(Exception):
     """A model in the repository that cannot be served; the message names
     the problem.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSource:
-    """The files of one version. `problem` says why it cannot be loaded, or is empty.
-
-    `stamp` differs when a file of the version was replaced, added or removed.
-    """
-
-    version: int
-    files: tuple[Path, ...] = ()
-    problem: str = ""
-    stamp: Stamp = ()
-    declared: DeclaredTensors = field(default_factory=DeclaredTensors)
-    """Declarations that its tensors must match."""
-    folder: Path | None = None
-    """The model's folder with its other files; None for a single file."""
-
-    format: str = ""
-    """The plugin that recognised the folder (`app.repository.formats`)."""
-
-    @property
-    def is_onnx(self) -> bool:
-        return bool(self.files) and self.files[0].suffix == ".onnx"
-
-    @property
-    def is_python(self) -> bool:
-        """Return whether the model is code (`app.repository.python_models`)."""
-        return bool(self.files) and self.files[0].suffix == ".py"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A model in the repository: its versions, ascending, and options.
-
-    `stamp` differs when any part of the model has changed. `notes` names configuration
-    without effect, and the reason. `url` is the source of its files.
-    """
-
-    name: str
-    versions: tuple[VersionSource, ...] = ()
-    config: ModelConfig = field(default_factory=ModelConfig)
-    problem: str = ""
-    stamp: Stamp = ()
-    notes: tuple[str, ...] = ()
-    url: RemoteUrl | None = None
-
-
-def is_model_name(name: str) -> bool:
-    """Return whether a name is valid for a model: letters, digits, ``_ . , + -``, up to
-    200.
-    """
-    return _NAME.fullmatch(name) is not None
 
 
 def is_version(name: str) -> bool:

@@ -22,7 +22,8 @@ from app.config.model_files import count_strings, file_inside, read_array, read_
 from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
 from app.errors import RequestError
 from app.limits import DEFAULT_LIMITS
-from app.repository.scan import WARMUP_FOLDER
+from app.repository.loaded_model import LoadError
+from app.repository.source import WARMUP_FOLDER
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec
 from engine import (
@@ -50,7 +51,7 @@ RUN_TIMEOUT = 300.0  # seconds that one run may take
 SEED = 0
 
 
-class WarmupFailed(Exception):
+class WarmupFailed(LoadError):
     """A run before the model was ready failed; the message says which and why.
 
     If `is_late` is true, the run exceeded its time.

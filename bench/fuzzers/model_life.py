@@ -60,8 +60,8 @@ from app.repository.model_record import (
 from app.repository.on_demand import OnDemandLoader
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.scan import ModelSource, VersionSource
 from app.repository.served_models import ServedModels
+from app.repository.source import ModelSource, VersionSource
 from app.serving import table
 from app.serving.ensemble import Ensemble, Step
 from app.serving.service import Service
@@ -552,7 +552,7 @@ class World(EventLog):
             load_pool,  # type: ignore[arg-type]
             lazily=self.lazily,
         )
-        watch = RemoteWatch(self.records, loads, polls=False, seconds=POLL)
+        watch = RemoteWatch(remote, loads.follow_remote, polls=False, seconds=POLL)
         self.polls = FolderPolls(
             self.records,
             self.repository,

@@ -14,7 +14,8 @@ from app.repository.model_record import ModelRecord, RepositoryError
 from app.repository.model_sources import RemoteUrl
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.scan import ModelSource, scan_model
+from app.repository.scan import scan_model
+from app.repository.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +71,6 @@ class FolderLoads:
             raise RepositoryError(msg, found=False)
         return source
 
-    async def present(self, name: str) -> ModelSource | None:
-        """Return the model in the folder as it is now; None if it does not exist."""
-        return await self._pool.run(partial(self._records.places.scan, name))
-
     async def scan_all(self) -> dict[str, ModelSource]:
         """Return all models in the folder."""
         return await self._pool.run(self._records.places.scan_all)
@@ -97,6 +94,17 @@ class FolderLoads:
             self.tell_failure(name, record.problem)
         else:
             logger.info("loaded model '%s', %s", name, versions_text(record.available))
+
+    async def follow_remote(self, name: str, url: RemoteUrl) -> None:
+        """Load a remote model whose files have arrived, if they have changed, and
+        remove the replaced ones from the cache.
+        """
+        record = self._records.record(name)
+        source = await self._pool.run(partial(self._records.places.scan, name))
+        if source is None or source.url != url or source.problem == record.reason != "":
+            return
+        await self.follow(name, source)
+        await self.remote.drop_unused(url)
 
     async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
         """Keep in the cache the files that serve after a load. If none serve, load the

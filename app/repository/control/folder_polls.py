@@ -11,7 +11,7 @@ from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.remote_watch import RemoteWatch
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.scan import ModelSource
+from app.repository.source import ModelSource
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from app.repository.model_record import ModelRecord, RepositoryError
 from app.repository.model_sources import FetchStopped
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.scan import is_model_name
+from app.repository.source import is_model_name
 
 logger = logging.getLogger(__name__)
 

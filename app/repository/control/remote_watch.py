@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
-from app.repository.control.folder_loads import FolderLoads
+from app.repository.control.remote_files import RemoteFiles
 from app.repository.model_sources import FetchStopped, Looks, RemoteUrl
-from app.repository.records import ModelRecords
-from app.repository.scan import ModelSource
+from app.repository.source import ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -16,15 +16,20 @@ logger = logging.getLogger(__name__)
 class RemoteWatch:
     """Watches the URLs of remote models, every `seconds`. For the event loop's thread.
 
-    If `polls` is false, it only retries failed downloads.
+    `use` loads the files that have arrived. If `polls` is false, the watch only retries
+    failed downloads.
     """
 
     def __init__(
-        self, records: ModelRecords, loads: FolderLoads, *, polls: bool, seconds: float
+        self,
+        remote: RemoteFiles,
+        use: Callable[[str, RemoteUrl], Awaitable[None]],
+        *,
+        polls: bool,
+        seconds: float,
     ) -> None:
-        self._records = records
-        self._loads = loads
-        self._remote = loads.remote
+        self._remote = remote
+        self._use = use
         self._polls = polls
         self._seconds = seconds
         self._watching: dict[str, tuple[RemoteUrl, asyncio.Task[None]]] = {}
@@ -69,17 +74,7 @@ class RemoteWatch:
                 logger.exception("model %s: unexpected", name)
 
     async def _look(self, name: str, url: RemoteUrl) -> None:
-        """Serve the present files if they have changed, and remove the replaced ones
-        from the cache.
-
-        Raises `FetchStopped`.
-        """
-        if not await self._remote.fetch(name, url) and await self._remote.has(url):
-            return
-        record = self._records.record(name)
-        source = await self._loads.present(name)
-        if source is None or source.url != url or source.problem == record.reason != "":
-            return
-        # A load that has begun ends, even if the model is watched no more.
-        await asyncio.shield(self._loads.follow(name, source))
-        await self._remote.drop_unused(url)
+        """Serve the present files if they have changed. Raises `FetchStopped`."""
+        if await self._remote.fetch(name, url) or not await self._remote.has(url):
+            # A load that has begun ends, even if the model is watched no more.
+            await asyncio.shield(self._use(name, url))

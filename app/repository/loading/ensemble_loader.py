@@ -7,13 +7,12 @@ import time
 from collections.abc import Sequence
 
 from app.config.ensemble_config import StepConfig
-from app.repository.loaded_model import LoadedModel, LoadError
-from app.repository.loader import explained
+from app.repository.loaded_model import LoadedModel, LoadError, explained
 from app.repository.loading.missing_models import MissingModels
 from app.repository.model_life import State
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.records import ModelRecords
-from app.repository.scan import VersionSource
+from app.repository.source import VersionSource
 from app.serving.calls.circles import leads_to
 from app.serving.ensemble import EnsembleScheduler, label_of
 from app.serving.ensemble_kind import ensemble_kind

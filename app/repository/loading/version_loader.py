@@ -16,8 +16,8 @@ from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event
 from app.repository.model_record import ModelRecord, VersionRecord
 from app.repository.places import ModelPlaces
-from app.repository.scan import VersionSource
 from app.repository.served_models import ServedModels
+from app.repository.source import VersionSource
 from engine import EngineError, ModelRunner
 
 logger = logging.getLogger(__name__)

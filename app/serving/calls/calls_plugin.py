@@ -11,8 +11,6 @@ from app.serving.calls.requester import OtherRequesters
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable
 
-NO_PLUGIN = "it calls other models, but no plugin that serves such calls is installed"
-
 
 class ModelCalls(Feeder, Protocol):
     """Serves the processes of Python models: their calls to other models, and their

@@ -3,7 +3,7 @@
 As Triton's generators write them: `nop` steps of any size, steps with and without a
 batch, fans.
 
-Covers: app/repository/graph_changes.py, app/config/reshape.py,
+Covers: app/config/reshape.py,
 plugins/onnx/src/popgate_onnx/graph_changes.py,
 plugins/onnx/src/popgate_onnx/reshapes.py.
 """

@@ -1,4 +1,7 @@
-"""What is found in a repository folder, and what is not."""
+"""What is found in a repository folder, and what is not.
+
+Covers: app/repository/source.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.repository.scan import is_model_name, scan_model, scan_names
+from app.repository.scan import scan_model, scan_names
+from app.repository.source import is_model_name
 
 
 def make(root: Path, *files: str) -> None:

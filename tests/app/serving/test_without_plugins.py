@@ -12,8 +12,7 @@ from importlib.metadata import EntryPoints
 import pytest
 
 from app import plugins
-from app.repository.loaded_model import LoadError
-from app.repository.loader import explained
+from app.repository.loaded_model import LoadError, explained
 from app.serving.ensemble_kind import ensemble_kind
 from app.serving.stateful import stateful_models
 

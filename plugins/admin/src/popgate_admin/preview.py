@@ -23,22 +23,18 @@ from app.repository.assembly import (
 )
 from app.repository.compilers import CompileCache
 from app.repository.formats import format_named
-from app.repository.loaded_model import LoadError
-from app.repository.loader import compiled_files, explained, input_defaults
+from app.repository.loaded_model import LoadError, explained
+from app.repository.loader import compiled_files, input_defaults
 from app.repository.loading.ensemble_loader import why_no_member
 from app.repository.model_sources import RemoteCaches, RemoteError
 from app.repository.places import ModelPlaces
 from app.repository.python_models import check_kind, process_options, read_model
-from app.repository.scan import (
-    CONFIG_NAME,
+from app.repository.scan import CONFIG_NAME, SUFFIXES, is_folder, is_version, names_in
+from app.repository.source import (
     PYTHON_MODEL,
-    SUFFIXES,
     WARMUP_FOLDER,
     ModelSource,
     VersionSource,
-    is_folder,
-    is_version,
-    names_in,
 )
 from app.repository.warmup import warm_up
 from app.serving.ensemble import label_of

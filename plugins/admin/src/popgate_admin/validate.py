@@ -183,7 +183,7 @@ def _document(root: Path, found: RepositoryPreview) -> dict[str, Any]:
 
 def _version(version: VersionPreview) -> dict[str, Any]:
     from app.api.examples import shown_shape
-    from app.repository.scan import PYTHON_MODEL
+    from app.repository.source import PYTHON_MODEL
 
     def tensors(spec: ModelSpec, found: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
         return [

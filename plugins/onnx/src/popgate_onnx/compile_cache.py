@@ -23,8 +23,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from app.about import VERSION
-from app.repository.compilers import NO_CHANGES
-from app.repository.graph_changes import GraphChanges
+from app.repository.compilers import NO_CHANGES, GraphChanges
 from engine import Array, InvalidModel
 from popgate_onnx.graph_changes import (
     apply_changes,

@@ -10,7 +10,7 @@ import orjson
 
 from app.config.reshape import Reshape, Reshapes
 from app.plugins import MODEL_FORMATS, plugins
-from app.repository.graph_changes import GraphChanges
+from app.repository.compilers import GraphChanges
 from popgate_onnx.reshapes import apply_reshapes
 
 #: The name of the first dimension of all inputs if they share no name.

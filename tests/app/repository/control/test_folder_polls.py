@@ -15,7 +15,7 @@ from app.repository.control.remote_watch import RemoteWatch
 from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.scan import ModelSource
+from app.repository.source import ModelSource
 
 
 class Recorder:
@@ -44,7 +44,7 @@ def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
     pool = DaemonPool(1, "test")
     remote = RemoteFiles(records, pool, pool)
     loads = FolderLoads(records, repository, remote, pool, lazily=False)
-    watch = RemoteWatch(records, loads, polls=True, seconds=15.0)
+    watch = RemoteWatch(remote, loads.follow_remote, polls=True, seconds=15.0)
     polls = FolderPolls(
         records, repository, loads, watch, known_only=False, seconds=15.0
     )

@@ -98,7 +98,7 @@ def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -
         records,
         repository,
         loads,
-        RemoteWatch(records, loads, polls=False, seconds=15.0),
+        RemoteWatch(remote, loads.follow_remote, polls=False, seconds=15.0),
         loading,
         scanning,
         ControlMode.MANAGED,
