@@ -28,8 +28,7 @@ from app.repository.control.control_mode import ControlMode
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
 from app.repository.control.model_control import ModelControl
-from app.repository.control.remote_files import RemoteFiles
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.control.uploads import Uploads
 from app.repository.devices import GatewayDevices
 from app.repository.loader import ModelLoader

@@ -20,7 +20,6 @@ from app.http.open_connections import OpenConnections
 from app.http.server import GatewayServer
 from app.http.sockets import ListenError
 from app.http.tls import Certificate, TlsError
-from app.main import create_app
 from app.observe.log import is_written
 from app.observe.metrics import MetricsRegistry
 from app.other_processes import OtherProcesses
@@ -87,6 +86,7 @@ class OneProcess:
 
 def run_gateway(
     settings: Settings,
+    create_app: Callable[[Gateway], InferFront],
     *,
     on_listening: Callable[[str, str | None], None],
     on_started: Callable[[str, Gateway], None],
@@ -94,6 +94,7 @@ def run_gateway(
 ) -> int:
     """Serve until a signal ends the process; return its exit code.
 
+    `create_app` returns the application in front of a gateway.
     `on_listening` receives the URL, and that of the metrics port if there is one, once
     HTTP is up. `on_started` is called when devices are attached and models loaded,
     `on_failed` if that is impossible. Raises `app.http.sockets.ListenError` and
@@ -127,7 +128,7 @@ def run_gateway(
             connections=OpenConnections(settings.max_connections),
             certificate=certificate,
         )
-        app = create_app(gateway=gateway)
+        app = create_app(gateway)
         options = _options(settings, gateway, app, listeners, certificate, manager)
         server = processes.server(app, options)
         gc.freeze()

@@ -133,6 +133,7 @@ def _serve(given: dict[str, Any]) -> int:
     style = settings.log_format
     from app.assembly import places_of
     from app.http.sockets import ListenError
+    from app.main import create_app
     from app.run import run_gateway
     from engine import InvalidConfig
 
@@ -146,6 +147,7 @@ def _serve(given: dict[str, Any]) -> int:
             raise CommandError(msg, EXIT_USAGE)
         return run_gateway(
             settings,
+            lambda gateway: create_app(gateway=gateway),
             on_listening=partial(print_listening, places=places, log_format=style),
             on_started=print_started,
             on_failed=partial(print_failed, log_format=style),

@@ -40,8 +40,7 @@ from app.repository.control.control_mode import ControlMode, ControlRefused
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
 from app.repository.control.model_control import ModelControl
-from app.repository.control.remote_files import RemoteFiles
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.load_overrides import LoadOverrides
 from app.repository.loaded_model import LoadCutOff, LoadedModel, LoadError
 from app.repository.loading import ensemble_loader, eviction

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from app.background import DaemonPool
 from app.config.model_options import Origin
@@ -13,11 +14,18 @@ from app.repository.control.remote_files import RemoteFiles
 from app.repository.model_record import ModelRecord, RepositoryError
 from app.repository.model_sources import RemoteUrl
 from app.repository.records import ModelRecords
-from app.repository.repository import ModelRepository
 from app.repository.scan import scan_model
 from app.repository.source import ModelSource
 
 logger = logging.getLogger(__name__)
+
+
+class LoadsModels(Protocol):
+    """Loads models, or swaps them (`app.repository.repository`)."""
+
+    async def load(
+        self, source: ModelSource, *, lazily: bool = False, evict: bool = True
+    ) -> None: ...
 
 
 class FolderLoads:
@@ -30,7 +38,7 @@ class FolderLoads:
     def __init__(
         self,
         records: ModelRecords,
-        repository: ModelRepository,
+        repository: LoadsModels,
         remote: RemoteFiles,
         pool: DaemonPool,
         *,

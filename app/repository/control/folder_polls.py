@@ -8,7 +8,7 @@ import time
 
 from app.config.file_stamps import Stamp
 from app.repository.control.folder_loads import FolderLoads
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteWatch
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
 from app.repository.source import ModelSource

@@ -10,7 +10,7 @@ from pathlib import Path
 from app.background import DaemonPool
 from app.repository.control.control_mode import ControlMode, ControlRefused
 from app.repository.control.folder_loads import FolderLoads, versions_text
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteWatch
 from app.repository.control.uploads import Uploads
 from app.repository.load_overrides import LoadOverrides
 from app.repository.model_record import ModelRecord, RepositoryError

@@ -1,6 +1,6 @@
 """Whole models from real servers: what is taken, and what is served meanwhile.
 
-Covers: app/repository/control/remote_files.py, app/repository/control/remote_watch.py.
+Covers: app/repository/control/remote_files.py.
 """
 
 from __future__ import annotations

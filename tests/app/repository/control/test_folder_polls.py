@@ -10,8 +10,7 @@ from typing import cast
 from app.background import DaemonPool
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
-from app.repository.control.remote_files import RemoteFiles
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository

@@ -18,8 +18,7 @@ from app.background import DaemonPool
 from app.repository.control.control_mode import ControlMode
 from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.model_control import ModelControl
-from app.repository.control.remote_files import RemoteFiles
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.control.uploads import Uploads
 from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords

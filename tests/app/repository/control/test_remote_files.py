@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from app.repository.control.remote_watch import RemoteWatch
+from app.repository.control.remote_files import RemoteWatch
 from app.repository.model_sources import RemoteUrl
 from app.repository.source import ModelSource
 
