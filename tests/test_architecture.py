@@ -738,6 +738,16 @@ def test_no_code_comes_from_data() -> None:
     assert broken == []
 
 
+def test_no_fixture_belongs_to_a_package() -> None:
+    """Our folders of tests are no packages, so pytest would keep it until the end of the
+    run: one such fixture made all later servers start from nothing.
+    """
+    mark = 'scope="' + 'package"'
+    paths = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
+    assert paths
+    assert [path for path in paths if mark in path.read_text()] == []
+
+
 def test_large_files_are_named() -> None:
     files = _files(*PACKAGES, *PLUGIN_FOLDERS, "bench", "examples")
     assert files

@@ -40,7 +40,7 @@ class Mixed:
 """
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     add(root, "affine")
@@ -50,7 +50,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def served(repository: Path) -> Iterator[ServedGateway]:
     options = (
         "--workers",
