@@ -29,9 +29,15 @@ from bench.cases.scenarios import SCENARIOS, VARIED, Mode, Scenario
 from bench.drivers.load import whole
 from bench.servers.server import HOST, ROOT, Server, compile_models, gateway
 
-#: The file that keeps a request if it is slower than those before. A machine that
-#: becomes busier makes many of those, so its calls do not count.
-_SLOW = "app/observe/journal.py"
+#: Files whose calls a slow request makes or sees, so they do not count: the first keeps
+#: a request if it is slower than those before, and the others look ten times a second
+#: whether the server is to end.
+_OF_SLOW_REQUESTS = (
+    "app/observe/journal.py",
+    "uvicorn/server.py",
+    "app/http/server.py",
+    "app/run.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,8 @@ def _read(file: Path, requests: int) -> Calls:
             {
                 name: round(n / requests)
                 for name, n in found.items()
-                if 2 * n >= requests and name.partition(" ")[0] != _SLOW
+                if 2 * n >= requests
+                and not name.partition(" ")[0].endswith(_OF_SLOW_REQUESTS)
             }
         )
     )
