@@ -35,14 +35,14 @@ from app.config.ensemble_config import EnsembleConfig
 from app.config.frozen_inputs import check_frozen, with_frozen_files
 from app.config.labels import check_labels, read_labels
 from app.config.model_files import read_text, shown
-from app.config.priorities import PriorityLevel, check_levels
+from app.config.priorities import PriorityLevel, check_levels, timeouts
 from app.config.ragged_config import RaggedConfig
 from app.config.stateful_config import SequenceConfig, StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
 from app.plugins import with_sections
 from app.sizes import counted
-from engine import MAX_PRIORITY_LEVELS, is_requirement
+from engine import MAX_PRIORITY_LEVELS, ModelRunnerConfig, is_requirement
 
 # The keys that apply to a model that runs nothing itself.
 ENSEMBLE_KEYS = frozenset(
@@ -329,6 +329,25 @@ class ModelConfig:
         if self.timeout and self.max_timeout and self.timeout > self.max_timeout:
             msg = f"timeout is {self.timeout:g} s, which exceeds max_timeout"
             raise ValueError(f"{msg} ({self.max_timeout:g} s)")
+
+    def timeout_of(self, asked: float | None, priority: int, default: float) -> float:
+        """Return the timeout in seconds of a request of a priority level.
+
+        `asked` is the request's own timeout, or None. `default` applies if neither the
+        request nor the model has one.
+        """
+        wanted = asked
+        if wanted is None:
+            options = ModelRunnerConfig(
+                priority_levels=self.priority_levels,
+                default_priority=self.default_priority,
+            )
+            levels = timeouts(options, self.priority)
+            own = levels.get(priority, levels.get(0))
+            wanted = own or self.timeout or default
+        stated = (default, self.timeout, *(level.timeout for level in self.priority))
+        longest = self.max_timeout or max(seconds or 0.0 for seconds in stated)
+        return min(wanted, longest)
 
     def _check_ensemble(self) -> None:
         for item in fields(self):

@@ -19,7 +19,8 @@ from app.give_way import AT_ONCE
 from app.http.asgi import ClientGone, Receive, Send, send_response
 from app.observe.journal import Asked
 from app.serving.call import Call
-from app.serving.forms import Form, NamingForm
+from app.serving.forms import Form
+from app.serving.naming_form import NamingForm
 from app.serving.pending import IteratingRunner, ResponseScheduler
 from app.serving.runner import Submitted
 from app.serving.service import Service

@@ -62,8 +62,9 @@ from app.http.floods import READ
 from app.http.origins import AnyMethod, for_origins, with_free_methods
 from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY, RequestLog
-from app.serving.forms import ErrorForm, Form, NamingForm, TypedForm
+from app.serving.forms import ErrorForm, Form, TypedForm
 from app.serving.keys import Key
+from app.serving.naming_form import NamingForm
 from app.serving.route_form import RouteForm
 from app.serving.route_table import FoundRoutes
 from app.serving.service import Service

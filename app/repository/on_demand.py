@@ -61,7 +61,8 @@ class OnDemandLoader:
                 "wait"
             )
             raise QueueFull(msg, retry_after=1.0)
-        seconds = policy.left(entry.config)
+        timeout = entry.config.timeout_of(policy.asked, policy.priority, policy.default)
+        seconds = policy.left(timeout)
         self._waiting[key] = waiting + 1
         try:
             done, _ = await asyncio.wait([load], timeout=seconds)

@@ -37,17 +37,15 @@ from app.observe.request_ids import (
 from app.serving.call_record import (
     Sampled,
     failed_of,
-    refusal_of,
     takes_sample,
     trace,
 )
 from app.serving.calls.requester import Asker, said_of
-from app.serving.decoding import Decoding, encoder_of
-from app.serving.forms import Form
+from app.serving.forms import Form, encoder_of, refusal_of
 from app.serving.keys import Key
 from app.serving.pending import NotOneResponse, Pending
 from app.serving.runner import Submitted
-from app.serving.service import Service
+from app.serving.service import Decoding, Service
 from app.serving.table import ModelEntry
 from app.serving.timeout_policy import header_timeout
 from app.serving.transfer_memory import SMALL

@@ -1,16 +1,15 @@
-"""Records of a request that has ended: its answer, journal entry and trace."""
+"""Records of a request that has ended: its journal entry and its trace."""
 
 from __future__ import annotations
 
 from time import monotonic_ns
 from typing import NamedTuple
 
-from app.codec.messages import InferRequest, Refusal, lines_of
-from app.errors import ErrorResponse, row_of
+from app.codec.messages import InferRequest
+from app.errors import row_of
 from app.observe.journal import Asked, Failed, Journal, Stamps
 from app.observe.metrics import ModelMetrics
 from app.observe.tracing import Timeline, Tracer
-from app.serving.forms import ErrorForm, Form
 from app.serving.runner import Submitted
 from app.spec import ModelSpec
 
@@ -105,12 +104,3 @@ def failed_of(
         batch_rows,
         device,
     )
-
-
-def refusal_of(error: Exception, request_id: bytes, form: Form | None) -> Refusal:
-    """Return the answer to a request that failed."""
-    answer = ErrorResponse.of(error, request_id)
-    if form is not None and isinstance(form, ErrorForm):
-        answer = form.refuse(answer)
-    lines, code = lines_of(answer.headers), row_of(error).code
-    return Refusal(answer.status, lines, answer.body, code)

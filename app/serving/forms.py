@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol, runtime_checkable
 
-from app.codec.messages import Body, InferRequest, Response
+from app.codec.messages import Body, InferRequest, Refusal, Response, lines_of
 from app.codec.model import ModelCodec
-from app.errors import ErrorResponse
-from app.serving.table import ModelTable
+from app.errors import ErrorResponse, row_of
 from engine import Tensor
 
 
@@ -48,11 +48,22 @@ class TypedForm(Protocol):
         """
 
 
-class NamingForm(Form, Protocol):
-    """A form whose body names the model."""
+def encoder_of(
+    codec: ModelCodec,
+    form: Form | None,
+    request: InferRequest,
+    outputs: Mapping[str, Tensor],
+) -> Callable[[], Response]:
+    """Return a function that encodes the outputs of a request."""
+    if form is None:
+        return partial(codec.encode, request, outputs)
+    return partial(form.encode, codec, request, outputs)
 
-    def target(self, body: Body, models: ModelTable) -> str:
-        """Return the infer path of the model that a body names. Raises `RequestError`.
 
-        Large bodies are read in a thread. A worker may call it twice for one body.
-        """
+def refusal_of(error: Exception, request_id: bytes, form: Form | None) -> Refusal:
+    """Return the answer to a request that failed."""
+    answer = ErrorResponse.of(error, request_id)
+    if form is not None and isinstance(form, ErrorForm):
+        answer = form.refuse(answer)
+    lines, code = lines_of(answer.headers), row_of(error).code
+    return Refusal(answer.status, lines, answer.body, code)

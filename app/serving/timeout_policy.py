@@ -7,10 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.config.model_config import ModelConfig
-from app.config.priorities import timeouts
 from app.errors import InvalidRequest
-from engine import ModelRunnerConfig
 
 # The longest timeout that a request may state: it must fit into 64 bits of nanoseconds.
 MAX_TIMEOUT = 1e6
@@ -30,24 +27,9 @@ class TimeoutPolicy:
     priority: int = 0
     began: float = field(default_factory=lambda: time.monotonic())
 
-    def left(self, config: ModelConfig) -> float:
-        """Return the seconds until the deadline, for a model with these options."""
-        return max(0.0, self.began + self.with_model(config) - time.monotonic())
-
-    def with_model(self, config: ModelConfig) -> float:
-        """Return the timeout in seconds for a request to a model with these options."""
-        wanted = self.asked
-        if wanted is None:
-            options = ModelRunnerConfig(
-                priority_levels=config.priority_levels,
-                default_priority=config.default_priority,
-            )
-            levels = timeouts(options, config.priority)
-            own = levels.get(self.priority, levels.get(0))
-            wanted = own or config.timeout or self.default
-        stated = (self.default, config.timeout, *(p.timeout for p in config.priority))
-        longest = config.max_timeout or max(seconds or 0.0 for seconds in stated)
-        return min(wanted, longest, MAX_TIMEOUT)
+    def left(self, timeout: float) -> float:
+        """Return the seconds until the deadline of a request with this timeout."""
+        return max(0.0, self.began + min(timeout, MAX_TIMEOUT) - time.monotonic())
 
 
 def header_timeout(headers: Mapping[bytes, bytes]) -> float | None:

@@ -1,6 +1,7 @@
 """MLflow's protocol over HTTP: tables as JSON and CSV, tensors, gaps, errors.
 
-Covers: plugins/mlflow/src/popgate_mlflow/form.py,
+Covers: app/serving/naming_form.py,
+plugins/mlflow/src/popgate_mlflow/form.py,
 plugins/mlflow/src/popgate_mlflow/routes.py,
 plugins/mlflow/src/popgate_mlflow/schemas.py.
 """

@@ -1,7 +1,7 @@
 """One call: what is counted of it, whatever happens to it.
 
 Covers: app/serving/pending.py, app/serving/deadlines.py,
-app/serving/call_record.py, app/serving/decoding.py.
+app/serving/call_record.py.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ Values = tuple[Mapping[str, Any], int | None]
 
 
 class InvocationsForm:
-    """One request of this protocol (`app.serving.forms.NamingForm`).
+    """One request of this protocol (`app.serving.naming_form.NamingForm`).
 
     `model` answers requests whose path names no model. If it is empty, the only model
     answers.

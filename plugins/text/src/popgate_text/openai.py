@@ -41,7 +41,7 @@ _TYPES: Final = {
 
 
 class NamedForm(ABC):
-    """A request whose body names the model (`app.serving.forms.NamingForm`)."""
+    """A request whose body names the model (`app.serving.naming_form.NamingForm`)."""
 
     not_one = "the model does not give exactly 1 response"
     error_schema: ClassVar[dict[str, Any]] = {

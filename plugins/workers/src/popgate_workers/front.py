@@ -15,8 +15,8 @@ from app.http.front import InferFront, NamingOperation, Operation
 from app.http.proxies import TrustedProxies
 from app.http.request_log import KEY
 from app.observe.request_ids import HEADER
-from app.serving.forms import NamingForm
 from app.serving.keys import Key, given_key
+from app.serving.naming_form import NamingForm
 from app.serving.service import Service
 from app.serving.table import infer_path_of
 from popgate_workers.relay import Relay
