@@ -739,8 +739,8 @@ def test_no_code_comes_from_data() -> None:
 
 
 def test_no_fixture_belongs_to_a_package() -> None:
-    """Our folders of tests are no packages, so pytest would keep it until the end of the
-    run: one such fixture made all later servers start from nothing.
+    """Our folders of tests are no packages, so pytest would keep it until the end of
+    the run: one such fixture made all later servers start from nothing.
     """
     mark = 'scope="' + 'package"'
     paths = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
