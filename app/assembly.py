@@ -74,7 +74,8 @@ def gateway_of(
     """
     stage, pools, keys = Stage(), Pools(settings.load_threads), _keys(settings)
     mode = ControlMode(settings.model_control_mode)
-    records = ModelRecords(places_of(settings), mode.newcomer)
+    places = places_of(settings)
+    records = ModelRecords(places, mode.newcomer)
     on_demand = OnDemandLoader(records)
     feeders = Feeders()
     metrics = MetricsRegistry(
@@ -122,8 +123,8 @@ def gateway_of(
     )
     uploads = Uploads(settings.cache_dir / "uploads")
     models = _models(
-        settings, mode, pools, records, table, metrics, feeders, calls, devices, cache,
-        uploads,
+        settings, mode, pools, places, records, table, metrics, feeders, calls, devices,
+        cache, uploads,
     )  # fmt: skip
     return Gateway(
         settings=settings,
@@ -172,6 +173,7 @@ def _models(
     settings: Settings,
     mode: ControlMode,
     pools: Pools,
+    places: ModelPlaces,
     records: ModelRecords,
     table: ModelTable,
     metrics: MetricsRegistry,
@@ -200,7 +202,7 @@ def _models(
         feeders.settled,
     )
     versions = VersionLoader(
-        records.places,
+        places,
         loader,
         EnsembleLoader(records, table, missing),
         budget,
@@ -210,8 +212,10 @@ def _models(
         pools.compile,
     )
     repository = ModelRepository(records, versions, served)
-    remote = RemoteFiles(records, pools.load, pools.fetch)
-    loads = FolderLoads(records, repository, remote, pools.load, lazily=settings.lazy)
+    remote = RemoteFiles(records, places.remote, pools.load, pools.fetch)
+    loads = FolderLoads(
+        records, places, repository, remote, pools.load, lazily=settings.lazy
+    )
     seconds = settings.repository_poll_secs
     does_poll = settings.reload or mode is ControlMode.POLL
     watch = RemoteWatch(remote, loads.follow_remote, polls=does_poll, seconds=seconds)
@@ -225,6 +229,7 @@ def _models(
     )
     control = ModelControl(
         records,
+        places,
         repository,
         loads,
         watch,

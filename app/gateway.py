@@ -199,8 +199,6 @@ class Gateway:
         # their requests.
         self.loads.begin_end()
         self.cache.close()
-        if self.records.places.remote is not None:
-            self.records.places.remote.stop()
 
     async def abort(self) -> None:
         """Fail every request in flight: the device processes end now."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from app.repository.model_record import VersionRecord
-from app.repository.records import ModelRecords
+from app.repository.records import ModelRecords, VersionRecord
 from app.serving.timeout_policy import TimeoutPolicy
 from engine import DeadlineExceeded, QueueFull
 

@@ -16,8 +16,7 @@ from typing import Protocol
 
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import Event, State
-from app.repository.model_record import ModelRecord, VersionRecord
-from app.repository.records import ModelRecords
+from app.repository.records import ModelRecord, ModelRecords, VersionRecord
 from app.repository.served_models import ServedModels
 from app.repository.source import ModelSource, VersionSource
 from app.serving.ensemble import Ensemble

@@ -50,14 +50,14 @@ from app.repository.loading.missing_models import MissingModels
 from app.repository.loading.version_loader import VersionLoader
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import LIFE, Event, State
-from app.repository.model_record import (
+from app.repository.on_demand import OnDemandLoader
+from app.repository.records import (
     ON_DEMAND,
     ModelRecord,
+    ModelRecords,
     RepositoryError,
     VersionRecord,
 )
-from app.repository.on_demand import OnDemandLoader
-from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
 from app.repository.served_models import ServedModels
 from app.repository.source import ModelSource, VersionSource
@@ -543,9 +543,10 @@ class World(EventLog):
             load_pool,  # type: ignore[arg-type]
         )
         self.repository = ModelRepository(self.records, versions, self.served)
-        remote = RemoteFiles(self.records, load_pool, load_pool)  # type: ignore[arg-type]
+        remote = RemoteFiles(self.records, None, load_pool, load_pool)  # type: ignore[arg-type]
         loads = FolderLoads(
             self.records,
+            self.places,
             self.repository,
             remote,
             load_pool,  # type: ignore[arg-type]
@@ -562,6 +563,7 @@ class World(EventLog):
         )
         self.control = ModelControl(
             self.records,
+            self.places,
             self.repository,
             loads,
             watch,

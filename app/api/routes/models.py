@@ -32,7 +32,7 @@ from app.api.schemas import (
     ModelState,
     StatisticsList,
 )
-from app.repository.model_record import ModelRecord, RepositoryError
+from app.repository.records import ModelRecord, RepositoryError
 
 router = APIRouter(prefix="/v1")
 _TAGS: list[str | Enum] = ["models"]

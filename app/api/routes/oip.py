@@ -50,7 +50,7 @@ from app.errors import (
 )
 from app.gateway import Gateway
 from app.repository.model_life import State
-from app.repository.model_record import RepositoryError, ready_version
+from app.repository.records import RepositoryError, ready_version
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 
 from app.errors import HttpError
-from app.repository.model_record import NEVER_LOADED
+from app.repository.records import NEVER_LOADED
 
 
 class ControlMode(Enum):

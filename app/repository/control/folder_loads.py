@@ -11,9 +11,9 @@ from typing import Protocol
 from app.background import DaemonPool
 from app.config.model_options import Origin
 from app.repository.control.remote_files import RemoteFiles
-from app.repository.model_record import ModelRecord, RepositoryError
 from app.repository.model_sources import RemoteUrl
-from app.repository.records import ModelRecords
+from app.repository.places import ModelPlaces
+from app.repository.records import ModelRecord, ModelRecords, RepositoryError
 from app.repository.scan import scan_model
 from app.repository.source import ModelSource
 
@@ -38,6 +38,7 @@ class FolderLoads:
     def __init__(
         self,
         records: ModelRecords,
+        places: ModelPlaces,
         repository: LoadsModels,
         remote: RemoteFiles,
         pool: DaemonPool,
@@ -46,18 +47,20 @@ class FolderLoads:
     ) -> None:
         self.remote = remote
         self._records = records
+        self._places = places
         self._repository = repository
         self._pool = pool
         self._lazily = lazily
         self._is_ending = False
 
     def begin_end(self) -> None:
-        """Note that the server is shutting down, so an interrupted load is not a
-        failure.
+        """Stop downloads, and note that the server is shutting down, so an interrupted
+        load is not a failure.
 
         May be called from a signal handler.
         """
         self._is_ending = True
+        self.remote.stop()
 
     async def scan(
         self, name: str, root: Path | None = None, config: str | None = None
@@ -66,7 +69,7 @@ class FolderLoads:
 
         Raises `RepositoryError` if it does not exist.
         """
-        scan = partial(self._records.places.scan, name, config)
+        scan = partial(self._places.scan, name, config)
         if root is not None:
             origin = Origin("the load request", is_trusted=False)
             scan = partial(scan_model, root, name, config, origin=origin)
@@ -81,7 +84,7 @@ class FolderLoads:
 
     async def scan_all(self) -> dict[str, ModelSource]:
         """Return all models in the folder."""
-        return await self._pool.run(self._records.places.scan_all)
+        return await self._pool.run(self._places.scan_all)
 
     async def put(self, source: ModelSource) -> None:
         """Load a model at the start, or for another model, without unloading others.
@@ -108,7 +111,7 @@ class FolderLoads:
         remove the replaced ones from the cache.
         """
         record = self._records.record(name)
-        source = await self._pool.run(partial(self._records.places.scan, name))
+        source = await self._pool.run(partial(self._places.scan, name))
         if source is None or source.url != url or source.problem == record.reason != "":
             return
         await self.follow(name, source)

@@ -13,9 +13,9 @@ from app.repository.control.folder_loads import FolderLoads, versions_text
 from app.repository.control.remote_files import RemoteWatch
 from app.repository.control.uploads import Uploads
 from app.repository.load_overrides import LoadOverrides
-from app.repository.model_record import ModelRecord, RepositoryError
 from app.repository.model_sources import FetchStopped
-from app.repository.records import ModelRecords
+from app.repository.places import ModelPlaces
+from app.repository.records import ModelRecord, ModelRecords, RepositoryError
 from app.repository.repository import ModelRepository
 from app.repository.source import is_model_name
 
@@ -35,6 +35,7 @@ class ModelControl:
     def __init__(
         self,
         records: ModelRecords,
+        places: ModelPlaces,
         repository: ModelRepository,
         loads: FolderLoads,
         watch: RemoteWatch,
@@ -47,6 +48,7 @@ class ModelControl:
     ) -> None:
         self.mode = mode
         self._records = records
+        self._places = places
         self._repository = repository
         self._loads = loads
         self._remote = loads.remote
@@ -64,7 +66,7 @@ class ModelControl:
         """
         records = self._records
         await self._pool.run(self._uploads.sweep)
-        names = await self._pool.run(records.places.names)
+        names = await self._pool.run(self._places.names)
         wanted = set(names)
         for name in names:
             records.record(name)
@@ -130,7 +132,7 @@ class ModelControl:
     async def discover(self) -> None:
         """List models that were added to the folder and never loaded."""
         if self.mode.takes_requests:
-            names = await self._scan_pool.run(self._records.places.names)
+            names = await self._scan_pool.run(self._places.names)
             for name in names:
                 self._records.record(name)
 

@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from app.background import DaemonPool
-from app.repository.model_record import ModelRecord
 from app.repository.model_sources import (
     FetchStopped,
     Looks,
+    RemoteCaches,
     RemoteError,
     RemoteModels,
     RemoteUrl,
 )
-from app.repository.records import ModelRecords
+from app.repository.records import ModelRecord, ModelRecords
 from app.repository.source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -28,13 +28,19 @@ logger = logging.getLogger(__name__)
 class RemoteFiles:
     """The files of the remote models in the records. For the event loop's thread.
 
-    `pool` reads and writes the cache. `fetch_pool` runs the downloads.
+    `caches` is None if there are none. `pool` reads and writes them. `fetch_pool` runs
+    the downloads.
     """
 
     def __init__(
-        self, records: ModelRecords, pool: DaemonPool, fetch_pool: DaemonPool
+        self,
+        records: ModelRecords,
+        caches: RemoteCaches | None,
+        pool: DaemonPool,
+        fetch_pool: DaemonPool,
     ) -> None:
         self._records = records
+        self._caches = caches
         self._pool = pool
         self._fetch_pool = fetch_pool
 
@@ -77,15 +83,19 @@ class RemoteFiles:
         used = [f for model in models for s in model.sources for f in s.files]
         await self._pool.run(partial(remote.drop_unused, url, used))
 
+    def stop(self) -> None:
+        """Stop the downloads. May be called from a signal handler."""
+        if self._caches is not None:
+            self._caches.stop()
+
     def looks_at(self, url: RemoteUrl) -> Looks:
         """Return the state of the polls for a URL."""
         return self._remote(url).looks_at(url)
 
     def _remote(self, url: RemoteUrl) -> RemoteModels:
         """Return the models of the source that knows a URL."""
-        remote = self._records.places.remote
-        assert remote is not None
-        return remote.of(url)
+        assert self._caches is not None
+        return self._caches.of(url)
 
 
 class RemoteWatch:

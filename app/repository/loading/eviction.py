@@ -11,8 +11,7 @@ from app.observe.metrics import MetricsRegistry
 from app.repository.loaded_model import LoadCutOff, LoadError
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event
-from app.repository.model_record import ModelRecord, VersionRecord
-from app.repository.records import ModelRecords
+from app.repository.records import ModelRecord, ModelRecords, VersionRecord
 from app.repository.served_models import ServedModels
 from app.serving.stateful import StatefulScheduler
 from app.sizes import size_text

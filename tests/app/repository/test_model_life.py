@@ -16,7 +16,7 @@ import pytest
 from app.config.model_config import ModelConfig
 from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
-from app.repository.model_record import ModelRecord, VersionRecord, ready_version
+from app.repository.records import ModelRecord, VersionRecord, ready_version
 from app.repository.source import VersionSource
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "repository.md"

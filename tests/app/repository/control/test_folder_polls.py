@@ -37,12 +37,13 @@ class Recorder:
 
 def test_what_is_still_written_is_left_alone(tmp_path: Path) -> None:
     """A look is a look here, however long the machine takes between two of them."""
-    records = ModelRecords(ModelPlaces(tmp_path), "")
+    places = ModelPlaces(tmp_path)
+    records = ModelRecords(places, "")
     recorder = Recorder(records)
     repository = cast("ModelRepository", recorder)
     pool = DaemonPool(1, "test")
-    remote = RemoteFiles(records, pool, pool)
-    loads = FolderLoads(records, repository, remote, pool, lazily=False)
+    remote = RemoteFiles(records, None, pool, pool)
+    loads = FolderLoads(records, places, repository, remote, pool, lazily=False)
     watch = RemoteWatch(remote, loads.follow_remote, polls=True, seconds=15.0)
     polls = FolderPolls(
         records, repository, loads, watch, known_only=False, seconds=15.0

@@ -88,13 +88,15 @@ def test_polling_follows_the_folder(polled: ServedGateway) -> None:
 
 
 def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
-    records = ModelRecords(ModelPlaces(tmp_path), ControlMode.MANAGED.newcomer)
+    places = ModelPlaces(tmp_path)
+    records = ModelRecords(places, ControlMode.MANAGED.newcomer)
     repository = cast("ModelRepository", None)  # nothing is loaded
     loading, scanning = DaemonPool(1, "load"), DaemonPool(1, "scan")
-    remote = RemoteFiles(records, loading, loading)
-    loads = FolderLoads(records, repository, remote, loading, lazily=False)
+    remote = RemoteFiles(records, None, loading, loading)
+    loads = FolderLoads(records, places, repository, remote, loading, lazily=False)
     control = ModelControl(
         records,
+        places,
         repository,
         loads,
         RemoteWatch(remote, loads.follow_remote, polls=False, seconds=15.0),
