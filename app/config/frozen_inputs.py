@@ -38,18 +38,6 @@ class FrozenFile:
     time_ns: int
 
 
-def check_frozen(value: Any) -> Mapping[str, Any]:
-    """Return the check of the key; files are looked up later (`with_frozen_files`)."""
-    if not isinstance(value, dict):
-        raise ValueError(f'a table of input name to value or "FILE{SUFFIX}"')
-    for name, item in value.items():
-        if isinstance(item, str) and not item.endswith(SUFFIX):
-            raise ValueError(f'a value or "FILE{SUFFIX}" for {name!r}')
-        if not isinstance(item, bool | int | float | str | list | FrozenFile):
-            raise ValueError(f"a number or lists of numbers for {name!r}")
-    return value
-
-
 def with_frozen_files(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return `values` with the files that they name in `folder`. Raises ValueError."""
     return {

@@ -7,11 +7,8 @@ a misspelt key is never ignored. `docs/reference/configuration.md` lists them.
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import orjson
@@ -28,20 +25,16 @@ from app.config.config_keys import (
     key,
     read_section,
     section,
-    size,
     text,
 )
 from app.config.ensemble_config import EnsembleConfig
-from app.config.frozen_inputs import check_frozen, with_frozen_files
-from app.config.labels import check_labels, read_labels
-from app.config.model_files import read_text, shown
 from app.config.priorities import PriorityLevel, check_levels, timeouts
 from app.config.ragged_config import RaggedConfig
 from app.config.stateful_config import SequenceConfig, StepsConfig
 from app.config.version_policy import ALL_VERSIONS, VersionPolicy, check_versions
 from app.config.warmup_config import WarmupConfig
 from app.plugins import with_sections
-from app.sizes import counted
+from app.sizes import counted, parse_size, size_text
 from engine import MAX_PRIORITY_LEVELS, ModelRunnerConfig, is_requirement
 
 # The keys that apply to a model that runs nothing itself.
@@ -54,12 +47,10 @@ PYTHON_KEYS = frozenset(
     {"environment", "memory_limit", "models", "parameters", "python", "requirements"}
     | {"start_timeout", "working_folder"}
 )
-MAX_CONFIG_BYTES = 1 << 20  # a page of options; limits the cost of a stray file
-#: Limit of a dotted key. No table of PopGate is nested a tenth as deep.
-MAX_KEY_PARTS = 64
 MAX_INSTANCES = 1024
 MAX_DEVICES = 1 << 16
 MAX_BATCHING_DIM = 26
+MAX_LABELLED_OUTPUTS = 1000
 
 
 def _auto_or_bool(value: Any) -> bool | None:
@@ -132,6 +123,52 @@ def _sections(value: Any) -> Mapping[str, Any]:
         except KeyProblem as e:
             raise KeyProblem(f"[{name}] {e}") from None
     return found
+
+
+def size(low: int, high: int) -> Any:
+    """Return bytes, as a number or as in ``"256MiB"``."""
+    bounds = " to ".join(size_text(bound).replace(" ", "") for bound in (low, high))
+    wanted = f'a size in bytes or as in "256MiB", from {bounds}'
+
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError(wanted)
+        try:
+            found = parse_size(value)
+        except ValueError:
+            raise ValueError(wanted) from None
+        if not low <= found <= high:
+            raise ValueError(wanted)
+        return found
+
+    return checked(check)
+
+
+def _labels(value: Any) -> dict[str, str | tuple[str, ...]]:
+    """Return a table of output name to a file name, or to the labels themselves."""
+    wanted = "a table of output name to the name of a file, or a list of labels"
+    if not isinstance(value, dict) or len(value) > MAX_LABELLED_OUTPUTS:
+        raise ValueError(wanted)
+    found: dict[str, str | tuple[str, ...]] = {}
+    for name, labels in value.items():
+        if isinstance(labels, str):
+            found[name] = labels
+        elif isinstance(labels, list) and all(isinstance(x, str) for x in labels):
+            found[name] = tuple(labels)
+        else:
+            raise ValueError(wanted)
+    return found
+
+
+def _frozen_inputs(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError('a table of input name to value or "FILE.npy"')
+    for name, item in value.items():
+        if isinstance(item, str) and not item.endswith(".npy"):
+            raise ValueError(f'a value or "FILE.npy" for {name!r}')
+        if not isinstance(item, bool | int | float | str | list):
+            raise ValueError(f"a number or lists of numbers for {name!r}")
+    return value
 
 
 def _environment(value: Any) -> Mapping[str, str]:
@@ -230,7 +267,7 @@ class ModelConfig:
     check_package_hash: Annotated[bool, Strict()] = key(
         True, "compare the graphs with the digests in the file at load"
     )
-    frozen_inputs: Annotated[Mapping[str, Any], checked(check_frozen)] = key(
+    frozen_inputs: Annotated[Mapping[str, Any], checked(_frozen_inputs)] = key(
         dict, "fixed values of inputs, which requests then omit"
     )
     save_outputs: Annotated[str, text(4000)] = key(
@@ -264,7 +301,7 @@ class ModelConfig:
     versions: Annotated[VersionPolicy, checked(check_versions)] = key(
         ALL_VERSIONS, "the versions to serve"
     )
-    labels: Annotated[Mapping[str, Any], checked(check_labels)] = key(
+    labels: Annotated[Mapping[str, Any], checked(_labels)] = key(
         dict, "class names of an output, or the file that lists them"
     )
     sequence: SequenceConfig | None = key(
@@ -363,59 +400,6 @@ def python_keys_set(config: ModelConfig) -> list[str]:
     return [f.name for f in found if getattr(config, f.name) != default_of(f)]
 
 
-# Reading a key takes time proportional to the square of its parts. This pattern
-# examines a bounded number of characters from the start of each word, so its time is
-# linear.
-_KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,99}+"|'[^'\n]{0,99}+')"""
-_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}")
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """Return the tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
-    try:
-        text = read_text(path, MAX_CONFIG_BYTES)
-    except ValueError as e:
-        raise ModelConfigError(f"{path.name} {e}") from None
-    if _LONG_KEY.search(text):
-        raise ModelConfigError(
-            f"{path.name} cannot be read: a key has {MAX_KEY_PARTS} parts or more"
-        )
-    try:
-        return tomllib.loads(text)
-    except (ValueError, ArithmeticError, RecursionError, MemoryError) as e:
-        # The grammar allows more than Python can hold: an impossible date, a number of
-        # thousands of digits, deeply nested tables.
-        raise ModelConfigError(f"{path.name} cannot be read: {e}") from None
-
-
-def with_files(
-    config: ModelConfig, folder: Path, name: str, saves: Path | None = None
-) -> ModelConfig:
-    """Return `config` with the content of the files that it names.
-
-    `name` is for errors. `saves` is the base of a relative `save_outputs`, if it
-    differs.
-
-    Raises `ModelConfigError`.
-    """
-    if not (config.labels or config.frozen_inputs or config.save_outputs):
-        return config
-    try:
-        frozen = with_frozen_files(config.frozen_inputs, folder)
-        save_outputs = config.save_outputs and save_folder(
-            config.save_outputs, saves or folder
-        )
-        labels = {
-            output: read_labels(folder, value) if isinstance(value, str) else value
-            for output, value in config.labels.items()
-        }
-    except (ValueError, OSError) as e:
-        raise ModelConfigError(f"{name}: {e}") from None
-    return replace(
-        config, labels=labels, frozen_inputs=frozen, save_outputs=save_outputs
-    )
-
-
 def parse_model_config(
     document: Mapping[str, Any], name: str = "config.toml"
 ) -> ModelConfig:
@@ -430,27 +414,3 @@ def parse_model_config(
         return read_section(ModelConfig, document)
     except KeyProblem as e:
         raise ModelConfigError(f"{name}: {e}") from None
-
-
-def save_folder(name: str, folder: Path) -> str:
-    """Return the folder relative to the model's folder. Raises ValueError for the
-    folder of a version.
-
-    The scan would mistake changing files there for another version.
-    """
-    try:
-        path = (folder / name).resolve()
-        path.exists()  # may be missing, but must be a valid folder name
-    except (OSError, RuntimeError) as e:
-        why = getattr(e, "strerror", None) or "its links form a circle"
-        raise ValueError(f"save_outputs {shown(name)}: {why}") from None
-    try:
-        parts = path.relative_to(folder.resolve()).parts
-    except ValueError:
-        return str(path)
-    if not parts or parts[0].isdecimal():
-        msg = (
-            f"save_outputs {name!r} is the folder of the model's versions; name another"
-        )
-        raise ValueError(msg)
-    return str(path)

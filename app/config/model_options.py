@@ -6,20 +6,25 @@ the configuration of a load request. Each overrides the one before; all are opti
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from app.config.config_formats import Translation, read_translated, translate_request
+from app.config.config_formats import (
+    MAX_CONFIG_BYTES,
+    Translation,
+    read_translated,
+    translate_request,
+)
 from app.config.config_keys import ModelConfigError
 from app.config.declared import DeclaredTensors
-from app.config.model_config import (
-    ModelConfig,
-    parse_model_config,
-    read_document,
-    with_files,
-)
+from app.config.frozen_inputs import with_frozen_files
+from app.config.labels import read_labels
+from app.config.model_config import ModelConfig, parse_model_config
+from app.config.model_files import read_text, shown
 from app.plugins import with_sections
 
 OVERRIDE = "the config of the load request"
@@ -38,6 +43,8 @@ REQUESTABLE = frozenset(
         "warmup",
     }
 )  # fmt: skip
+#: Limit of a dotted key. No table of PopGate is nested a tenth as deep.
+MAX_KEY_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +146,80 @@ def _check_requestable(label: str, layer: Mapping[str, Any]) -> None:
         if is_known and key not in REQUESTABLE:
             msg = f"{label}: {key} can only be set in the model repository"
             raise ModelConfigError(msg)
+
+
+# Reading a key takes time proportional to the square of its parts. This pattern
+# examines a bounded number of characters from the start of each word, so its time is
+# linear.
+_KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,99}+"|'[^'\n]{0,99}+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{MAX_KEY_PARTS}}}")
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return the tables of a ``config.toml``, unchecked. Raises `ModelConfigError`."""
+    try:
+        text = read_text(path, MAX_CONFIG_BYTES)
+    except ValueError as e:
+        raise ModelConfigError(f"{path.name} {e}") from None
+    if _LONG_KEY.search(text):
+        raise ModelConfigError(
+            f"{path.name} cannot be read: a key has {MAX_KEY_PARTS} parts or more"
+        )
+    try:
+        return tomllib.loads(text)
+    except (ValueError, ArithmeticError, RecursionError, MemoryError) as e:
+        # The grammar allows more than Python can hold: an impossible date, a number of
+        # thousands of digits, deeply nested tables.
+        raise ModelConfigError(f"{path.name} cannot be read: {e}") from None
+
+
+def with_files(
+    config: ModelConfig, folder: Path, name: str, saves: Path | None = None
+) -> ModelConfig:
+    """Return `config` with the content of the files that it names.
+
+    `name` is for errors. `saves` is the base of a relative `save_outputs`, if it
+    differs.
+
+    Raises `ModelConfigError`.
+    """
+    if not (config.labels or config.frozen_inputs or config.save_outputs):
+        return config
+    try:
+        frozen = with_frozen_files(config.frozen_inputs, folder)
+        save_outputs = config.save_outputs and save_folder(
+            config.save_outputs, saves or folder
+        )
+        labels = {
+            output: read_labels(folder, value) if isinstance(value, str) else value
+            for output, value in config.labels.items()
+        }
+    except (ValueError, OSError) as e:
+        raise ModelConfigError(f"{name}: {e}") from None
+    return replace(
+        config, labels=labels, frozen_inputs=frozen, save_outputs=save_outputs
+    )
+
+
+def save_folder(name: str, folder: Path) -> str:
+    """Return the folder relative to the model's folder. Raises ValueError for the
+    folder of a version.
+
+    The scan would mistake changing files there for another version.
+    """
+    try:
+        path = (folder / name).resolve()
+        path.exists()  # may be missing, but must be a valid folder name
+    except (OSError, RuntimeError) as e:
+        why = getattr(e, "strerror", None) or "its links form a circle"
+        raise ValueError(f"save_outputs {shown(name)}: {why}") from None
+    try:
+        parts = path.relative_to(folder.resolve()).parts
+    except ValueError:
+        return str(path)
+    if not parts or parts[0].isdecimal():
+        msg = (
+            f"save_outputs {name!r} is the folder of the model's versions; name another"
+        )
+        raise ValueError(msg)
+    return str(path)

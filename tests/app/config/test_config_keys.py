@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Strict
+from pydantic import Strict, TypeAdapter, ValidationError
 
 from app.config.config_keys import (
     DISTINCT,
     KeyProblem,
+    ShapeKey,
     between,
     checked,
     default_of,
@@ -20,9 +21,10 @@ from app.config.config_keys import (
     read_section,
     section,
     section_of,
-    size,
     text,
 )
+from app.config.model_config import size
+from app.limits import DEFAULT_LIMITS
 
 
 def even_number(value: Any) -> int:
@@ -157,3 +159,12 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
     with pytest.raises(KeyProblem) as caught:
         read(inner={"kind": "x" * 10_000})
     assert len(str(caught.value)) < 200
+
+
+def test_shapes_have_the_default_limits_of_requests() -> None:
+    check = TypeAdapter(ShapeKey).validate_python
+    most = DEFAULT_LIMITS.max_elements
+    assert check([most] * DEFAULT_LIMITS.max_rank)
+    for shape in ([most + 1], [1] * (DEFAULT_LIMITS.max_rank + 1)):
+        with pytest.raises(ValidationError):
+            check(shape)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.config.frozen_inputs import check_frozen, frozen_arrays, with_frozen_files
-from app.config.model_config import save_folder
+from app.config.config_keys import ModelConfigError
+from app.config.frozen_inputs import frozen_arrays, with_frozen_files
+from app.config.model_config import parse_model_config
+from app.config.model_options import save_folder
 from popef_io import DataType, Model, load_model
 from tests.engine import models
 
@@ -17,6 +20,10 @@ from tests.engine import models
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
     return load_model(models.weighted(tmp_path / "m.popef"))
+
+
+def _checked(values: dict[str, Any]) -> Mapping[str, Any]:
+    return parse_model_config({"frozen_inputs": values}).frozen_inputs
 
 
 @pytest.mark.parametrize(
@@ -29,14 +36,14 @@ def model(tmp_path: Path) -> Model:
     ],
 )
 def test_values(model: Model, value: Any, expected: Any) -> None:
-    (array,) = frozen_arrays(model, check_frozen({"B": value})).values()
+    (array,) = frozen_arrays(model, _checked({"B": value})).values()
     assert array.dtype == np.float32
     assert np.array_equal(array, expected)
 
 
 def test_files(model: Model, tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.ones((2, 3), np.float32))
-    values = with_frozen_files(check_frozen({"B": "b.npy"}), tmp_path)
+    values = with_frozen_files(_checked({"B": "b.npy"}), tmp_path)
     assert np.array_equal(frozen_arrays(model, values)["B"], np.ones((2, 3)))
     assert values == with_frozen_files({"B": "b.npy"}, tmp_path)
     np.save(tmp_path / "b.npy", np.ones((3, 3), np.float32))
@@ -57,8 +64,8 @@ def test_pickles_are_not_read(model: Model, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["b", {"a": 1}, None, "b.npz"])
 def test_what_is_no_value(value: Any) -> None:
-    with pytest.raises(ValueError, match="'B'"):
-        check_frozen({"B": value})
+    with pytest.raises(ModelConfigError, match="'B'"):
+        _checked({"B": value})
 
 
 @pytest.mark.parametrize(
