@@ -48,15 +48,6 @@ REQUEST_BODIES: tuple[type, ...] = (
 )
 
 
-def whole_number(value: object) -> int | None:
-    """Return the integer of a JSON number, or None for any other value. 3.0 counts as
-    an integer.
-    """
-    if type(value) is float and value.is_integer():
-        return int(value)
-    return value if type(value) is int else None
-
-
 def documented(model: type, *, required: bool = False) -> dict[str, Any]:
     """Return the addition to a route's OpenAPI operation for a body like this."""
     schema = {"$ref": REFERENCE.format(model=model.__name__)}

@@ -229,12 +229,6 @@ def parse_url(text: str) -> RemoteUrl:
     raise InvalidConfig(f"{place}{scheme}: is not supported; {what}")
 
 
-def download_caches(folder: Path) -> list[DownloadCache]:
-    """Return the caches of all sources that may have downloaded into a folder."""
-    sources: Collection[ModelSource] = plugins(MODEL_SOURCES).values()
-    return [source.cache(folder) for source in sources] if folder.is_dir() else []
-
-
 class RemoteCaches:
     """The models of all sources below one folder. For all threads.
 

@@ -98,13 +98,6 @@ class Device(LinkedDevice):
     # -- properties
 
     @property
-    def num_units(self) -> int:
-        """Return the number of pool units of the device (Model Runtime: number of
-        IPUs).
-        """
-        return len(self.units)
-
-    @property
     def threads(self) -> int:
         """Return the threads for a graph that is loaded now.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+from app.plugins import MODEL_SOURCES, plugins
 from app.repository.control.uploads import Uploads
-from app.repository.model_sources import Cached, download_caches, left_over
+from app.repository.model_sources import Cached, ModelSource, left_over
 
 #: Files used within this many seconds are kept, because a server may be about to open
 #: them.
@@ -26,7 +27,11 @@ class CacheContents:
 
     def __init__(self, compiled: Path, downloaded: Path) -> None:
         self._compiled = compiled
-        self._downloaded = download_caches(downloaded)
+        sources: Collection[ModelSource] = plugins(MODEL_SOURCES).values()
+        #: Those of all sources that may have downloaded into the folder.
+        self._downloaded = [
+            source.cache(downloaded) for source in sources if downloaded.is_dir()
+        ]
 
     def listed(self) -> list[Cached]:
         """Return the entries by kind, then the longest unused first."""

@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from app.api.dependencies import MANAGEMENT, GatewayOf, read_object
-from app.api.request_bodies import MOST, documented, whole_number
+from app.api.request_bodies import MOST, documented
 from app.errors import InvalidRequest
 from app.observe.log import LogControl
-from popgate_triton.schemas import LogDocument, LogRequest
+from popgate_triton.schemas import LogDocument, LogRequest, whole_number
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 

@@ -112,3 +112,12 @@ class CudaRegion(Body):
     name: str
     device_id: int
     byte_size: int
+
+
+def whole_number(value: object) -> int | None:
+    """Return the integer of a JSON number, or None for any other value. 3.0 counts as
+    an integer.
+    """
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None

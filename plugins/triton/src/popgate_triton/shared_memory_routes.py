@@ -16,12 +16,17 @@ from app.api.dependencies import (
     ViewerOf,
     read_object,
 )
-from app.api.request_bodies import documented, whole_number
+from app.api.request_bodies import documented
 from app.api.schemas import error_response
 from app.codec.request_options import not_allowed
 from app.errors import HttpError, InvalidRequest
 from app.gateway import Gateway
-from popgate_triton.schemas import CudaRegion, RegisterRequest, SystemRegion
+from popgate_triton.schemas import (
+    CudaRegion,
+    RegisterRequest,
+    SystemRegion,
+    whole_number,
+)
 from popgate_triton.shared_memory import RegionStatus, RegionTable
 
 router = APIRouter(

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 
 from app.api.delegation import ModelName, Version
 from app.api.dependencies import MANAGEMENT, GatewayOf, find_version, read_object
-from app.api.request_bodies import MOST, documented, whole_number
+from app.api.request_bodies import MOST, documented
 from app.errors import HttpError, InvalidRequest, UnknownModel
 from app.gateway import Gateway
-from popgate_triton.schemas import TraceDocument, TraceRequest
+from popgate_triton.schemas import TraceDocument, TraceRequest, whole_number
 from popgate_triton.traces import LEVELS, TritonTracing
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
