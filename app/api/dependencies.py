@@ -22,8 +22,7 @@ from app.gateway import Gateway
 from app.http.asgi import HOLDER
 from app.limits import DEFAULT_LIMITS
 from app.repository.load_overrides import LoadOverrides, parse_load_overrides
-from app.repository.loaded_model import LoadedModel
-from app.repository.records import ModelRecord, RepositoryError
+from app.repository.records import LoadedModel, ModelRecord, RepositoryError
 from app.serving.keys import Key
 from app.serving.timeout_policy import TimeoutPolicy
 

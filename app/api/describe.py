@@ -20,9 +20,8 @@ from app.api.schemas import (
 )
 from app.errors import VersionNotAvailable
 from app.observe.metrics import MetricsRegistry
-from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import State
-from app.repository.records import ModelRecord, VersionRecord
+from app.repository.records import LoadedModel, ModelRecord, VersionRecord
 from app.serving.ensemble import Ensemble
 from app.serving.stateful import StatefulScheduler
 from app.spec import TensorSpec

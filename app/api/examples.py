@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from app.repository.loaded_model import LoadedModel
+from app.repository.records import LoadedModel
 from app.serving.stateful import StatefulScheduler
 from app.spec import ModelSpec, TensorSpec
 

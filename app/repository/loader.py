@@ -31,8 +31,9 @@ from app.repository.assembly import (
 )
 from app.repository.compilers import CompileCache
 from app.repository.devices import GatewayDevices
-from app.repository.loaded_model import LoadedModel, LoadError, explained
+from app.repository.load_errors import LoadError, explained
 from app.repository.python_models import check_kind, process_options, read_model
+from app.repository.records import LoadedModel
 from app.repository.source import VersionSource
 from app.repository.warmup import WarmupFailed, run_example, warm_up
 from app.serving.route_table import ModelRoute, ModelRoutes

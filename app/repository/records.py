@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 from app.config.model_config import ModelConfig
-from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
+from app.repository.saved_state import save_state
 from app.repository.source import ModelSource, VersionSource
+from app.serving.ensemble import Ensemble
+from app.serving.route_table import ModelRoutes
+from app.serving.runner import RequestScheduler
+from app.spec import ModelSpec
 from engine import ModelRunner
 
 #: The reason for models that were added to the folder after the last scan, too.
@@ -35,6 +40,45 @@ class RepositoryError(Exception):
         super().__init__(message)
         self.found = found
         self.passing = passing
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A version that can run, and its sources.
+
+    `memory` is its size in bytes that counts for `--model-memory`. `loaded_at` is a
+    `time.time()`. `warmed` says that it has run before it was ready, with free
+    dimensions of `fill`. `example` are fitting values by input, if any were given.
+    `routes` are its own routes.
+    """
+
+    spec: ModelSpec
+    runner: ModelRunner | Ensemble
+    config: ModelConfig
+    source: VersionSource
+    memory: int
+    loaded_at: float
+    warmed: bool
+    scheduler: RequestScheduler | None = None
+    fill: int = 1
+    example: Mapping[str, Any] = field(default_factory=dict)
+    routes: ModelRoutes = field(default_factory=ModelRoutes)
+
+    @property
+    def version(self) -> str:
+        return self.spec.version
+
+    def is_from(self, source: VersionSource, config: ModelConfig) -> bool:
+        """Return whether loading these sources again would change nothing."""
+        return self.config == config and self.source == source
+
+    def save(self) -> None:
+        """Save its state to the place in the options, if that is set. Blocks."""
+        if self.config.save_outputs and isinstance(self.runner, ModelRunner):
+            save_state(self.runner, Path(self.config.save_outputs), self.version)
+
+    def __repr__(self) -> str:
+        return f"<LoadedModel {self.spec.name}/{self.version} {self.runner!r}>"
 
 
 #: Loads an offered version of a model.

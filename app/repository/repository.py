@@ -14,9 +14,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import Event, State
-from app.repository.records import ModelRecord, ModelRecords, VersionRecord
+from app.repository.records import LoadedModel, ModelRecord, ModelRecords, VersionRecord
 from app.repository.served_models import ServedModels
 from app.repository.source import ModelSource, VersionSource
 from app.serving.ensemble import Ensemble

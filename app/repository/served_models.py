@@ -10,9 +10,8 @@ from functools import partial
 from app.background import DaemonPool
 from app.config.priorities import timeouts
 from app.observe.metrics import MetricsRegistry
-from app.repository.loaded_model import LoadedModel
 from app.repository.memory_budget import MemoryBudget
-from app.repository.records import ModelRecord
+from app.repository.records import LoadedModel, ModelRecord
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable
 

@@ -22,7 +22,7 @@ from app.config.model_files import count_strings, file_inside, read_array, read_
 from app.config.warmup_config import WarmupConfig, WarmupInput, WarmupSample
 from app.errors import RequestError
 from app.limits import DEFAULT_LIMITS
-from app.repository.loaded_model import LoadError
+from app.repository.load_errors import LoadError
 from app.repository.source import WARMUP_FOLDER
 from app.sizes import counted
 from app.spec import ModelSpec, TensorSpec

@@ -41,8 +41,8 @@ from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.folder_polls import FolderPolls
 from app.repository.control.model_control import ModelControl
 from app.repository.control.remote_files import RemoteFiles, RemoteWatch
+from app.repository.load_errors import LoadCutOff, LoadError
 from app.repository.load_overrides import LoadOverrides
-from app.repository.loaded_model import LoadCutOff, LoadedModel, LoadError
 from app.repository.loading import ensemble_loader, eviction
 from app.repository.loading.ensemble_loader import EnsembleLoader
 from app.repository.loading.eviction import Eviction
@@ -53,6 +53,7 @@ from app.repository.model_life import LIFE, Event, State
 from app.repository.on_demand import OnDemandLoader
 from app.repository.records import (
     ON_DEMAND,
+    LoadedModel,
     ModelRecord,
     ModelRecords,
     RepositoryError,

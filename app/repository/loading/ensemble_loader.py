@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from app.config.ensemble_config import StepConfig
-from app.repository.loaded_model import LoadedModel, LoadError, explained
+from app.repository.load_errors import LoadError, explained
 from app.repository.loading.missing_models import MissingModels
 from app.repository.model_life import State
-from app.repository.records import ModelRecord, ModelRecords, VersionRecord
+from app.repository.records import LoadedModel, ModelRecord, ModelRecords, VersionRecord
 from app.repository.source import VersionSource
 from app.serving.calls.circles import leads_to
 from app.serving.ensemble import EnsembleScheduler, label_of

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 
 from app.observe.metrics import MetricsRegistry
-from app.repository.loaded_model import LoadCutOff, LoadError
+from app.repository.load_errors import LoadCutOff, LoadError
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event
 from app.repository.records import ModelRecord, ModelRecords, VersionRecord

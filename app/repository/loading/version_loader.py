@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from app.background import DaemonPool
-from app.repository.loaded_model import LoadCutOff, LoadedModel, LoadError
+from app.repository.load_errors import LoadCutOff, LoadError
 from app.repository.loader import ModelLoader
 from app.repository.loading.ensemble_loader import EnsembleLoader
 from app.repository.loading.eviction import Eviction, NoMemory
 from app.repository.memory_budget import MemoryBudget
 from app.repository.model_life import Event
 from app.repository.places import ModelPlaces
-from app.repository.records import ModelRecord, VersionRecord
+from app.repository.records import LoadedModel, ModelRecord, VersionRecord
 from app.repository.served_models import ServedModels
 from app.repository.source import VersionSource
 from engine import EngineError, ModelRunner

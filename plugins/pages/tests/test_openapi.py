@@ -26,7 +26,7 @@ from app.api.examples import example_request, shown_shape
 from app.api.plugin_routes import plugin_routes
 from app.config.model_config import ModelConfig
 from app.main import ROUTERS, methods_by_path
-from app.repository.loaded_model import LoadedModel
+from app.repository.records import LoadedModel
 from app.repository.source import VersionSource
 from app.settings import Settings
 from app.spec import ModelSpec, TensorSpec

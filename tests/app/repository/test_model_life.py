@@ -2,7 +2,7 @@
 
 python -m tests.app.repository.test_model_life     writes docs/reference/repository.md
 
-Covers: app/repository/loaded_model.py.
+Covers: app/repository/load_errors.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import cast
 import pytest
 
 from app.config.model_config import ModelConfig
-from app.repository.loaded_model import LoadedModel
 from app.repository.model_life import LIFE, Action, Event, State
-from app.repository.records import ModelRecord, VersionRecord, ready_version
+from app.repository.records import (
+    LoadedModel,
+    ModelRecord,
+    VersionRecord,
+    ready_version,
+)
 from app.repository.source import VersionSource
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "repository.md"

@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoints
 import pytest
 
 from app import plugins
-from app.repository.loaded_model import LoadError, explained
+from app.repository.load_errors import LoadError, explained
 from app.serving.ensemble_kind import ensemble_kind
 from app.serving.stateful import stateful_models
 

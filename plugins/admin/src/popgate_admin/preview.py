@@ -23,7 +23,7 @@ from app.repository.assembly import (
 )
 from app.repository.compilers import CompileCache
 from app.repository.formats import format_named
-from app.repository.loaded_model import LoadError, explained
+from app.repository.load_errors import LoadError, explained
 from app.repository.loader import compiled_files, input_defaults
 from app.repository.loading.ensemble_loader import why_no_member
 from app.repository.model_sources import RemoteCaches, RemoteError

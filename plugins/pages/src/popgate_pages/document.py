@@ -35,7 +35,7 @@ from app.api.schemas import (
     error_response,
 )
 from app.config.restrictions import group_of
-from app.repository.loaded_model import LoadedModel
+from app.repository.records import LoadedModel
 from app.spec import ModelSpec, TensorSpec, notation
 from popgate_pages.examples import example_oip_request, is_large
 

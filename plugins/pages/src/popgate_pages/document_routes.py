@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from app.api.dependencies import GatewayOf
-from app.repository.loaded_model import LoadedModel
+from app.repository.records import LoadedModel
 from popgate_pages.document import base_document, document_with_models
 from popgate_pages.yaml_text import to_yaml
 

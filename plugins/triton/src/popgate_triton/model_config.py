@@ -9,7 +9,7 @@ from app.api.describe import gives_several, memory_kind, platform_of
 from app.api.examples import shown_shape
 from app.config.declared import DeclaredTensor
 from app.config.stateful_config import SequenceConfig
-from app.repository.loaded_model import LoadedModel
+from app.repository.records import LoadedModel
 from app.serving.ensemble import Ensemble, Step
 from app.spec import TensorSpec
 
