@@ -16,12 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from app.codec.compression import (
-    Coding,
-    CompressResponses,
-    ResponseCodings,
-    compress,
-)
+from app.codec.compression import CompressResponses, compress
 from app.codec.media import is_json_only, media_type_of
 from app.codec.messages import Body, Response
 from app.codec.model import DECODED_AT_ONCE
@@ -36,6 +31,7 @@ from app.errors import (
 )
 from app.http.access import Access
 from app.http.answer_watch import ANSWERED_BY, AnswerWatch
+from app.http.application import Application
 from app.http.asgi import (
     CONNECTION,
     HOLDER,
@@ -68,7 +64,7 @@ from app.serving.naming_form import NamingForm
 from app.serving.route_form import RouteForm
 from app.serving.route_table import FoundRoutes
 from app.serving.service import Service
-from app.serving.table import ModelEntry, infer_path, infer_path_of
+from app.serving.table import infer_path, infer_path_of
 from app.serving.transfer_memory import Share
 
 # Limits in seconds and bytes for reading and dropping the rest of a refused body. If
@@ -132,7 +128,7 @@ class BodyRefused(Exception):
         self.is_read = is_read
 
 
-class InferFront:
+class InferFront(Application):
     """Serves inference, and passes all other requests to `fallback`.
 
     `access` checks all requests, including those for `fallback`.
@@ -152,40 +148,16 @@ class InferFront:
         methods_of: Callable[[str], set[str]] = lambda path: set(),
         proxies: TrustedProxies | None = None,
     ) -> None:
+        super().__init__(
+            service, access, base_path, origins, proxies, compress_responses
+        )
         self.fallback = fallback
-        self.service = service
-        self.base_path = base_path.encode()
-        self.access = access or Access()
         self.operations = operations
         self.naming = {operation.path: operation for operation in naming}
         self.methods_of = methods_of
-        self.proxies = proxies or TrustedProxies()
-        self.origins = frozenset(origin.encode() for origin in origins)
-        #: The paths of inference that can be answered without ASGI.
-        self.short: dict[str, ModelEntry] = service.models.paths
-        self.compress_responses = compress_responses
         self._any_method = AnyMethod(self._serve, methods_of)
         #: Answers requests of web pages, which browsers send with an Origin.
-        self.for_pages = for_origins(self._any_method, origins) if origins else None
-        self._codings = ResponseCodings(compress_responses)
-
-    def coding_for(self, headers: Mapping[bytes, bytes]) -> Coding | None:
-        """Return the coding of the answer to a request with these headers."""
-        accept = headers.get(b"accept-encoding")
-        return None if accept is None else self._codings.choose(accept)
-
-    def lines_for_origin(self, origin: bytes | None) -> bytes:
-        """Return the headers that let a page of an origin read an answer.
-
-        For answers that do not come from an application.
-        """
-        if origin is None or not (b"*" in self.origins or origin in self.origins):
-            return b""
-        named = b"*" if b"*" in self.origins else origin + b"\r\nvary: Origin"
-        return (
-            b"access-control-allow-origin: %b\r\n"
-            b"access-control-expose-headers: *\r\n" % named
-        )
+        self._for_pages = for_origins(self._any_method, origins) if origins else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -204,8 +176,8 @@ class InferFront:
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request over HTTP, whose id is in its scope."""
-        if self.for_pages is not None:
-            await self.for_pages(scope, receive, send)
+        if self._for_pages is not None:
+            await self._for_pages(scope, receive, send)
         else:
             await self._any_method(scope, receive, send)
 

@@ -31,12 +31,12 @@ from typing import Any
 import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 
+from app.http.application import Application
 from app.http.connection.clocks import Patience
 from app.http.connection.dispatch import Dispatch
 from app.http.connection.protocol import GatewayProtocol, Listener
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
 from app.http.floods import WAITING, Door, Floods
-from app.http.front import InferFront
 from app.http.open_connections import OpenConnections
 from app.http.sockets import BACKLOG, refuse_new_connections
 from app.http.tls import Certificate
@@ -85,7 +85,7 @@ class GatewayServer(uvicorn.Server):
 
     def __init__(
         self,
-        app: InferFront,
+        app: Application,
         *,
         drain_grace: float = 0.0,
         shutdown_timeout: float = 30.0,
@@ -95,7 +95,7 @@ class GatewayServer(uvicorn.Server):
         open_connections: OpenConnections | None = None,
         max_connections_per_address: int = 0,
         certificate: Certificate | None = None,
-        sides: Sequence[tuple[InferFront, socket.socket]] = (),
+        sides: Sequence[tuple[Application, socket.socket]] = (),
         floods: Floods | None = None,
         connections: Total | None = None,
         kept: Sequence[socket.socket] = (),
@@ -210,7 +210,7 @@ class GatewayServer(uvicorn.Server):
             await self._listen(app, listener)
         self._on_listening()
 
-    async def _listen(self, app: InferFront, listener: socket.socket) -> None:
+    async def _listen(self, app: Application, listener: socket.socket) -> None:
         """Serve `app` on a socket as uvicorn does, but limit a TLS handshake like a
         head.
         """

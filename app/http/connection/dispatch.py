@@ -19,6 +19,7 @@ import httptools
 from app.codec.model import DECODED_AT_ONCE
 from app.errors import HttpError
 from app.http.access import key_group
+from app.http.application import Application
 from app.http.asgi import BARE, BASE, CONNECTION, NAMES, Scope
 from app.http.asgi_call import wants_events
 from app.http.connection.cycle import AsgiCycle
@@ -27,7 +28,6 @@ from app.http.connection.exchange import Connection, Exchange
 from app.http.connection.framing import Head, bad_http
 from app.http.connection.known_head import LARGEST_BODY, KnownHead
 from app.http.connection_limit import Entry
-from app.http.front import InferFront
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
@@ -35,7 +35,7 @@ _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 class Dispatch:
     """Handles the heads of all connections of a listener."""
 
-    def __init__(self, front: InferFront) -> None:
+    def __init__(self, front: Application) -> None:
         self.front = front
         self.service = front.service
         self.access = front.access
@@ -64,7 +64,7 @@ class Dispatch:
             or b"expect" in headers
             or (b"accept" in headers and wants_events(headers))
             or (b"accept-encoding" in headers and front.coding_for(headers) is not None)
-            or (front.for_pages is not None and b"origin" in headers)
+            or (front.origins and b"origin" in headers)
         ):
             return None
         exchange = Exchange(

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from app.errors import ErrorResponse, row_of
 from app.http.answer_watch import route_of
+from app.http.application import Application
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.ends import Peer
 from app.http.connection.exchange import Exchange
@@ -16,7 +17,6 @@ from app.http.connection.framing import CALL, Framer, Head
 from app.http.connection.intake import Intake
 from app.http.connection.response_framing import STATUS_LINE
 from app.http.floods import READ
-from app.http.front import InferFront
 from app.observe.journal import Asked, Failed
 from app.observe.request_ids import id_of
 
@@ -53,7 +53,7 @@ class Ending:
     def __init__(
         self,
         connection: Ended,
-        front: InferFront,
+        front: Application,
         transport: asyncio.Transport,
         framer: Framer,
         intake: Intake,
@@ -140,7 +140,7 @@ class Ending:
 
 
 def last_answer(
-    front: InferFront,
+    front: Application,
     peer: Peer,
     error: BaseException,
     asked: Asked,

@@ -1,6 +1,6 @@
 """The infer path, from the ASGI messages in to the messages out.
 
-Covers: app/http/asgi.py, app/http/asgi_call.py.
+Covers: app/http/application.py, app/http/asgi.py, app/http/asgi_call.py.
 """
 
 from __future__ import annotations
