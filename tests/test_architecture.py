@@ -198,7 +198,7 @@ LARGEST_FILE = 500
 
 #: The longest chain of module imports in each package of the core, those for types and
 #: inside functions included. The aim for `app` is 14. These numbers only get smaller.
-LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 16}
+LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 15}
 #: A class has at most so many lines and methods.
 LARGEST_CLASS = 300
 MOST_METHODS = 25
