@@ -197,8 +197,8 @@ LARGEST_FILE = 500
 
 
 #: The longest chain of module imports in each package of the core, those for types and
-#: inside functions included. The aim for `app` is 14. These numbers only get smaller.
-LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 15}
+#: inside functions included. These numbers only get smaller.
+LONGEST_CHAIN = {"popef_io": 11, "engine": 20, "app": 14}
 #: A class has at most so many lines and methods.
 LARGEST_CLASS = 300
 MOST_METHODS = 25
@@ -434,7 +434,7 @@ SET_FROM_OUTSIDE = {
 #: The same names on objects that are not ours: protocol buffers of ONNX,
 #: application state of Starlette, arguments of an exception, parameters of click.
 NOT_OURS = {
-    "app/cli/serve.py": "params",
+    "app/cli/__init__.py": "params",
     "app/main.py": "front paths",
     "app/observe/log_writer.py": "args",
     "app/serving/ensembles.py": "args",

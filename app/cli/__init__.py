@@ -1,4 +1,4 @@
-"""The command `popgate`: one file for each of its commands; plugins add others.
+"""The command `popgate`, and its command `serve`; plugins add others.
 
 The modules of a command are imported when it runs, so `popgate --help` answers quickly.
 Runs in the process of the command. May import all of `app`.
@@ -6,18 +6,22 @@ Runs in the process of the command. May import all of `app`.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from app.cli import serve
-from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandError
+from app.cli.commands import Command
+from app.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from app.cli.plugin_commands import Commands, plugin_command
+from app.cli.startup_report import print_failed, print_listening, print_started
 
 app = typer.Typer(
     name="popgate",
@@ -30,7 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("serve", cls=serve.ServeCommand)(serve.serve)
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,6 +57,100 @@ def _options(
     ] = False,
 ) -> None:
     """Handle the options before the command."""
+
+
+class ServeCommand(Command):
+    """Command whose options are made from the settings when they are needed."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        # Importing modules makes no garbage, and a collection would take a tenth of the
+        # start. `run_gateway` enables the collector again.
+        gc.disable()
+        with _ended_by_interrupts():
+            from app.cli.settings_options import settings_options
+
+        return [*settings_options(), *super().get_params(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        # `serve` receives the options as `ctx.obj`, because it names none of them.
+        paths = ctx.params.pop("paths", None)
+        ctx.obj, ctx.params = ctx.params, {"paths": paths}
+        return rest
+
+
+@app.command("serve", cls=ServeCommand)
+def serve(
+    ctx: typer.Context,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=]PATH",
+            help="Model files, folders of one model, or one folder of many models. "
+            "A .py file requires --allow-python. [default: models]",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Serve models over HTTP: files, or a folder of them.
+
+    Every option can also be set in the environment: --max-body-size is
+    POPGATE_MAX_BODY_SIZE, and so on. Ctrl-C shuts the server down after requests in
+    flight are answered. A second Ctrl-C ends it immediately.
+    """
+    # For a repeatable option that is missing, Click gives an empty list.
+    given = {k: v for k, v in ctx.obj.items() if v not in (None, (), [])}
+    with _ended_by_interrupts():
+        code = _serve(given, paths or [])
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let Control-C end the process until the server handles it, as SIGTERM does.
+
+    Python loses KeyboardInterrupt if it is raised in a callback of an import.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    # another handler, or the signal is ignored: keep that
+    if before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(given: dict[str, Any], paths: list[str]) -> int:
+    from app.cli.settings_options import settings_of, with_paths
+
+    settings = settings_of(with_paths(given, paths))
+    style = settings.log_format
+    from app.assembly import places_of
+    from app.http.sockets import ListenError
+    from app.main import create_app
+    from app.run import run_gateway
+    from engine import InvalidConfig
+
+    try:
+        places = places_of(settings)
+        if places.folder is not None and not places.folder.is_dir():
+            msg = (
+                f"the folder {places.folder} does not exist; create it and put models "
+                "into it, or name a model: popgate serve model.onnx"
+            )
+            raise CommandError(msg, EXIT_USAGE)
+        return run_gateway(
+            settings,
+            lambda gateway: create_app(gateway=gateway),
+            on_listening=partial(print_listening, places=places, log_format=style),
+            on_started=print_started,
+            on_failed=partial(print_failed, log_format=style),
+        )
+    except (ListenError, InvalidConfig) as e:
+        raise CommandError(str(e), EXIT_USAGE) from None
 
 
 def main() -> None:

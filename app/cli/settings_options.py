@@ -1,10 +1,13 @@
-"""The options of `popgate serve`, made of the fields of `Settings`."""
+"""The options of `popgate serve`, made of the fields of `Settings`, and back."""
 
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -12,10 +15,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from app import settings
+from app.cli.errors import EXIT_USAGE, CommandError
+from app.cli.startup_report import print_warnings
+from app.config.profiles import profile_named
 from app.settings import Settings, Shown
 from app.sizes import size_text
 
@@ -44,6 +51,13 @@ HEADINGS = {
 _HEADINGS = {
     name: heading for heading, all_ in HEADINGS.items() for name in all_.split()
 }
+#: Variables that are not settings of the server (docs/explanation/architecture.md).
+OTHER_VARIABLES = frozenset(
+    {"POPGATE_POOL", "POPGATE_SPIN_US", "POPGATE_INJECT_FAILURES", "POPGATE_PURE"}
+    | {"POPGATE_LOOP_WATCH", "POPGATE_COMPILE", "POPGATE_URL", "POPGATE_KEY"}
+    | {"POPGATE_CLIENT_CERT", "POPGATE_CLIENT_CERT_KEY"}
+)
+_OF_A_SERVICE = re.compile(r"POPGATE_(SERVICE_|PORT_\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +164,85 @@ def _default(value: Any, metavar: str) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "" if value in (None, "", ()) or value is False else str(value)
+
+
+def with_paths(given: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """Return the options, with arguments without an option treated as models.
+
+    A folder holds many models unless its content shows that it is one model.
+    """
+    from app.repository.places import is_one_model, is_weights
+
+    folder = given.pop("model_repository", None)
+    folders = [] if folder is None else [folder]
+    models = list(given.pop("model", ()))
+    if folder is not None and Path(folder).is_file():
+        paths, folders = [folder, *paths], []
+    for path in paths:
+        place = Path(path)
+        if place.is_dir() and not is_one_model(place) and not is_weights(place):
+            folders.append(path)
+        else:
+            models.append(path)
+    if len(folders) > 1:
+        msg = (
+            "popgate serve takes one folder of models, got "
+            f"{' and '.join(folders)}; name single models with --model"
+        )
+        raise CommandError(msg, EXIT_USAGE)
+    given |= {"model_repository": folders[0]} if folders else {}
+    return given | ({"model": models} if models else {})
+
+
+def settings_of(given: dict[str, Any]) -> Settings:
+    """Return the settings of the given options and of the environment.
+
+    Raises `CommandError`.
+    """
+    style = given.get("log_format") or os.environ.get("POPGATE_LOG_FORMAT", "text")
+    print_warnings(_odd_variables(Settings.model_fields), style)
+    try:
+        found = Settings(**given)
+    except ValidationError as e:
+        lines = (_option(p["loc"], given) + p["msg"] for p in e.errors())
+        text = "; ".join(lines).replace("Value error, ", "")
+        raise CommandError(text, EXIT_USAGE) from None
+    return _with_profile_models(found)
+
+
+def _odd_variables(settings: Iterable[str]) -> Iterator[str]:
+    """Yield the variables that look like settings but are unknown."""
+    known = {f"POPGATE_{name.upper()}" for name in settings} | OTHER_VARIABLES
+    for name in sorted(set(os.environ) - known):
+        # Kubernetes sets such variables for a service called popgate.
+        if name.startswith("POPGATE_") and not _OF_A_SERVICE.match(name):
+            close = difflib.get_close_matches(name, known, 1, cutoff=0.8)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            yield f"{name} is not a setting and has no effect{meant}"
+
+
+def _with_profile_models(settings: Settings) -> Settings:
+    """Return the settings, with the profile's models if no other folder is named."""
+    if settings.profile is None or "model_repository" in settings.model_fields_set:
+        return settings
+    try:
+        folder = profile_named(settings.profile).repository(settings.cache_dir)
+    except OSError as e:
+        msg = (
+            f"cannot write the models of --profile {settings.profile} to "
+            f"--cache-dir: {e}"
+        )
+        raise CommandError(msg, EXIT_USAGE) from None
+    return settings.model_copy(update={"model_repository": folder})
+
+
+def _option(location: tuple[int | str, ...], given: dict[str, Any]) -> str:
+    """Return the option or variable of a value, followed by a colon; empty if the error
+    concerns several.
+    """
+    if not location:
+        return ""
+    name = str(location[0])
+    if name in given:
+        return f"--{name.replace('_', '-')}: "
+    return f"POPGATE_{name.upper()}: "

@@ -127,7 +127,7 @@ def test_an_interrupt_is_not_lost_while_it_starts(
         seen.append(signal.getsignal(signal.SIGINT))
         raise CommandError("enough")
 
-    monkeypatch.setattr("app.cli.serve._settings", starting)
+    monkeypatch.setattr("app.cli.settings_options.settings_of", starting)
     before = signal.getsignal(signal.SIGINT)
     assert popgate("serve").err == "popgate: error: enough\n"
     assert seen == [signal.SIG_DFL]
