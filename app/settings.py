@@ -39,12 +39,7 @@ from app.config.restrictions import Restrictions
 from app.limits import DEFAULT_LIMITS, Limits
 from app.observe.access_log import parse_ratio
 from app.sizes import parse_size
-from engine import (
-    DeviceWaitConfig,
-    DeviceWaitStrategy,
-    InvalidConfig,
-    named_devices,
-)
+from engine import DeviceWaitConfig, DeviceWaitStrategy, InvalidConfig, named_devices
 
 LogFormat = Literal["text", "json"]
 TraceLevel = Literal["off", "timestamps", "tensors"]

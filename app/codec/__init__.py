@@ -12,10 +12,4 @@ ground.
 from app.codec.messages import Encoding, InferRequest, NanPolicy, Response
 from app.codec.model import ModelCodec
 
-__all__ = [
-    "Encoding",
-    "InferRequest",
-    "ModelCodec",
-    "NanPolicy",
-    "Response",
-]
+__all__ = ["Encoding", "InferRequest", "ModelCodec", "NanPolicy", "Response"]

@@ -17,12 +17,7 @@ import msgpack
 from app.codec.bounded_cache import remember
 from app.codec.chunks import in_parts
 from app.codec.memory_check import reserve
-from app.codec.messages import (
-    Encoding,
-    InferRequest,
-    Response,
-    sized_lines,
-)
+from app.codec.messages import Encoding, InferRequest, Response, sized_lines
 from app.codec.outputs import Output, strings_of
 from app.errors import (
     InvalidRequest,

@@ -6,12 +6,7 @@ import math
 from itertools import chain
 from typing import Any
 
-from app.errors import (
-    InvalidRequest,
-    InvalidShape,
-    InvalidTensor,
-    NestedTooDeep,
-)
+from app.errors import InvalidRequest, InvalidShape, InvalidTensor, NestedTooDeep
 from app.limits import Limits
 
 Shape = tuple[int, ...]

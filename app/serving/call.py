@@ -19,27 +19,11 @@ from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 
 from app.codec.messages import Body, InferRequest, Refusal, Response
-from app.errors import (
-    InvalidRequest,
-    ModelNotReady,
-    Row,
-    row_of,
-)
+from app.errors import InvalidRequest, ModelNotReady, Row, row_of
 from app.give_way import AT_ONCE
 from app.observe.journal import Answered, Asked, Part, Wire
-from app.observe.request_ids import (
-    HEADER,
-    SpanIds,
-    new_ids,
-    taken_id,
-    trace_context,
-)
-from app.serving.call_record import (
-    Sampled,
-    failed_of,
-    takes_sample,
-    trace,
-)
+from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
+from app.serving.call_record import Sampled, failed_of, takes_sample, trace
 from app.serving.calls.requester import Asker, said_of
 from app.serving.forms import Form, encoder_of, refusal_of
 from app.serving.keys import Key
