@@ -194,12 +194,7 @@ def _models(
         table.routes.claim,
     )
     served = ServedModels(
-        table,
-        metrics,
-        budget,
-        pools.unload,
-        settings.shutdown_timeout,
-        feeders.settled,
+        table, metrics, budget, pools.unload, settings.shutdown_timeout, feeders.settled
     )
     versions = VersionLoader(
         places,

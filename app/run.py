@@ -33,12 +33,7 @@ from app.server_process import (
 from app.service_manager import ServiceManager, state_of
 from app.serving.table import ModelTable
 from app.settings import Settings
-from engine import (
-    InvalidConfig,
-    NoDeviceAvailable,
-    TimedOut,
-    raise_descriptor_limit,
-)
+from engine import InvalidConfig, NoDeviceAvailable, TimedOut, raise_descriptor_limit
 
 logger = logging.getLogger(__name__)
 

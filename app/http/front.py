@@ -426,11 +426,7 @@ def _in_form(answer: ErrorResponse, form: object) -> ErrorResponse:
 
 
 async def _refuse_body(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    refused: BodyRefused,
-    form: object,
+    scope: Scope, receive: Receive, send: Send, refused: BodyRefused, form: object
 ) -> None:
     """Answer immediately. Then continue to read for a moment before closing the
     connection.

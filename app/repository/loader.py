@@ -38,14 +38,7 @@ from app.repository.source import VersionSource
 from app.repository.warmup import WarmupFailed, run_example, warm_up
 from app.serving.route_table import ModelRoute, ModelRoutes
 from app.spec import ModelSpec
-from engine import (
-    Array,
-    Device,
-    DeviceFailed,
-    DeviceLost,
-    ModelRunner,
-    open_model,
-)
+from engine import Array, Device, DeviceFailed, DeviceLost, ModelRunner, open_model
 
 logger = logging.getLogger(__name__)
 

@@ -92,11 +92,7 @@ def names_in(root: Path) -> tuple[list[str], list[str]]:
 
 
 def scan_model(
-    root: Path,
-    name: str,
-    override: str | None = None,
-    *,
-    origin: Origin = REPOSITORY,
+    root: Path, name: str, override: str | None = None, *, origin: Origin = REPOSITORY
 ) -> ModelSource | None:
     """Return the model with that name in its present state; None if it does not exist.
 
@@ -117,11 +113,7 @@ def scan_model(
 
 
 def scan_named(
-    path: Path,
-    name: str,
-    override: str | None = None,
-    *,
-    origin: Origin = REPOSITORY,
+    path: Path, name: str, override: str | None = None, *, origin: Origin = REPOSITORY
 ) -> ModelSource | None:
     """Return the model in a file or folder named on the command line; None if it does
     not exist.

@@ -24,10 +24,7 @@ from uvicorn.server import ServerState
 from app.errors import TransferMemoryFull
 from app.http.asgi import CONNECTION
 from app.http.connection.backlog import Backlog
-from app.http.connection.clocks import (
-    Clocks,
-    Patience,
-)
+from app.http.connection.clocks import Clocks, Patience
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.dispatch import Dispatch, check_extra
 from app.http.connection.ending import Ending

@@ -27,11 +27,7 @@ class Watch:
     __slots__ = ("_clocks", "_flow", "_framer", "_transport")
 
     def __init__(
-        self,
-        clocks: Clocks,
-        framer: Framer,
-        transport: asyncio.Transport,
-        flow: Flow,
+        self, clocks: Clocks, framer: Framer, transport: asyncio.Transport, flow: Flow
     ) -> None:
         self._clocks = clocks
         self._framer = framer
