@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,16 +177,19 @@ def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
         assert ask(gateway, "slow", 5_000).status_code == 200
         took.append(time.monotonic() - began)
     body = {"inputs": {"count": 5_000}}
-    waiting = [Asking(gateway, "slow", body) for _ in range(60)]
-    until(lambda: in_flight(gateway) > 45)
-    # Some of them are done since then, which is how the service time is learned.
-    until(lambda: in_flight(gateway) < 40)
     failed = partial(metric, gateway, "nv_inference_request_failure_total")
     before = failed(model="slow", reason="REJECTED")
-    # A quarter of what waits at least, whatever the machine.
-    refused = ask(gateway, "slow", 1, timeout=round(10 * min(took) * 1e6))
-    for one in waiting:
-        one.leave()
+    with ExitStack() as stack:
+        first = Asking(gateway, "slow", {"inputs": {"count": FOR_EVER}})
+        stack.callback(first.leave)
+        for _ in range(60):
+            stack.callback(Asking(gateway, "slow", body).leave)
+        until(lambda: in_flight(gateway) == 61)
+        first.leave()
+        # Some of them are done then, which is how the service time is learned.
+        until(lambda: in_flight(gateway) < 55)
+        # A fifth of what waits, so that the machine may stop for a while.
+        refused = ask(gateway, "slow", 1, timeout=round(10 * min(took) * 1e6))
     assert refused.status_code == 429
     assert failed(model="slow", reason="REJECTED") == before + 1
     assert refused.json()["code"] == "deadline_unreachable"
