@@ -37,11 +37,11 @@ class Settings:
     """Place of an operator. Setting its members does not change the graph."""
 
     def __init__(self, graph: Any = None, name: str = "", scope: str = "") -> None:
-        self._below = popir.Settings()
+        self._below = popir.OperatorSettings()
         self._show(name, scope)
 
     @classmethod
-    def _of(cls, below: popir.Settings, name: str = "") -> Settings:
+    def _of(cls, below: popir.OperatorSettings, name: str = "") -> Settings:
         self = cls.__new__(cls)
         self._below = below
         self._show(name, "/".join(below.scopes))

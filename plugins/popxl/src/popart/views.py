@@ -358,7 +358,11 @@ class GraphView(View, shows=popir.Graph):
         inputs = [self.getTensor(given[n])._below for n in sorted(given)]
         prefix = f"{self._below.id}/" if self._below.id else ""
         names = [str(named[n]).removeprefix(prefix) for n in sorted(named)]
-        where = settings._below if isinstance(settings, Settings) else popir.Settings()
+        where = (
+            settings._below
+            if isinstance(settings, Settings)
+            else popir.OperatorSettings()
+        )
         # Names come with their scopes here.
         where = replace(where, scopes=())
         try:

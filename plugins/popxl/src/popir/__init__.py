@@ -7,7 +7,7 @@ plugins/popxl/README.md describes it.
 
 from popir import ops as _ops  # noqa: F401 - registers the operators
 from popir.aliases import changed_inputs, schedule, sharing
-from popir.autodiff import Connection, Gradients, differentiate
+from popir.autodiff import GradientConnection, Gradients, differentiate
 from popir.builder import Builder, Value
 from popir.dot import dot_of
 from popir.dtypes import (
@@ -44,11 +44,11 @@ from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
 from popir.placement import Placement
 from popir.records import (
     RECORDS,
-    Call,
     Grad,
     GradRule,
+    OpCall,
+    OperatorSettings,
     Record,
-    Settings,
     Spec,
     has_gradient,
     operator_types,
@@ -69,25 +69,25 @@ __all__ = (
     "NP_FLOAT8_152",
     "RECORDS",
     "Builder",
-    "Call",
-    "Connection",
     "DType",
     "DeviceError",
     "Grad",
     "GradRule",
+    "GradientConnection",
     "Gradients",
     "Graph",
     "Groups",
     "Ir",
     "IrError",
     "NotYet",
+    "OpCall",
     "Operator",
+    "OperatorSettings",
     "Order",
     "Placement",
     "Record",
     "RemoteBuffer",
     "RunError",
-    "Settings",
     "Spec",
     "Stream",
     "Tensor",

@@ -17,14 +17,14 @@ from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError, NotYet
 from popir.gradient_records import gradient_record
 from popir.ir import Graph, Operator, Tensor
-from popir.records import Call, GradRule, Spec, has_gradient
+from popir.records import GradRule, OpCall, Spec, has_gradient
 
 if TYPE_CHECKING:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class GradientConnection:
     """Meaning of an input or output of a gradient graph."""
 
     tensor: Tensor
@@ -39,8 +39,8 @@ class Gradients:
 
     graph: Graph
     forward: Graph
-    inputs: list[Connection] = field(default_factory=list)
-    outputs: list[Connection] = field(default_factory=list)
+    inputs: list[GradientConnection] = field(default_factory=list)
+    outputs: list[GradientConnection] = field(default_factory=list)
 
 
 Known = dict[Graph, Gradients]
@@ -122,7 +122,7 @@ class _Differentiation:
                     f"gradients provided ({', '.join(t.id for t in self._provided)})"
                 )
             self._backward.outputs.append(total)
-            result.outputs.append(Connection(tensor, True))
+            result.outputs.append(GradientConnection(tensor, True))
         self._finish_inputs(result)
         self._made[self._graph] = result
         return result
@@ -232,7 +232,7 @@ class _Differentiation:
     def _apply(
         self,
         operator: Operator,
-        call: Call,
+        call: OpCall,
         rule: GradRule,
         gradients: list[Tensor | None],
     ) -> None:
@@ -451,12 +451,12 @@ class _Differentiation:
         ).run()
 
     def _finish_inputs(self, result: Gradients) -> None:
-        result.inputs = [Connection(t, True) for t in self._provided]
+        result.inputs = [GradientConnection(t, True) for t in self._provided]
         graph = self._graph
         added: list[Tensor] = []
         for tensor in sorted(self._needed, key=lambda t: t.id):
             self._backward.inputs.append(self._needed[tensor])
-            result.inputs.append(Connection(tensor, False))
+            result.inputs.append(GradientConnection(tensor, False))
             if tensor in self._connected:
                 continue
             graph.outputs.append(tensor)

@@ -50,7 +50,7 @@ Exchange: TypeAlias = RemoteLoad | RemoteStore | Collective
 
 
 @dataclass(slots=True)
-class Ends:
+class ExchangeStreams:
     """The streams of a program that this module serves."""
 
     sent: dict[str, tuple[Exchange, Part]] = field(default_factory=dict)
@@ -63,7 +63,9 @@ class Exchanges:
     instances: the processes that run the program; default: only this one.
     """
 
-    def __init__(self, ends: Ends, instances: Instances | None = None) -> None:
+    def __init__(
+        self, ends: ExchangeStreams, instances: Instances | None = None
+    ) -> None:
         self._ends = ends
         self._instances = instances
         self._first = 0 if instances is None else instances.identity.offset

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from popir.dtypes import Array
 from popir.errors import NotYet
-from popir.records import Call, Grad, GradRule, Lower, Record, Spec
+from popir.records import Grad, GradRule, Lower, OpCall, Record, Spec
 
 if TYPE_CHECKING:
     from popir.builder import Builder, Value
@@ -21,20 +21,20 @@ def gradient_record(rule: GradRule) -> Record:
 
 
 def _made(rule: GradRule) -> Record:
-    def infer(call: Call) -> list[Spec]:
-        forward: Call = call["forward"]
+    def infer(call: OpCall) -> list[Spec]:
+        forward: OpCall = call["forward"]
         specs = [forward.inputs[index] for index in rule.gives]
         return [Spec(spec.dtype, spec.shape, spec.meta_shape) for spec in specs]
 
-    def lower(b: Builder, call: Call, values: list[Value]) -> Sequence[Value]:
+    def lower(b: Builder, call: OpCall, values: list[Value]) -> Sequence[Value]:
         named = dict(zip(rule.needs, values, strict=True))
         return rule.lower(Grad(b, call["forward"], named))
 
-    def host(call: Call, arrays: list[Array]) -> Sequence[Array]:
+    def host(call: OpCall, arrays: list[Array]) -> Sequence[Array]:
         assert rule.host is not None
         return rule.host(call["forward"], arrays)
 
-    def grads(call: Call) -> list[GradRule]:
+    def grads(call: OpCall) -> list[GradRule]:
         if rule.host is not None:
             raise NotYet(f"gradients of the NumPy function {rule.type}")
         return [_second_rule(rule, call, lower)]
@@ -44,7 +44,7 @@ def _made(rule: GradRule) -> Record:
     return Record(rule.type, infer, lower, grads, is_users=rule.is_users)
 
 
-def _second_rule(rule: GradRule, call: Call, lower: Lower) -> GradRule:
+def _second_rule(rule: GradRule, call: OpCall, lower: Lower) -> GradRule:
     """Return the gradient operator of a gradient operator, from its nodes."""
     count = len(call.inputs)
     gives = tuple(n for n, spec in enumerate(call.inputs) if spec.dtype.is_float)

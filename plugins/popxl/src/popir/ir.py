@@ -10,7 +10,14 @@ from typing import Any, Literal, TypeAlias
 from popir.dtypes import Array, DType, Shape
 from popir.errors import IrError
 from popir.placement import ALIKE, Placement
-from popir.records import TAKES_FLOAT8, Call, Record, Settings, Spec, record_of
+from popir.records import (
+    TAKES_FLOAT8,
+    OpCall,
+    OperatorSettings,
+    Record,
+    Spec,
+    record_of,
+)
 
 Kind: TypeAlias = Literal[
     "result", "input", "variable", "constant", "stream", "unconnected"
@@ -68,7 +75,7 @@ class Operator:
     inputs: list[Tensor]
     outputs: list[Tensor]
     attributes: dict[str, Any]
-    settings: Settings
+    settings: OperatorSettings
     name: str = ""
     after: tuple[Operator, ...] = ()
     """The operators that `in_sequence` puts before it."""
@@ -76,9 +83,9 @@ class Operator:
     """Inputs of a call whose final values are written back (`Call`, `Loop`)."""
 
     @property
-    def call(self) -> Call:
+    def call(self) -> OpCall:
         """Return the operator as its record sees it."""
-        return Call(
+        return OpCall(
             [t.spec for t in self.inputs],
             [t.spec for t in self.outputs],
             self.attributes,
@@ -181,13 +188,13 @@ class Graph:
         inputs: Sequence[Tensor],
         names: Sequence[str | None] = (),
         attributes: Mapping[str, Any] | None = None,
-        settings: Settings | None = None,
+        settings: OperatorSettings | None = None,
     ) -> Operator:
         """Make an operator and its results, named `names` inside the scopes.
 
         Raises IrError if its record refuses inputs or attributes.
         """
-        where = settings or Settings()
+        where = settings or OperatorSettings()
         self.ir.check_open()
         for tensor in inputs:
             if tensor.graph is not self:
@@ -196,7 +203,7 @@ class Graph:
         if record.type not in TAKES_FLOAT8 and any(t.dtype.is_float8 for t in inputs):
             raise IrError(f"{record.type} does not take float8: {list(inputs)}")
         given = dict(attributes or {})
-        specs = record.infer(Call([t.spec for t in inputs], [], given))
+        specs = record.infer(OpCall([t.spec for t in inputs], [], given))
         operator = Operator(
             next(self.ir.operator_numbers),
             record.type,

@@ -31,7 +31,7 @@ class Spec:
     meta_shape: Shape = ()
 
 
-class Call:
+class OpCall:
     """An operator as its record sees it: inputs, outputs, attributes."""
 
     __slots__ = ("attributes", "inputs", "outputs")
@@ -50,10 +50,10 @@ class Call:
 #: The types of all gradient operators with a known rule.
 GRADIENT_TYPES: set[str] = set()
 
-Infer: TypeAlias = Callable[[Call], Sequence[Spec]]
-Lower: TypeAlias = "Callable[[Builder, Call, list[Value]], Sequence[Value]]"
-Host: TypeAlias = "Callable[[Call, list[Array]], Sequence[Array]]"
-Put: TypeAlias = "Callable[[Builder, Call, list[Value], Value], Sequence[Value]]"
+Infer: TypeAlias = Callable[[OpCall], Sequence[Spec]]
+Lower: TypeAlias = "Callable[[Builder, OpCall, list[Value]], Sequence[Value]]"
+Host: TypeAlias = "Callable[[OpCall, list[Array]], Sequence[Array]]"
+Put: TypeAlias = "Callable[[Builder, OpCall, list[Value], Value], Sequence[Value]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Grad:
 
     __slots__ = ("b", "call", "values")
 
-    def __init__(self, b: Builder, call: Call, values: Mapping[str, Value]) -> None:
+    def __init__(self, b: Builder, call: OpCall, values: Mapping[str, Value]) -> None:
         self.b = b
         self.call = call
         """The forward operator."""
@@ -118,7 +118,7 @@ def has_gradient(spec: Spec) -> bool:
     return spec.dtype.is_float or spec.dtype.is_int
 
 
-def no_gradient(_: Call) -> None:
+def no_gradient(_: OpCall) -> None:
     """Return no gradient: the operator's inputs do not depend on its results."""
     return
 
@@ -131,7 +131,7 @@ class Record:
     infer: Infer
     lower: Lower | None = None
     """None: the lowering handles the operator itself (calls, streams)."""
-    grads: Callable[[Call], Sequence[GradRule] | None] = no_gradient
+    grads: Callable[[OpCall], Sequence[GradRule] | None] = no_gradient
     """Its gradient rules; None if gradients stop at the operator."""
     put: Put | None = None
     """For a view: given the values of its inputs and a new value of its result, return
@@ -217,7 +217,7 @@ def record_of(type_: str) -> Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OperatorSettings:
     """Settings of an operator from the contexts of its construction."""
 
     scopes: tuple[str, ...] = ()

@@ -7,13 +7,13 @@ from heapq import heapify, heappop, heappush
 
 from popir.aliases import orderings
 from popir.ir import Graph, Operator
-from popir.records import Call, Record, Spec, record_of, register
+from popir.records import OpCall, Record, Spec, record_of, register
 
 _REMOTE = frozenset({"RemoteLoad", "RemoteLoadInplace", "RemoteStore"})
 _EXCHANGES = _REMOTE | {"HostLoad", "HostStore"}
 
 
-def _infer_parts(call: Call) -> list[Spec]:
+def _infer_parts(call: OpCall) -> list[Spec]:
     parts: Sequence[Operator] = call["parts"]
     return [t.spec for part in parts for t in part.outputs]
 

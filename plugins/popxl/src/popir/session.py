@@ -33,8 +33,8 @@ def _tell_nobody(level: str, text: str) -> None:
     """Discard the log lines of a session without a log."""
 
 
-class Runner(Protocol):
-    """Runner of the programs: in this process or on a device of the pool."""
+class ProgramRunner(Protocol):
+    """Runs the programs: in this process or on a device of the pool."""
 
     def run(
         self,
@@ -115,7 +115,7 @@ class Session:
         """True if the host's copies of the variables equal the device's."""
         self._printer = printer
         self._on_pool = on_pool
-        self._device: Runner | None = None
+        self._device: ProgramRunner | None = None
         self.is_lost = False
         """True if a run was cut off: the device's state is lost."""
 
@@ -141,10 +141,10 @@ class Session:
 
             self._device = LockstepSession(program, self._exchanges)
         elif self._on_pool:
-            from popir.device_session import DeviceSession
+            from popir.device_runner import DeviceRunner
 
             assert device is not None
-            self._device = DeviceSession(program, device)
+            self._device = DeviceRunner(program, device)
         else:
             from popgate_sessions import LocalSession
 
@@ -301,7 +301,7 @@ class Session:
                 at.buffer.own(replica, at.offset)
         self._collect(variable, [at.buffer.peek(r, at.offset) for r in here])
 
-    def _attached(self) -> Runner:
+    def _attached(self) -> ProgramRunner:
         if self._device is None:
             raise IrError(DETACHED)
         return self._device

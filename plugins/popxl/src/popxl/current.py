@@ -22,12 +22,12 @@ class State:
 state = State()
 
 
-def settings() -> popir.Settings:
+def settings() -> popir.OperatorSettings:
     """Return the place of a new operator."""
     order = state.orders[-1] if state.orders else None
     if order is not None and order.mode not in (True, False, "pass"):
         raise ValueError(f"Unknown mode of in_sequence: {order.mode!r}")
-    return popir.Settings(
+    return popir.OperatorSettings(
         scopes=tuple(state.scopes),
         ipu=state.ipus[-1] if state.ipus else 0,
         tile_set=state.tile_sets[-1] if state.tile_sets else "compute",

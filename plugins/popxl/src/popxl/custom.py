@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 import popir
-from popir import RECORDS, Builder, Call, Grad, GradRule, Record, Value, has_gradient
+from popir import (
+    RECORDS,
+    Builder,
+    Grad,
+    GradRule,
+    OpCall,
+    Record,
+    Value,
+    has_gradient,
+)
 from popxl.dtypes import dtype
 from popxl.ops.utils import emit
 from popxl.tensor import Tensor
@@ -104,18 +113,18 @@ def _record(operator: CustomOperator) -> Record:
     if not operator._has("onnx") and not operator._has("numpy"):
         raise NotImplementedError(f"{kind} overrides neither `onnx` nor `numpy`")
 
-    def infer(call: Call) -> list[popir.Spec]:
+    def infer(call: OpCall) -> list[popir.Spec]:
         found = operator.results(*(_shown(spec) for spec in call.inputs))
         specs = [found] if isinstance(found, TensorSpec) else list(found)
         return [spec._below for spec in specs]
 
-    def lower(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    def lower(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
         return _checked(kind, operator.onnx(b, *values), infer(call))
 
-    def host(call: Call, arrays: list[_Array]) -> list[_Array]:
+    def host(call: OpCall, arrays: list[_Array]) -> list[_Array]:
         return _listed(operator.numpy(*arrays))
 
-    def grads(call: Call) -> list[GradRule] | None:
+    def grads(call: OpCall) -> list[GradRule] | None:
         found = _rule(operator, kind, call)
         return None if found is None else [found]
 
@@ -124,7 +133,7 @@ def _record(operator: CustomOperator) -> Record:
     return Record(kind, infer, None, grads, host=host, is_users=True)
 
 
-def _rule(operator: CustomOperator, kind: str, call: Call) -> GradRule | None:
+def _rule(operator: CustomOperator, kind: str, call: OpCall) -> GradRule | None:
     """Return the function that computes all gradients; None if the operator stops
     them.
     """
@@ -145,7 +154,7 @@ def _rule(operator: CustomOperator, kind: str, call: Call) -> GradRule | None:
         made = operator.onnx_gradient(g.b, *parts([g[need] for need in needs]))
         return _checked(f"{kind}Grad", made, [g.call.inputs[n] for n in gives])
 
-    def host(_: Call, arrays: list[_Array]) -> list[_Array]:
+    def host(_: OpCall, arrays: list[_Array]) -> list[_Array]:
         return _listed(operator.numpy_gradient(*parts(arrays)))
 
     own_host = None if is_onnx else host

@@ -172,7 +172,7 @@ class Tensor:
             step *= size
         return tuple(result[::-1])
 
-    def _placed(self) -> popir.Settings:
+    def _placed(self) -> popir.OperatorSettings:
         below = self._below
         if below.producer is not None:
             return below.producer.settings
@@ -180,7 +180,7 @@ class Tensor:
             for reader in below.readers:
                 return reader.settings
             raise UndefinedValue(f"Nothing uses {self.id!r}: it is on no device yet")
-        return popir.Settings()
+        return popir.OperatorSettings()
 
     @property
     def ipu(self) -> int:

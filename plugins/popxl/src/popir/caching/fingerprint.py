@@ -17,7 +17,7 @@ from popir.dtypes import DType
 from popir.grouping import Groups
 from popir.ir import Graph, Ir, Operator, Tensor
 from popir.placement import Placement
-from popir.records import Call, Spec
+from popir.records import OpCall, Spec
 from popir.remote import RemoteBuffer
 
 
@@ -120,7 +120,7 @@ def _parts(value: Any) -> object:
 
 def _more_parts(value: Any) -> object:
     match value:
-        case Call():
+        case OpCall():
             ends = [
                 [_of_spec(s) for s in some] for some in (value.inputs, value.outputs)
             ]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from popir.caching.fingerprint import NoFingerprint, fingerprint
 from popir.errors import IrError
-from popir.exchanges import Ends, Exchange, RemoteLoad, RemoteStore
+from popir.exchanges import Exchange, ExchangeStreams, RemoteLoad, RemoteStore
 from popir.grouping import Collective, Groups
 from popir.ir import Ir, Operator, Tensor
 from popir.remote import RemoteBuffer
@@ -241,7 +241,7 @@ def _decoded(about: Mapping[str, Any], executable: Executable, ir: Ir) -> Progra
             for handle, (graph, id_) in about["scales"].items()
         },
         remote=tuple(tensors[id_] for id_ in about["remote"]),
-        ends=Ends(
+        ends=ExchangeStreams(
             {h: (exchanges[n], part) for h, (n, part) in about["sent"].items()},
             {h: exchanges[n] for h, n in about["received"].items()},
         ),

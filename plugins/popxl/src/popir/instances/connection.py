@@ -8,7 +8,7 @@ import os
 from popir.errors import RunError
 from popir.instances.exchange import Instances, Span
 from popir.instances.identity import LAUNCHER, Identity, identity
-from popir.instances.shared_memory import SharedMemory
+from popir.instances.shared_memory import InstanceMemory
 from popir.instances.span import SharedSpan, arena_size
 
 _connected: tuple[int, Instances] | None = None
@@ -44,7 +44,7 @@ def _connection(this: Identity) -> Instances:
 
         return connection(this)
     launcher = int(os.environ.get(LAUNCHER, "0") or 0)
-    memory = SharedMemory(this.memory, this.index, this.count, launcher)
+    memory = InstanceMemory(this.memory, this.index, this.count, launcher)
     return Instances(
         this, Opener(memory, this).opened, lambda: memory.leave([this.index])
     )
@@ -53,7 +53,7 @@ def _connection(this: Identity) -> Instances:
 class Opener:
     """Opens spans of instances of one machine, each with an arena of its own."""
 
-    def __init__(self, memory: SharedMemory, this: Identity) -> None:
+    def __init__(self, memory: InstanceMemory, this: Identity) -> None:
         self._memory = memory
         self._replicas = this.local_replicas
         each = this.local_replicas

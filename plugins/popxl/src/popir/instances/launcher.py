@@ -22,7 +22,7 @@ from popir.instances.identity import (
     MEMORY,
     REPLICAS,
 )
-from popir.instances.shared_memory import SharedMemory, create
+from popir.instances.shared_memory import InstanceMemory, create
 
 #: Seconds between two signals, in which instances can end.
 GRACE = 0.7
@@ -84,7 +84,7 @@ def launch(plan: LaunchPlan) -> int:
     """
     descriptor = create(plan.instances)
     path = f"/proc/{os.getpid()}/fd/{descriptor}"
-    memory = SharedMemory(path, 0, plan.instances)
+    memory = InstanceMemory(path, 0, plan.instances)
     common = environment(plan) | {MEMORY: path, LAUNCHER: str(os.getpid())}
     with contextlib.ExitStack() as stack:
         watch = _Watch(stack, plan, memory)
@@ -102,7 +102,7 @@ class _Watch:
     """Waits for instances, their output and signals."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, plan: LaunchPlan, memory: SharedMemory
+        self, stack: contextlib.ExitStack, plan: LaunchPlan, memory: InstanceMemory
     ) -> None:
         self._plan = plan
         self._memory = memory

@@ -25,7 +25,7 @@ from popir.dtypes import AnyDtype, Array
 from popir.errors import RunError
 from popir.instances.exchange import Instances, Span
 from popir.instances.identity import Identity
-from popir.instances.shared_memory import NOTE, SharedMemory, create
+from popir.instances.shared_memory import NOTE, InstanceMemory, create
 from popir.instances.span import Piece, SharedSpan, arena_size, slices
 
 #: Attempts before a wait for another machine sleeps, and the longest sleep in seconds.
@@ -61,7 +61,7 @@ def connection(this: Identity) -> Instances:
     here: list[int] = node.allgather(this.index)
     descriptor = create(len(here)) if node.rank == 0 else -1
     path: str = node.bcast(f"/proc/{os.getpid()}/fd/{descriptor}")
-    memory = SharedMemory(path, node.rank, len(here))
+    memory = InstanceMemory(path, node.rank, len(here))
     node.Barrier()
     if descriptor >= 0:
         os.close(descriptor)
@@ -198,7 +198,7 @@ class _Opener:
     def __init__(
         self,
         messages: _Messages,
-        memory: SharedMemory,
+        memory: InstanceMemory,
         this: Identity,
         here: list[int],
         machines: list[int],
@@ -252,7 +252,7 @@ class MachinesSpan(SharedSpan):
         self,
         messages: _Messages,
         machines: Sequence[Sequence[int]],
-        memory: SharedMemory,
+        memory: InstanceMemory,
         local: Sequence[int],
         names: Sequence[int],
         offset: int,

@@ -49,7 +49,7 @@ def create(count: int) -> int:
     return descriptor
 
 
-class SharedMemory:
+class InstanceMemory:
     """The shared memory as instance `index` of `count` on this machine sees it.
 
     path: opens the memory. launcher: the process that ends all; 0: none.

@@ -18,7 +18,7 @@ import numpy as np
 
 from popir.collectives import reduced
 from popir.dtypes import AnyDtype, Array
-from popir.instances.shared_memory import SharedMemory
+from popir.instances.shared_memory import InstanceMemory
 
 #: Bytes of a piece.
 PIECE = 1 << 22
@@ -56,7 +56,7 @@ class SharedSpan:
 
     def __init__(
         self,
-        memory: SharedMemory,
+        memory: InstanceMemory,
         members: Sequence[int],
         names: Sequence[int],
         offset: int,

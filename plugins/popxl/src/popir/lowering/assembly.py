@@ -22,7 +22,7 @@ from engine.programs import (
 from popef_io import DataType, TensorInfo
 from popir.builder import Block, Value
 from popir.builder import Node as OnnxNode
-from popir.lowering.regions import Assignment, Branch, Loop, Region
+from popir.lowering.regions import Assignment, Branch, Loop, StepRegion
 
 OPSET = 20
 #: Versions that ONNX Runtime 1.22 reads.
@@ -66,11 +66,11 @@ class Assembly:
     def __init__(
         self,
         variables: Mapping[str, Value],
-        region: Region,
-        around: Sequence[Region] = (),
+        region: StepRegion,
+        around: Sequence[StepRegion] = (),
         has_weights: bool = True,
     ) -> None:
-        whole = Region([step for each in (region, *around) for step in each.steps])
+        whole = StepRegion([step for each in (region, *around) for step in each.steps])
         self._variables = {
             name: _info(value.dtype, value.shape) for name, value in variables.items()
         }
@@ -98,7 +98,7 @@ class Assembly:
         """Return the executable of `programs`, with the variables that they use."""
         return Executable(self._graphs, self._variables, programs)
 
-    def program(self, region: Region) -> Steps:
+    def program(self, region: StepRegion) -> Steps:
         """Return the node that performs `region`."""
         nodes: list[Node] = []
         for at, step in enumerate(region.steps):
@@ -244,7 +244,7 @@ def _copied(block: Block, value: Value) -> Value:
     return copy
 
 
-def _steps(region: Region) -> Iterator[object]:
+def _steps(region: StepRegion) -> Iterator[object]:
     for step in region.steps:
         yield step
         if isinstance(step, Loop):
@@ -254,7 +254,7 @@ def _steps(region: Region) -> Iterator[object]:
             yield from _steps(step.otherwise)
 
 
-def _users(region: Region) -> dict[Value, set[object]]:
+def _users(region: StepRegion) -> dict[Value, set[object]]:
     """Return for each value the blocks and other steps that need it.
 
     Nodes without needed results do not count, because they are removed.

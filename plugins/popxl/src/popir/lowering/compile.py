@@ -9,7 +9,7 @@ from engine.programs import Executable, Node, Steps, StreamIn, StreamOut
 from popef_io import Anchor, Metadata, ProgramFlow, TensorInfo, TensorType
 from popir.aliases import check_order
 from popir.errors import IrError
-from popir.exchanges import Ends, RemoteStore
+from popir.exchanges import ExchangeStreams, RemoteStore
 from popir.ir import Ir, Operator, Tensor
 from popir.lowering.assembly import Assembly, data_type_of
 from popir.lowering.lower import (
@@ -46,7 +46,7 @@ class Program:
     """Stream handle to a scale of float8 to check."""
     remote: tuple[Tensor, ...]
     """Variables that are rows of remote buffers."""
-    ends: Ends
+    ends: ExchangeStreams
     """Streams that the caller does not serve."""
     replicas: int
     """Replicas of this instance."""

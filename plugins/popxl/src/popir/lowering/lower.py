@@ -15,16 +15,16 @@ from popir.builder import Block, Builder, Value
 from popir.dtypes import to_carrier
 from popir.errors import IrError, NotYet
 from popir.exchanges import (
-    Ends,
     Exchange,
+    ExchangeStreams,
     Part,
     RemoteLoad,
     RemoteStore,
 )
 from popir.grouping import Collective
 from popir.ir import Graph, Ir, Operator, Tensor
-from popir.lowering.regions import Assignment, Branch, Loop, Region
-from popir.lowering.storage import Cell, Storage, View
+from popir.lowering.regions import Assignment, Branch, Loop, StepRegion
+from popir.lowering.storage import AliasView, Cell, Storage
 from popir.ops.float8 import SCALED
 from popir.records import Spec
 from popir.remote import RemoteBuffer
@@ -38,11 +38,11 @@ FROM_HOST, TO_HOST = "WeightsFromHostFragment", "WeightsToHostFragment"
 class Lowered:
     """Result of lowering a program."""
 
-    region: Region
+    region: StepRegion
     """The program."""
-    from_host: Region
+    from_host: StepRegion
     """Steps after weights have come from the host."""
-    to_host: Region
+    to_host: StepRegion
     """Steps before weights go to the host."""
     variables: dict[str, Value]
     """Variables that something reads or writes, by their ids."""
@@ -55,7 +55,7 @@ class Lowered:
     """Name to the operator that is a function of NumPy arrays."""
     scales: dict[str, Tensor] = field(default_factory=dict)
     """Stream handle to a scale of float8 whose range is checked."""
-    ends: Ends = field(default_factory=Ends)
+    ends: ExchangeStreams = field(default_factory=ExchangeStreams)
     """The streams that the caller does not serve: remote rows, other replicas."""
 
 
@@ -109,10 +109,10 @@ class Lowering:
         self._check_scales = check_scales
         self._b = Builder()
         self._b.collective = self._collective
-        self._region = Region()
+        self._region = StepRegion()
         self._new_block()
         self._numbers = 0
-        self._result = Lowered(self._region, Region(), Region(), {})
+        self._result = Lowered(self._region, StepRegion(), StepRegion(), {})
 
     def run(self) -> Lowered:
         """Return the lowered program. Raises IrError or NotYet, naming the operator."""
@@ -162,7 +162,7 @@ class Lowering:
     def _fragment(
         self,
         operators: Sequence[Operator],
-        region: Region,
+        region: StepRegion,
         scope: Scope,
         cells: Mapping[str, tuple[Cell, Value]],
     ) -> None:
@@ -219,7 +219,7 @@ class Lowering:
         record = operator.record
         stored = [self._storage(t, scope) for t in operator.inputs]
         if record.put is not None:
-            view = View(self._b, record, operator.call, stored)
+            view = AliasView(self._b, record, operator.call, stored)
             scope[operator.outputs[0]] = view
             return
         if record.host is not None:
@@ -355,7 +355,7 @@ class Lowering:
         branches = operator.called_graphs
         for number, graph in enumerate(branches):
             if number:
-                self._region = Region()
+                self._region = StepRegion()
                 self._new_block()
             at = len(branches[0].inputs) if number else 0
             inputs = given[at : at + len(graph.inputs)]
@@ -387,17 +387,17 @@ class Lowering:
         self._b.region = self._region
         self._region.steps.append(self._b.block)
 
-    def _begin(self) -> Region:
+    def _begin(self) -> StepRegion:
         """Begin a region, which receives the next lowered steps.
 
         Return the one around it.
         """
         outside = self._region
-        self._region = Region()
+        self._region = StepRegion()
         self._new_block()
         return outside
 
-    def _end(self, outside: Region, step: Loop | Branch) -> None:
+    def _end(self, outside: StepRegion, step: Loop | Branch) -> None:
         """Go back to the outer region and append `step` to it."""
         self._region = outside
         outside.steps.append(step)

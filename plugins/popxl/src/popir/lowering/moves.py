@@ -34,7 +34,7 @@ _FOLDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ReplicaShare:
     """The part of a host array that belongs to a replica."""
 
     group: int | None
@@ -111,7 +111,7 @@ class Moves:
 
         return self._graph(("stored", table, offset, at), draw)
 
-    def share(self, whole: TensorInfo, share: Share, info: TensorInfo) -> str:
+    def share(self, whole: TensorInfo, share: ReplicaShare, info: TensorInfo) -> str:
         """Make a replica's part of a host array: x to y."""
 
         def draw(g: _Drawing) -> None:

@@ -29,7 +29,7 @@ class Loop:
     """A region that runs a fixed number of times."""
 
     count: int
-    body: Region
+    body: StepRegion
 
 
 @dataclass(eq=False, slots=True)
@@ -37,15 +37,15 @@ class Branch:
     """Choice of one of two regions, by a value of one element."""
 
     condition: Value
-    then: Region
-    otherwise: Region
+    then: StepRegion
+    otherwise: StepRegion
 
 
 Step: TypeAlias = Block | Assignment | Loop | Branch
 
 
 @dataclass(eq=False, slots=True)
-class Region:
+class StepRegion:
     """Steps, one after the other."""
 
     steps: list[Step] = field(default_factory=list)

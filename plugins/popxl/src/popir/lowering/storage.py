@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from popir.builder import Builder, Value
-from popir.records import Call, Record
+from popir.records import OpCall, Record
 
 
 class Storage(Protocol):
@@ -55,13 +55,13 @@ class Cell:
         return [self]
 
 
-class View:
+class AliasView:
     """The result of an alias operator: a view of its inputs' storage."""
 
     __slots__ = ("_at", "_b", "_call", "_parents", "_record", "_value")
 
     def __init__(
-        self, b: Builder, record: Record, call: Call, parents: Sequence[Storage]
+        self, b: Builder, record: Record, call: OpCall, parents: Sequence[Storage]
     ) -> None:
         self._b = b
         self._record = record

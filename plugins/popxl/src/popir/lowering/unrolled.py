@@ -32,7 +32,7 @@ from popir.ir import Tensor
 from popir.lowering.assembly import data_type_of
 from popir.lowering.compile import LOAD, MAIN, SAVE, Program
 from popir.lowering.lower import input_handle, weight_handle
-from popir.lowering.moves import Moves, Share
+from popir.lowering.moves import Moves, ReplicaShare
 from popir.placement import Placement
 from popir.remote import RemoteBuffer
 
@@ -340,12 +340,12 @@ def _of(variable: str, replica: int) -> str:
     return f"{variable}@{replica}"
 
 
-def _share(placement: Placement, replica: int) -> Share:
+def _share(placement: Placement, replica: int) -> ReplicaShare:
     """Return a replica's part of a variable's host data."""
     groups = placement.groups
     if groups is None:
-        return Share(None, placement.shards, replica % placement.shards)
+        return ReplicaShare(None, placement.shards, replica % placement.shards)
     group = groups.assignment[replica]
     rank = groups.members[group].index(replica) % placement.shards
     several = group if groups.num_groups > 1 else None
-    return Share(several, placement.shards, rank)
+    return ReplicaShare(several, placement.shards, rank)

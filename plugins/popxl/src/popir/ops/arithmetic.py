@@ -18,18 +18,18 @@ from popir.ops.common import (
     rules,
     widened,
 )
-from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
+from popir.records import Grad, GradRule, OpCall, Record, Spec, makes, register
 
 _Partial = Callable[[Grad], Value]
 
 
-def _infer(call: Call) -> list[Spec]:
+def _infer(call: OpCall) -> list[Spec]:
     left, right = call.inputs
     meta = left.meta_shape or right.meta_shape
     return [Spec(left.dtype, broadcast(left, right), meta)]
 
 
-def _infer_mul(call: Call) -> list[Spec]:
+def _infer_mul(call: OpCall) -> list[Spec]:
     left, right = call.inputs
     for scalar, other in ((left, right), (right, left)):
         # A float32 number may scale float16: the result is float16.
@@ -41,7 +41,7 @@ def _infer_mul(call: Call) -> list[Spec]:
     return _infer(call)
 
 
-def _mul(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _mul(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     left, right = values
     if left.dtype == right.dtype:
         return [left * right]
@@ -114,7 +114,7 @@ register(
 )
 
 
-def _infer_add_in_place(call: Call) -> list[Spec]:
+def _infer_add_in_place(call: OpCall) -> list[Spec]:
     (result,) = _infer(call)
     if result.shape != call.inputs[0].shape:
         raise IrError(
@@ -134,18 +134,18 @@ register(
 )
 
 
-def _infer_many(call: Call) -> list[Spec]:
+def _infer_many(call: OpCall) -> list[Spec]:
     first = call.inputs[0]
     return [Spec(first.dtype, broadcast(*call.inputs), first.meta_shape)]
 
 
 def _each(
     type_: str, needs: str, partial: Callable[[Grad, str], Value]
-) -> Callable[[Call], Sequence[GradRule]]:
+) -> Callable[[OpCall], Sequence[GradRule]]:
     """Return a rule for each of any number of inputs."""
 
     @makes(type_)
-    def made(call: Call) -> list[GradRule]:
+    def made(call: OpCall) -> list[GradRule]:
         return [
             rule(
                 type_,
@@ -184,10 +184,10 @@ register(
 
 
 def _comparison(type_: str, operator: str) -> None:
-    def infer(call: Call) -> list[Spec]:
+    def infer(call: OpCall) -> list[Spec]:
         return [Spec(BOOL, broadcast(*call.inputs))]
 
-    def lower(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    def lower(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
         result = [(BOOL.numpy, call.outputs[0].shape)]
         return b.node(operator, values, result)
 
@@ -200,7 +200,7 @@ _comparison("And", "And")
 _comparison("Or", "Or")
 
 
-def _infer_where(call: Call) -> list[Spec]:
+def _infer_where(call: OpCall) -> list[Spec]:
     _, left, right = call.inputs
     broadcast(left, right)
     shape = broadcast_shapes([each.shape for each in call.inputs])
@@ -226,7 +226,7 @@ register(
 )
 
 
-def _scaled_add(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _scaled_add(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     x = widened(b, values[0])
     y = b.cast(values[1], x.dtype)
     if call["a"] != 1.0:
@@ -236,7 +236,7 @@ def _scaled_add(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return [b.cast(x + y, values[0].dtype)]
 
 
-def _infer_scaled_add(call: Call) -> list[Spec]:
+def _infer_scaled_add(call: OpCall) -> list[Spec]:
     x, y = call.inputs[:2]
     if x.shape != y.shape:
         raise IrError(
@@ -249,7 +249,7 @@ register(Record("ScaledAdd", _infer_scaled_add, _scaled_add))
 register(Record("ScaledAddLhsInplace", _infer_scaled_add, _scaled_add, writes=True))
 
 
-def infer_matmul(call: Call) -> list[Spec]:
+def infer_matmul(call: OpCall) -> list[Spec]:
     left, right = call.inputs
     if not left.shape or not right.shape:
         raise IrError("matmul does not take scalars")
@@ -269,7 +269,7 @@ def infer_matmul(call: Call) -> list[Spec]:
     return [Spec(call["output_type"] or left.dtype, (*batch, *rows, *columns))]
 
 
-def _matmul(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _matmul(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     product = b.matmul(*values)
     return [b.cast(product, call.outputs[0].dtype.carrier)]
 

@@ -15,7 +15,7 @@ from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.grouping import Collective, Kind, shard_size
 from popir.ops.common import axis_of, rule, rules, same
-from popir.records import Call, Grad, GradRule, Record, Spec, makes, register
+from popir.records import Grad, GradRule, OpCall, Record, Spec, makes, register
 
 #: ONNX operators that reduce a list of tensors; `mean` divides the sum.
 _FOLDS = {
@@ -30,14 +30,14 @@ _FOLDS = {
 }
 
 
-def _size(call: Call) -> int:
+def _size(call: OpCall) -> int:
     size: int = call["group_size"]
     return size
 
 
 def _exchange(
     b: Builder,
-    call: Call,
+    call: OpCall,
     what: Kind,
     value: Value,
     shape: Shape,
@@ -55,13 +55,13 @@ def _exchange(
     return b.exchange(Collective(what, name, groups, op, axis, shape), value)
 
 
-def _lower_reduce(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _lower_reduce(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     (value,) = values
     return [_exchange(b, call, "reduce", value, value.shape, op=call["op"])]
 
 
 @makes("ReplicatedAllReduceGrad")
-def _added(call: Call) -> Sequence[GradRule] | None:
+def _added(call: OpCall) -> Sequence[GradRule] | None:
     if call["op"] != "add":
         return None
 
@@ -75,7 +75,7 @@ register(Record("ReplicatedAllReduce", same, _lower_reduce, _added))
 register(Record("ReplicatedAllReduceInplace", same, _lower_reduce, writes=True))
 
 
-def _gathered(call: Call) -> list[Spec]:
+def _gathered(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     count, axis = call["group_size"], call["axis"]
     if call["output"] == "meta_shape":
@@ -89,7 +89,7 @@ def _gathered(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, shape or (count,))]
 
 
-def _lower_gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _lower_gather(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     (value,), (made,) = values, _gathered(call)
     kind, axis = _gather_kind(call)
     if not value.shape or call["output"] == "new_axis":
@@ -99,7 +99,7 @@ def _lower_gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     return [_exchange(b, call, kind, value, made.shape, axis=axis)]
 
 
-def _gather_kind(call: Call) -> tuple[Kind, int]:
+def _gather_kind(call: OpCall) -> tuple[Kind, int]:
     """Return how the operator joins the parts.
 
     Raises if shards have more parts than the group has members.
@@ -146,13 +146,13 @@ register(
 )
 
 
-def _scattered(call: Call) -> list[Spec]:
+def _scattered(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     size = shard_size(prod(spec.shape), call["group_size"])
     return [Spec(spec.dtype, (size,), spec.shape if call["is_shard"] else ())]
 
 
-def _lower_scatter(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _lower_scatter(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     (made,) = _scattered(call)
     op = "" if call["op"] == "local" else call["op"]
     kind: Kind = "scatter" if op else "shard"
@@ -160,7 +160,7 @@ def _lower_scatter(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 
 
 @makes("ReplicatedReduceScatterGrad")
-def _local(call: Call) -> Sequence[GradRule] | None:
+def _local(call: OpCall) -> Sequence[GradRule] | None:
     if call["op"] != "local":
         return None
 
@@ -173,7 +173,7 @@ def _local(call: Call) -> Sequence[GradRule] | None:
 register(Record("ReplicatedReduceScatter", _scattered, _lower_scatter, _local))
 
 
-def _sliced(call: Call) -> list[Spec]:
+def _sliced(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     count = call["group_size"]
     at = axis_of(call["axis"], len(spec.shape))
@@ -186,7 +186,7 @@ def _sliced(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, (*spec.shape[:at], *middle, *spec.shape[at + 1 :]))]
 
 
-def _lower_slice(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _lower_slice(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     axis = axis_of(call["axis"], len(call.inputs[0].shape))
     shape = _sliced(call)[0].shape
     return [_exchange(b, call, "slice", values[0], shape, axis=axis)]
@@ -211,7 +211,7 @@ register(
 )
 
 
-def _listed(call: Call) -> list[Spec]:
+def _listed(call: OpCall) -> list[Spec]:
     if len(set(call.inputs)) > 1:
         raise IrError(f"tensors of an all_reduce must be alike: {list(call.inputs)}")
     return [replace(spec, meta_shape=()) for spec in call.inputs]
@@ -223,14 +223,14 @@ def _fold(b: Builder, op: str, values: Sequence[Value]) -> Value:
     return total / float(len(values)) if op == "mean" else total
 
 
-def _all_reduce(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _all_reduce(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     if call["forward_is_identity"]:
         return list(values)
     return [_fold(b, call["op"], values)] * len(values)
 
 
 @makes("AllReduceGrad")
-def _all_reduce_grads(call: Call) -> Sequence[GradRule] | None:
+def _all_reduce_grads(call: OpCall) -> Sequence[GradRule] | None:
     if call["op"] != "add":
         return None
     count = len(call.inputs)

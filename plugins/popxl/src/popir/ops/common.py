@@ -9,10 +9,10 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
-from popir.records import Call, Grad, GradRule, Spec
+from popir.records import Grad, GradRule, OpCall, Spec
 
 
-def same(call: Call) -> list[Spec]:
+def same(call: OpCall) -> list[Spec]:
     """Return one result like the first input."""
     return [call.inputs[0]]
 
@@ -56,7 +56,7 @@ def widened(b: Builder, value: Value) -> Value:
 
 
 def factor(
-    b: Builder, call: Call, values: Sequence[Value], name: str, like: Value
+    b: Builder, call: OpCall, values: Sequence[Value], name: str, like: Value
 ) -> Value | float:
     """Return a factor for computing with `like`.
 
@@ -76,6 +76,6 @@ def rule(
     return GradRule(type_, tuple(needs.split()), given, lambda g: [lower(g)])
 
 
-def rules(*made: GradRule) -> Callable[[Call], Sequence[GradRule]]:
+def rules(*made: GradRule) -> Callable[[OpCall], Sequence[GradRule]]:
     """Return rules that do not depend on the inputs."""
     return lambda _: made

@@ -4,10 +4,10 @@ memory, printing."""
 from __future__ import annotations
 
 from popir.ops.common import rule, rules, same
-from popir.records import Call, Record, Spec, register
+from popir.records import OpCall, Record, Spec, register
 
 
-def _results(call: Call) -> list[Spec]:
+def _results(call: OpCall) -> list[Spec]:
     """Return the results of the called graph: the caller states them, because graphs
     grow.
     """
@@ -20,7 +20,7 @@ register(Record("Loop", _results, refuses="a loop has no gradient"))
 register(Record("If", _results))
 
 
-def _loaded(call: Call) -> list[Spec]:
+def _loaded(call: OpCall) -> list[Spec]:
     return [call.inputs[0]]
 
 
@@ -36,7 +36,7 @@ register(
 register(Record("RemoteCodeLoad", lambda _: []))
 
 
-def _row(call: Call) -> list[Spec]:
+def _row(call: OpCall) -> list[Spec]:
     return [Spec(call.inputs[0].dtype, call.inputs[0].shape, call["meta_shape"])]
 
 

@@ -10,7 +10,7 @@ from popir.builder import Builder, Value
 from popir.dtypes import BOOL, FLOAT16, FLOAT32, DType
 from popir.errors import IrError
 from popir.ops.common import rule, rules, same
-from popir.records import Call, Grad, Record, Spec, no_gradient, register
+from popir.records import Grad, OpCall, Record, Spec, no_gradient, register
 
 _SQRT_2_PI = math.sqrt(2 / math.pi)
 
@@ -25,7 +25,7 @@ def _unary(
 ) -> None:
     grads = rules(rule(f"{type_}Grad", needs, 0, grad)) if grad else no_gradient
 
-    def infer(call: Call) -> list[Spec]:
+    def infer(call: OpCall) -> list[Spec]:
         (spec,) = call.inputs
         return [replace(spec, dtype=dtype or spec.dtype)]
 
@@ -118,7 +118,7 @@ _unary("IsNaN", _test("IsNaN"), dtype=BOOL)
 _unary("IsInf", _test("IsInf"), dtype=BOOL)
 
 
-def _limits(b: Builder, call: Call, x: Value) -> Value:
+def _limits(b: Builder, call: OpCall, x: Value) -> Value:
     low, high = call["min"], call["max"]
     if low > -math.inf:
         x = b.zip("Max", x, low)
@@ -143,7 +143,7 @@ register(
 )
 
 
-def _increment(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _increment(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     moved = values[0] + call["increment"]
     return [b.zip("Mod", moved, call["modulus"])]
 
@@ -152,7 +152,7 @@ register(Record("IncrementMod", same, _increment))
 register(Record("IncrementModInplace", same, _increment, writes=True))
 
 
-def _infer_cast(call: Call) -> list[Spec]:
+def _infer_cast(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     to: DType = call["to"]
     if spec.dtype.is_float8 != to.is_float8:
@@ -160,7 +160,7 @@ def _infer_cast(call: Call) -> list[Spec]:
     return [replace(spec, dtype=to)]
 
 
-def _cast(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _cast(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     return [b.cast(values[0], call.outputs[0].dtype.carrier)]
 
 

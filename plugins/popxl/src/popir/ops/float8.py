@@ -23,7 +23,7 @@ from popir.ops.networks import (
     infer_conv,
     infer_conv_transpose,
 )
-from popir.records import Call, Record, Spec, register
+from popir.records import OpCall, Record, Spec, register
 
 _NO_GRADIENT = "operators on float8 have no gradient"
 
@@ -85,7 +85,7 @@ def _check_scale(scale: Spec) -> None:
         )
 
 
-def _infer_to(call: Call) -> list[Spec]:
+def _infer_to(call: OpCall) -> list[Spec]:
     x, scale = call.inputs
     _check_scale(scale)
     if x.dtype not in (FLOAT16, FLOAT32) or not call["to"].is_float8:
@@ -93,7 +93,7 @@ def _infer_to(call: Call) -> list[Spec]:
     return [replace(x, dtype=call["to"])]
 
 
-def _infer_from(call: Call) -> list[Spec]:
+def _infer_from(call: OpCall) -> list[Spec]:
     x, scale = call.inputs
     _check_scale(scale)
     if not x.dtype.is_float8 or call["to"] not in (FLOAT16, FLOAT32):
@@ -101,7 +101,7 @@ def _infer_from(call: Call) -> list[Spec]:
     return [replace(x, dtype=call["to"])]
 
 
-def _from(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _from(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     exact = decoded(b, values[0], call.inputs[0].dtype)
     scaled = exact * _power(b, b.reshape(values[1], ()))
     return [b.cast(scaled, call.outputs[0].dtype.carrier)]
@@ -120,28 +120,28 @@ register(Record("CastThenPow2Scale", _infer_from, _from, refuses=_NO_GRADIENT))
 
 def _scaled(
     type_: str,
-    infer: Callable[[Call], list[Spec]],
-    lower: Callable[[Builder, Call, list[Value]], list[Value]],
+    infer: Callable[[OpCall], list[Spec]],
+    lower: Callable[[Builder, OpCall, list[Value]], list[Value]],
 ) -> None:
     """Return a product of two float8 tensors times 2^log2_scale, as float16."""
 
-    def infer_it(call: Call) -> list[Spec]:
+    def infer_it(call: OpCall) -> list[Spec]:
         left, right, scale = call.inputs
         _check_scale(scale)
         if not (left.dtype.is_float8 and right.dtype.is_float8):
             raise IrError(f"two float8 tensors are needed: {left.dtype}, {right.dtype}")
         wide = [replace(each, dtype=FLOAT32) for each in (left, right)]
-        (spec,) = infer(Call(wide, [], call.attributes))
+        (spec,) = infer(OpCall(wide, [], call.attributes))
         return [replace(spec, dtype=FLOAT16)]
 
-    def lower_it(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    def lower_it(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
         wide = [replace(each, dtype=FLOAT32) for each in call.inputs[:2]]
         out = [replace(call.outputs[0], dtype=FLOAT32)]
         exact = [
             decoded(b, value, spec.dtype)
             for value, spec in zip(values[:2], call.inputs[:2], strict=True)
         ]
-        (product,) = lower(b, Call(wide, out, call.attributes), exact)
+        (product,) = lower(b, OpCall(wide, out, call.attributes), exact)
         scaled = product * _power(b, b.reshape(values[2], ()))
         return [b.cast(scaled, np.float16)]
 

@@ -11,14 +11,14 @@ from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules
-from popir.records import Call, Grad, Record, Spec, makes, register
+from popir.records import Grad, OpCall, Record, Spec, makes, register
 
 
-def _axis(call: Call) -> int:
+def _axis(call: OpCall) -> int:
     return axis_of(call["axis"], len(call.inputs[0].shape))
 
 
-def _infer_gather(call: Call) -> list[Spec]:
+def _infer_gather(call: OpCall) -> list[Spec]:
     spec, indices = call.inputs
     if not indices.dtype.is_int:
         raise IrError(f"indices must be integers, found {indices.dtype}")
@@ -31,7 +31,7 @@ def _infer_gather(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, shape)]
 
 
-def _groups(call: Call) -> int:
+def _groups(call: OpCall) -> int:
     count: int = call.attributes.get("groups", 1)
     return count
 
@@ -67,7 +67,7 @@ def _is_inside(b: Builder, indices: Value, size: int) -> Value:
     return b.node("And", [low, high], [(np.dtype(bool), at.shape)])[0]
 
 
-def _gather(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _gather(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     base, indices = values
     axis, groups = _axis(call), _groups(call)
     zero = call["zero_out_of_range"]
@@ -123,7 +123,7 @@ for _type in ("Gather", "TiedGather"):
     )
 
 
-def _infer_scatter(call: Call) -> list[Spec]:
+def _infer_scatter(call: OpCall) -> list[Spec]:
     base, indices, values = call.inputs
     if indices.shape != values.shape or len(indices.shape) != len(base.shape):
         raise IrError(
@@ -163,7 +163,7 @@ register(
 )
 
 
-def _infer_onehot(call: Call) -> list[Spec]:
+def _infer_onehot(call: OpCall) -> list[Spec]:
     indices, values = call.inputs
     axis = axis_of(call["axis"], len(indices.shape) + 1)
     shape = list(indices.shape)
@@ -171,7 +171,7 @@ def _infer_onehot(call: Call) -> list[Spec]:
     return [Spec(values.dtype, tuple(shape))]
 
 
-def _onehot(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _onehot(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     indices, pair = values
     rank = len(indices.shape)
     axis = axis_of(call["axis"], rank + 1)
@@ -201,7 +201,7 @@ register(
 )
 
 
-def _infer_window(call: Call) -> list[Spec]:
+def _infer_window(call: OpCall) -> list[Spec]:
     spec, index = call.inputs[0], call.inputs[1]
     axes, sizes = call["axes"], call["sizes"]
     if len(axes) != len(sizes) or index.shape != (len(axes),):
@@ -218,7 +218,7 @@ def _infer_window(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, tuple(shape))]
 
 
-def _windows(b: Builder, call: Call, index: Value) -> list[tuple[int, Value]]:
+def _windows(b: Builder, call: OpCall, index: Value) -> list[tuple[int, Value]]:
     """Return for each axis the positions of the window's elements."""
     result = []
     rank = len(call.inputs[0].shape)
@@ -232,14 +232,14 @@ def _windows(b: Builder, call: Call, index: Value) -> list[tuple[int, Value]]:
     return result
 
 
-def _read_window(b: Builder, call: Call, value: Value, index: Value) -> Value:
+def _read_window(b: Builder, call: OpCall, value: Value, index: Value) -> Value:
     for axis, at in _windows(b, call, index):
         value = b.gather(value, at, axis)
     return value
 
 
 def _write_window(
-    b: Builder, call: Call, base: Value, index: Value, new: Value
+    b: Builder, call: OpCall, base: Value, index: Value, new: Value
 ) -> Value:
     def write(base: Value, new: Value, windows: list[tuple[int, Value]]) -> Value:
         if not windows:
@@ -267,7 +267,7 @@ register(
 )
 
 
-def _infer_update(call: Call) -> list[Spec]:
+def _infer_update(call: OpCall) -> list[Spec]:
     (window,) = _infer_window(call)
     update = call.inputs[2]
     if update.dtype is not window.dtype:
@@ -278,7 +278,7 @@ def _infer_update(call: Call) -> list[Spec]:
     return [call.inputs[0]]
 
 
-def _update(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _update(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     (window,) = _infer_window(call)
     # Check the shape at compilation, because the original builds such programs.
     if call.inputs[2].shape != window.shape:
@@ -310,7 +310,7 @@ register(
 register(Record("DynamicUpdateInplace", _infer_update, _update, writes=True))
 
 
-def _infer_reduce(call: Call) -> list[Spec]:
+def _infer_reduce(call: OpCall) -> list[Spec]:
     data, indices = call.inputs[:2]
     axis, groups = _axis(call), _groups(call)
     if groups > 1:
@@ -340,7 +340,7 @@ _START = {"sum": 0.0, "none": 0.0, "max": -np.inf, "min": np.inf}
 _ONNX = {"sum": "add", "none": "none", "max": "max", "min": "min"}
 
 
-def _rows(b: Builder, call: Call, indices: Value) -> Value:
+def _rows(b: Builder, call: OpCall, indices: Value) -> Value:
     """Return one index for each element of the data."""
     data, axis = call.inputs[0], _axis(call)
     if indices.shape == data.shape:
@@ -353,7 +353,7 @@ def _rows(b: Builder, call: Call, indices: Value) -> Value:
     return b.expand(column, data.shape)
 
 
-def _scatter_reduce(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _scatter_reduce(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     data, reduction, axis = values[0], call["reduction"], _axis(call)
     at = b.indices(_rows(b, call, values[1]))
     shape = call.outputs[0].shape
@@ -395,7 +395,7 @@ def _start_grad(g: Grad) -> Value:
 
 
 @makes("ScatterReduceGrad", "ScatterReduceInitGrad")
-def _reduce_rules(call: Call) -> list[object]:
+def _reduce_rules(call: OpCall) -> list[object]:
     made: list[object] = [rule("ScatterReduceGrad", "g0 i0 i1 o0", 0, _data_grad)]
     if len(call.inputs) > 2:
         made.append(rule("ScatterReduceInitGrad", "g0 i1 i2 o0", 2, _start_grad))

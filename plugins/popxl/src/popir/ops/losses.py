@@ -10,10 +10,10 @@ from popir.builder import Builder, Value
 from popir.dtypes import FLOAT16
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules, same, widened
-from popir.records import Call, Grad, Record, Spec, register
+from popir.records import Grad, OpCall, Record, Spec, register
 
 
-def _softmax(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _softmax(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     """Return softmax over all axes from `axis` on together, as in operator set 11."""
     x = values[0]
     axis = axis_of(call["axis"], len(x.shape))
@@ -36,7 +36,7 @@ register(
 )
 
 
-def _check(call: Call) -> Spec:
+def _check(call: OpCall) -> Spec:
     probs, labels = call.inputs[:2]
     if probs.shape[:-1] != labels.shape or not probs.shape:
         raise IrError(
@@ -47,14 +47,14 @@ def _check(call: Call) -> Spec:
     return Spec(probs.dtype, shape)
 
 
-def _infer_loss(call: Call) -> list[Spec]:
+def _infer_loss(call: OpCall) -> list[Spec]:
     labels = call.inputs[1]
     if not labels.dtype.is_int:
         raise IrError(f"labels must be integers, found {labels.dtype}")
     return [_check(call)]
 
 
-def _labels(b: Builder, call: Call, labels: Value) -> tuple[Value, Value | None]:
+def _labels(b: Builder, call: OpCall, labels: Value) -> tuple[Value, Value | None]:
     """Return legal labels, and a mask of those that count; None if all count."""
     ignored = call["ignore_index"]
     at = b.cast(labels, np.int64)
@@ -74,13 +74,13 @@ def _counted(b: Builder, counts: Value | None, labels: Value, dtype: object) -> 
     return b.cast(b.zip("Max", total, 1.0), np.dtype(str(dtype)))
 
 
-def _least(call: Call, grad: bool) -> float:
+def _least(call: OpCall, grad: bool) -> float:
     if call.inputs[0].dtype is FLOAT16:
         return 6.104e-5
     return 1e-10 if grad else 1e-7
 
 
-def _loss(b: Builder, call: Call, probs: Value, labels: Value) -> Value:
+def _loss(b: Builder, call: OpCall, probs: Value, labels: Value) -> Value:
     dtype, probs = probs.dtype, widened(b, probs)
     at, counts = _labels(b, call, labels)
     column = b.reshape(at, (*at.shape, 1))
@@ -98,7 +98,7 @@ def _loss(b: Builder, call: Call, probs: Value, labels: Value) -> Value:
     return b.cast(loss, dtype)
 
 
-def _spread(b: Builder, call: Call, dy: Value, labels: Value) -> Value:
+def _spread(b: Builder, call: OpCall, dy: Value, labels: Value) -> Value:
     """Return the loss's gradient as a column that fits the probabilities."""
     at, counts = _labels(b, call, labels)
     if call["reduction"] == "mean":
@@ -130,7 +130,7 @@ register(
 )
 
 
-def _with_gradient(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _with_gradient(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     probs, labels, scale = values
     loss = _loss(b, call, probs, labels)
     dtype, probs = probs.dtype, widened(b, probs)

@@ -11,10 +11,10 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.errors import IrError
 from popir.ops.common import rule, rules
-from popir.records import Call, Grad, GradRule, Record, Spec, register
+from popir.records import Grad, GradRule, OpCall, Record, Spec, register
 
 
-def _infer_group_norm(call: Call) -> list[Spec]:
+def _infer_group_norm(call: OpCall) -> list[Spec]:
     x, weight, bias = call.inputs
     if len(x.shape) < 2:
         raise IrError(f"group_norm needs two axes at least, found {list(x.shape)}")
@@ -29,7 +29,7 @@ def _infer_group_norm(call: Call) -> list[Spec]:
     return [x, *[Spec(x.dtype, (x.shape[0] * groups,))] * 2]
 
 
-def _grouped(call: Call) -> tuple[int, int]:
+def _grouped(call: OpCall) -> tuple[int, int]:
     shape = call.inputs[0].shape
     rows = shape[0] * call["groups"]
     return rows, math.prod(shape) // max(rows, 1)
@@ -39,7 +39,7 @@ def _channels(b: Builder, value: Value, rank: int) -> Value:
     return b.reshape(value, (1, value.size, *[1] * (rank - 2)))
 
 
-def _group_norm(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _group_norm(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     x, weight, bias = values
     flat = b.reshape(x, _grouped(call))
     mean = b.reduce("ReduceMean", flat, [1], keep=True)
@@ -78,7 +78,7 @@ _group_norm_rule = GradRule(
 register(Record("GroupNorm", _infer_group_norm, _group_norm, rules(_group_norm_rule)))
 
 
-def _infer_batch_norm(call: Call) -> list[Spec]:
+def _infer_batch_norm(call: OpCall) -> list[Spec]:
     x = call.inputs[0]
     if len(x.shape) < 3:
         raise IrError(f"batch_norm needs three axes at least, found {list(x.shape)}")
@@ -91,7 +91,7 @@ def _infer_batch_norm(call: Call) -> list[Spec]:
     return [x]
 
 
-def _standard(b: Builder, call: Call, values: Sequence[Value]) -> tuple[Value, Value]:
+def _standard(b: Builder, call: OpCall, values: Sequence[Value]) -> tuple[Value, Value]:
     """Return the input less its mean over its deviation, and one over the deviation."""
     x, mean, variance = values
     rank = len(x.shape)
@@ -99,7 +99,7 @@ def _standard(b: Builder, call: Call, values: Sequence[Value]) -> tuple[Value, V
     return (x - _channels(b, mean, rank)) * inverse, inverse
 
 
-def _batch_norm(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _batch_norm(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     x, scale, bias, mean, variance = values
     normal, _ = _standard(b, call, (x, mean, variance))
     rank = len(x.shape)
@@ -134,7 +134,7 @@ register(
 )
 
 
-def _window(call: Call, kernel: Sequence[int], spatial: Sequence[int]) -> list[Any]:
+def _window(call: OpCall, kernel: Sequence[int], spatial: Sequence[int]) -> list[Any]:
     """Return strides, dilations, pads before and after, and results of each spatial
     axis.
     """
@@ -181,12 +181,12 @@ def _columns(window: list[Any]) -> dict[str, Any]:
     }
 
 
-def _conv_window(call: Call) -> list[Any]:
+def _conv_window(call: OpCall) -> list[Any]:
     x, weight = call.inputs[:2]
     return _window(call, weight.shape[2:], x.shape[2:])
 
 
-def infer_conv(call: Call) -> list[Spec]:
+def infer_conv(call: OpCall) -> list[Spec]:
     x, weight = call.inputs[:2]
     groups = call["groups"]
     if len(x.shape) < 3 or len(weight.shape) != len(x.shape):
@@ -210,7 +210,7 @@ def _convolve(
     return b.node("Conv", [x, weight], result, typed=(0, 1), **attributes)[0]
 
 
-def conv(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def conv(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     shape = call.outputs[0].shape
     columns = _columns(_conv_window(call))
     return [_convolve(b, values[0], values[1], shape, group=call["groups"], **columns)]
@@ -288,7 +288,7 @@ register(
 )
 
 
-def _transposed_window(call: Call) -> list[Any]:
+def _transposed_window(call: OpCall) -> list[Any]:
     """Return stride, pads before and after, output padding, and result of each spatial
     axis.
     """
@@ -334,7 +334,7 @@ def _transposed_window(call: Call) -> list[Any]:
     return found
 
 
-def infer_conv_transpose(call: Call) -> list[Spec]:
+def infer_conv_transpose(call: OpCall) -> list[Spec]:
     x, weight = call.inputs[:2]
     groups = call["groups"]
     if len(x.shape) < 3 or len(weight.shape) != len(x.shape):
@@ -351,7 +351,7 @@ def infer_conv_transpose(call: Call) -> list[Spec]:
     return [Spec(x.dtype, (x.shape[0], weight.shape[1] * groups, *sizes))]
 
 
-def conv_transpose(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def conv_transpose(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     window = _transposed_window(call)
     shape = call.outputs[0].shape
     cut = [(max(w[1], 0), max(w[2], 0)) for w in window]
@@ -384,18 +384,18 @@ register(
 )
 
 
-def _pool_window(call: Call) -> list[Any]:
+def _pool_window(call: OpCall) -> list[Any]:
     return _window(call, call["kernel"], call.inputs[0].shape[2:])
 
 
-def _infer_pool(call: Call) -> list[Spec]:
+def _infer_pool(call: OpCall) -> list[Spec]:
     (x,) = call.inputs
     sizes = [w[4] for w in _pool_window(call)]
     return [Spec(x.dtype, (*x.shape[:2], *sizes))]
 
 
 def _pool(operator: str) -> Any:
-    def lower(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    def lower(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
         extra: dict[str, Any] = (
             {"count_include_pad": 0} if operator == "AveragePool" else {}
         )
@@ -412,7 +412,7 @@ def _pool(operator: str) -> Any:
     return lower
 
 
-def _positions(call: Call) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _positions(call: OpCall) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return for each result and element of its window the index of the data element,
     and whether it exists (no padding). Data are flat over the spatial axes.
     """

@@ -15,7 +15,7 @@ from popir.builder import Builder, Value
 from popir.dtypes import UINT32, Shape
 from popir.errors import IrError
 from popir.ops.common import rule, rules, same
-from popir.records import Call, Record, Spec, register
+from popir.records import OpCall, Record, Spec, register
 
 _U32 = np.dtype(np.uint32)
 _GOLDEN = 0x9E3779B9
@@ -74,18 +74,18 @@ def _check_seed(spec: Spec) -> None:
         )
 
 
-def _infer_drawn(call: Call) -> list[Spec]:
+def _infer_drawn(call: OpCall) -> list[Spec]:
     _check_seed(call.inputs[0])
     return [Spec(call["dtype"], tuple(call["shape"]))]
 
 
-def _drawn_uniform(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _drawn_uniform(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     low, high = call["low"], call["high"]
     drawn = _uniform(b, values[0], call.outputs[0].shape) * (high - low) + low
     return [b.cast(drawn, call.outputs[0].dtype.carrier)]
 
 
-def _drawn_normal(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _drawn_normal(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     drawn = _normal(b, values[0], call.outputs[0].shape) * call["std"] + call["mean"]
     return [b.cast(drawn, call.outputs[0].dtype.carrier)]
 
@@ -94,14 +94,14 @@ register(Record("RandomUniform", _infer_drawn, _drawn_uniform))
 register(Record("RandomNormal", _infer_drawn, _drawn_normal))
 
 
-def _infer_dropout(call: Call) -> list[Spec]:
+def _infer_dropout(call: OpCall) -> list[Spec]:
     _check_seed(call.inputs[1])
     if not 0 <= call["ratio"] < 1:
         raise IrError(f"the ratio of dropout must be in [0, 1), found {call['ratio']}")
     return same(call)
 
 
-def _kept(b: Builder, call: Call, x: Value, seed: Value) -> Value:
+def _kept(b: Builder, call: OpCall, x: Value, seed: Value) -> Value:
     ratio = call["ratio"]
     shape = call.attributes.get("shape")
     mask_shape = x.shape if shape is None else tuple(shape)
@@ -127,12 +127,12 @@ for _type in ("Dropout", "ShapedDropout"):
     )
 
 
-def _infer_seed(call: Call) -> list[Spec]:
+def _infer_seed(call: OpCall) -> list[Spec]:
     _check_seed(call.inputs[0])
     return same(call)
 
 
-def _modified(b: Builder, _: Call, values: list[Value]) -> list[Value]:
+def _modified(b: Builder, _: OpCall, values: list[Value]) -> list[Value]:
     high, low = _words(b, values[0])
     modifier = b.reshape(b.cast(values[1], _U32), (1,))
     mixed = _mixed(b, _xor(b, high * _GOLDEN, low + modifier))

@@ -11,10 +11,10 @@ from popir.builder import Builder, Value
 from popir.dtypes import FLOAT32, INT32, UINT32, Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules
-from popir.records import Call, Grad, Record, Spec, register
+from popir.records import Grad, OpCall, Record, Spec, register
 
 
-def axes_of(call: Call) -> list[int]:
+def axes_of(call: OpCall) -> list[int]:
     """Return the axes of a reduction, counted from the front; all if none are given."""
     rank = len(call.inputs[0].shape)
     given = call["axes"]
@@ -23,7 +23,7 @@ def axes_of(call: Call) -> list[int]:
     return sorted({axis_of(axis, rank) for axis in given}) if rank else []
 
 
-def _reduced(call: Call) -> Shape:
+def _reduced(call: OpCall) -> Shape:
     axes = axes_of(call)
     return tuple(
         1 if axis in axes else size
@@ -32,7 +32,7 @@ def _reduced(call: Call) -> Shape:
     )
 
 
-def _infer(call: Call) -> list[Spec]:
+def _infer(call: OpCall) -> list[Spec]:
     return [Spec(call.inputs[0].dtype, _reduced(call))]
 
 
@@ -100,7 +100,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Grad], Value], str]] = {
 
 
 def _reduction(name: str, grad: Callable[[Grad], Value], needs: str) -> None:
-    def lower(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    def lower(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
         axes = axes_of(call)
         return [b.reduce(f"Reduce{name}", values[0], axes, call["keepdims"])]
 
@@ -112,7 +112,7 @@ for _name, (_grad, _needs) in _REDUCTIONS.items():
     _reduction(_name, _grad, _needs)
 
 
-def _infer_median(call: Call) -> list[Spec]:
+def _infer_median(call: OpCall) -> list[Spec]:
     shape = _reduced(call)
     return [Spec(call.inputs[0].dtype, shape), Spec(INT32, shape)]
 
@@ -142,7 +142,7 @@ def _top(
     return [values, b.cast(indices, np.int32)]
 
 
-def _median(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _median(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     flat = _last(b, values[0], axes_of(call))
     axis = len(flat.shape) - 1
     middle = (flat.shape[axis] - 1) // 2
@@ -176,14 +176,14 @@ register(
 
 
 def _best(operator: str) -> None:
-    def infer(call: Call) -> list[Spec]:
+    def infer(call: OpCall) -> list[Spec]:
         shape = list(call.inputs[0].shape)
         axis = axis_of(call["dim"], len(shape))
         if shape:
             shape[axis : axis + 1] = [1] if call["keepdim"] else []
         return [Spec(INT32, tuple(shape))]
 
-    def lower(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+    def lower(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
         axis = axis_of(call["dim"], len(call.inputs[0].shape))
         result = [(np.dtype(np.int64), call.outputs[0].shape)]
         keep = int(call["keepdim"])
@@ -197,7 +197,7 @@ _best("ArgMax")
 _best("ArgMin")
 
 
-def _infer_top(call: Call) -> list[Spec]:
+def _infer_top(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     axis = axis_of(call["axis"], len(spec.shape))
     if not 0 <= call["k"] <= spec.shape[axis]:
@@ -207,7 +207,7 @@ def _infer_top(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, tuple(shape)), Spec(INT32, tuple(shape))]
 
 
-def _topk(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _topk(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     axis = axis_of(call["axis"], len(call.inputs[0].shape))
     return _top(b, values[0], call["k"], axis, call["largest"], call["sorted"])
 
@@ -229,7 +229,7 @@ def _cumulate(b: Builder, value: Value, axis: int, reverse: bool = False) -> Val
     return b.node("CumSum", given, result, reverse=int(reverse))[0]
 
 
-def _axis(call: Call) -> int:
+def _axis(call: OpCall) -> int:
     return axis_of(call["dim"], len(call.inputs[0].shape))
 
 
@@ -250,7 +250,7 @@ register(
 )
 
 
-def _histogram(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _histogram(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     x = b.map("Abs", values[0]) if call["absolute"] else values[0]
     column = b.reshape(x, (x.size, 1))
     levels = b.constant(np.array(call["levels"], x.dtype))

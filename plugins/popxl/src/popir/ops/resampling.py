@@ -10,14 +10,14 @@ from popir.builder import Builder, Value
 from popir.dtypes import Shape
 from popir.errors import IrError, NotYet
 from popir.ops.common import rule, rules
-from popir.records import Call, Grad, Record, Spec, register
+from popir.records import Grad, OpCall, Record, Spec, register
 
 
 def _size(length: int, scale: float) -> int:
     return math.floor(np.float32(length) * np.float32(scale))
 
 
-def _infer_resize(call: Call) -> list[Spec]:
+def _infer_resize(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     scales = call["scales"]
     if len(scales) != len(spec.shape):
@@ -32,7 +32,7 @@ def _infer_resize(call: Call) -> list[Spec]:
 
 
 def _one_resize(
-    b: Builder, call: Call, x: Value, scales: list[float], shape: Shape
+    b: Builder, call: OpCall, x: Value, scales: list[float], shape: Shape
 ) -> Value:
     empty: Value | None = None
     if call["coordinates"] == "tf_crop_and_resize":
@@ -47,7 +47,7 @@ def _one_resize(
     )[0]
 
 
-def _resize(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _resize(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     (x,) = values
     scales, shape = list(call["scales"]), call.outputs[0].shape
     # Sizes and modes that ONNX Runtime's kernels accept at once. Others are resized
@@ -100,7 +100,7 @@ register(
 )
 
 
-def _infer_roi(call: Call) -> list[Spec]:
+def _infer_roi(call: OpCall) -> list[Spec]:
     x, rois, index = call.inputs
     if len(x.shape) != 4:
         raise IrError(f"roi_align needs a tensor of rank 4, found {list(x.shape)}")
@@ -114,7 +114,7 @@ def _infer_roi(call: Call) -> list[Spec]:
     return [Spec(x.dtype, (rois.shape[0], x.shape[1], *call["size"]))]
 
 
-def _roi_align(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _roi_align(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     x, rois, index = values
     height, width = call["size"]
     return b.node(
@@ -131,7 +131,7 @@ def _roi_align(b: Builder, call: Call, values: list[Value]) -> list[Value]:
     )
 
 
-def _shares(b: Builder, call: Call, rois: Value, axis: int) -> Value:
+def _shares(b: Builder, call: OpCall, rois: Value, axis: int) -> Value:
     """Return the weight of each row or column of the image for each region and part
     along an axis: [regions, parts, length].
     """

@@ -16,8 +16,8 @@ from popir.dtypes import Shape
 from popir.errors import IrError
 from popir.ops.common import axis_of, rule, rules, same
 from popir.records import (
-    Call,
     Grad,
+    OpCall,
     Record,
     Spec,
     makes,
@@ -26,7 +26,7 @@ from popir.records import (
 )
 
 
-def _infer_reshape(call: Call) -> list[Spec]:
+def _infer_reshape(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     to, size = list(call["shape"]), math.prod(spec.shape)
     if -1 in to:
@@ -37,11 +37,11 @@ def _infer_reshape(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, tuple(to))]
 
 
-def _reshape(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _reshape(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     return [b.reshape(values[0], call.outputs[0].shape)]
 
 
-def _reshape_back(b: Builder, call: Call, _: list[Value], new: Value) -> list[Value]:
+def _reshape_back(b: Builder, call: OpCall, _: list[Value], new: Value) -> list[Value]:
     return [b.reshape(new, call.inputs[0].shape)]
 
 
@@ -56,17 +56,17 @@ register(
 )
 
 
-def _order(call: Call) -> list[int]:
+def _order(call: OpCall) -> list[int]:
     rank = len(call.inputs[0].shape)
     return [axis % rank for axis in call["order"]] if rank else []
 
 
-def _inverse(call: Call) -> list[int]:
+def _inverse(call: OpCall) -> list[int]:
     order = _order(call)
     return [order.index(axis) for axis in range(len(order))]
 
 
-def _infer_transpose(call: Call) -> list[Spec]:
+def _infer_transpose(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     given = list(call["order"])
     if sorted(given) != list(range(len(spec.shape))):
@@ -74,11 +74,13 @@ def _infer_transpose(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, tuple(spec.shape[axis] for axis in given))]
 
 
-def _transpose(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _transpose(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     return [b.transpose(values[0], _order(call))]
 
 
-def _transpose_back(b: Builder, call: Call, _: list[Value], new: Value) -> list[Value]:
+def _transpose_back(
+    b: Builder, call: OpCall, _: list[Value], new: Value
+) -> list[Value]:
     return [b.transpose(new, _inverse(call))]
 
 
@@ -105,7 +107,7 @@ register(
 )
 
 
-def _ranges(call: Call) -> list[range]:
+def _ranges(call: OpCall) -> list[range]:
     """Return the elements that a slice or subsample keeps on each axis."""
     shape = call.inputs[0].shape
     kept = [range(size) for size in shape]
@@ -115,7 +117,7 @@ def _ranges(call: Call) -> list[range]:
     return kept
 
 
-def _infer_slice(call: Call) -> list[Spec]:
+def _infer_slice(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     for axis, _, _, step in call["slices"]:
         if step not in (None, 1, -1) and not call["any_step"]:
@@ -188,7 +190,7 @@ def _slice_grad(g: Grad) -> Value:
     return put_slice(g.b, zero, g["g0"], _ranges(g.call))
 
 
-def _slice(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _slice(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     return [_cut(b, values[0], _ranges(call))]
 
 
@@ -213,7 +215,7 @@ register(
 )
 
 
-def _infer_split(call: Call) -> list[Spec]:
+def _infer_split(call: OpCall) -> list[Spec]:
     (spec,) = call.inputs
     axis = axis_of(call["axis"], len(spec.shape))
     sizes = call["sizes"]
@@ -223,13 +225,13 @@ def _infer_split(call: Call) -> list[Spec]:
     return [Spec(spec.dtype, (*cut[0], size, *cut[1])) for size in sizes]
 
 
-def _split(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _split(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     axis = axis_of(call["axis"], len(call.inputs[0].shape))
     return b.split(values[0], call["sizes"], axis)
 
 
 @makes("SplitGrad")
-def _split_rules(call: Call) -> list[object]:
+def _split_rules(call: OpCall) -> list[object]:
     count = len(call["sizes"])
 
     def lower(g: Grad) -> Value:
@@ -242,7 +244,7 @@ def _split_rules(call: Call) -> list[object]:
 register(Record("Split", _infer_split, _split, _split_rules))  # type: ignore[arg-type]
 
 
-def _infer_concat(call: Call) -> list[Spec]:
+def _infer_concat(call: OpCall) -> list[Spec]:
     first = call.inputs[0]
     axis = axis_of(call["axis"], len(first.shape))
     for each in call.inputs:
@@ -255,17 +257,17 @@ def _infer_concat(call: Call) -> list[Spec]:
     return [replace(first, shape=shape, meta_shape=())]
 
 
-def _concat(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _concat(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     return [b.concat(values, axis_of(call["axis"], len(call.outputs[0].shape)))]
 
 
-def _parts(b: Builder, call: Call, value: Value) -> list[Value]:
+def _parts(b: Builder, call: OpCall, value: Value) -> list[Value]:
     axis = axis_of(call["axis"], len(call.outputs[0].shape))
     return b.split(value, [spec.shape[axis] for spec in call.inputs], axis)
 
 
 @makes("ConcatGrad")
-def _concat_rules(call: Call) -> list[object]:
+def _concat_rules(call: OpCall) -> list[object]:
     def part(n: int) -> object:
         return rule("ConcatGrad", "g0", n, lambda g: _parts(g.b, g.call, g["g0"])[n])
 
@@ -286,11 +288,11 @@ register(
 )
 
 
-def _infer_init(call: Call) -> list[Spec]:
+def _infer_init(call: OpCall) -> list[Spec]:
     return [Spec(call["dtype"], tuple(call["shape"]), tuple(call["meta_shape"]))]
 
 
-def _init(b: Builder, call: Call, _: list[Value]) -> list[Value]:
+def _init(b: Builder, call: OpCall, _: list[Value]) -> list[Value]:
     spec = call.outputs[0]
     return [b.full(spec.shape, spec.dtype.carrier)]
 

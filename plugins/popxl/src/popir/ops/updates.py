@@ -9,10 +9,10 @@ import numpy as np
 from popir.builder import Builder, Value
 from popir.errors import IrError
 from popir.ops.common import axis_of, factor, same, widened
-from popir.records import Call, Record, Spec, register
+from popir.records import OpCall, Record, Spec, register
 
 
-def _infer_accumulate(call: Call) -> list[Spec]:
+def _infer_accumulate(call: OpCall) -> list[Spec]:
     base, other = call.inputs[:2]
     try:
         shape = np.broadcast_shapes(base.shape, other.shape)
@@ -25,7 +25,7 @@ def _infer_accumulate(call: Call) -> list[Spec]:
     return [base]
 
 
-def _accumulate(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _accumulate(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     base = widened(b, values[0])
     x = b.cast(values[1], base.dtype)
     mode = call["mode"]
@@ -48,7 +48,7 @@ def _accumulate(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 register(Record("Accumulate", _infer_accumulate, _accumulate, writes=True))
 
 
-def _check_sparse(call: Call) -> None:
+def _check_sparse(call: OpCall) -> None:
     """Raise IrError if shapes do not fit: at compilation, not at construction."""
     base, x, indices = call.inputs[:3]
     axis = axis_of(call["axis"], len(base.shape))
@@ -60,7 +60,7 @@ def _check_sparse(call: Call) -> None:
         )
 
 
-def _sparse(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _sparse(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     _check_sparse(call)
     base, indices = widened(b, values[0]), values[2]
     axis = axis_of(call["axis"], len(base.shape))
@@ -75,7 +75,7 @@ def _sparse(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 register(Record("SparseAccumulate", same, _sparse, writes=True))
 
 
-def _scale(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _scale(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     base = widened(b, values[0])
     f = factor(b, call, values, "factor", base)
     if f == 0.0:
@@ -86,11 +86,11 @@ def _scale(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 register(Record("AccumulatorScale", same, _scale, writes=True))
 
 
-def _copy(b: Builder, _: Call, values: list[Value]) -> list[Value]:
+def _copy(b: Builder, _: OpCall, values: list[Value]) -> list[Value]:
     return [b.expand(values[1], values[0].shape)]
 
 
-def _infer_copy(call: Call) -> list[Spec]:
+def _infer_copy(call: OpCall) -> list[Spec]:
     base, other = call.inputs
     if base.dtype is not other.dtype:
         raise IrError(f"{other.dtype} cannot be copied into {base.dtype}")
@@ -100,17 +100,17 @@ def _infer_copy(call: Call) -> list[Spec]:
 register(Record("CopyVarUpdate", _infer_copy, _copy, writes=True))
 
 
-def _named(call: Call, values: list[Value], name: str) -> Value | None:
+def _named(call: OpCall, values: list[Value], name: str) -> Value | None:
     index = call[name]
     return None if index is None else values[index]
 
 
-def _infer_updater(call: Call) -> list[Spec]:
+def _infer_updater(call: OpCall) -> list[Spec]:
     weight = call["weight"]
     return [replace(call.inputs[0 if weight is None else weight], meta_shape=())]
 
 
-def _updater(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _updater(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     """Return the direction of Adam, Lamb or AdaMax, in float32, and the
     next time step.
     """
@@ -143,7 +143,7 @@ def _updater(b: Builder, call: Call, values: list[Value]) -> list[Value]:
 register(Record("AdamUpdater", _infer_updater, _updater))
 
 
-def _var_update(b: Builder, call: Call, values: list[Value]) -> list[Value]:
+def _var_update(b: Builder, call: OpCall, values: list[Value]) -> list[Value]:
     base = b.cast(values[0], np.float32)
     x, r1, r2 = (b.cast(v, np.float32) for v in values[1:4])
     norm, other = (b.map("Sqrt", b.reshape(r, ())) for r in (r1, r2))

@@ -61,7 +61,7 @@ class LockstepSession:
             for name, graph in program.executable.graphs.items()
         }
         self._pool = ThreadPool(min(threads or _cores(), program.replicas))
-        self._streams = _Streams({}, {})
+        self._streams = _ReplicaStreams({}, {})
         programs = program.executable.programs.values()
         self._lifetimes = lifetimes(programs)
         self._calls = {
@@ -84,14 +84,14 @@ class LockstepSession:
         replica. Raises ExecutionFailed if a graph fails, RunError if some members of a
         group do not reach a collective, ValueOutOfRange for a row that does not exist.
         """
-        self._streams = _Streams(inputs or {}, outputs or {})
+        self._streams = _ReplicaStreams(inputs or {}, outputs or {})
         if self._exchanges is not None:
             self._exchanges.begin()
         try:
             for number in programs:
                 self._node(self._executable.programs[number], self._all)
         finally:
-            self._streams = _Streams({}, {})
+            self._streams = _ReplicaStreams({}, {})
 
     def close(self) -> None:
         """Release all memory. Idempotent."""
@@ -200,7 +200,7 @@ class _Call:
         values.update(zip(self._targets, made, strict=True))
 
 
-class _Streams:
+class _ReplicaStreams:
     """The data of one run: for each stream each replica's arrays, and the
     number used.
     """

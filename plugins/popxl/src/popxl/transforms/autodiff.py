@@ -30,7 +30,7 @@ class ExpectedConnection:
         raise TypeError("popxl.transforms.ExpectedConnection cannot be constructed")
 
     @classmethod
-    def _of(cls, below: popir.Connection) -> ExpectedConnection:
+    def _of(cls, below: popir.GradientConnection) -> ExpectedConnection:
         self = cls.__new__(cls)
         self._tensor = below.tensor
         self._is_gradient = below.is_gradient
@@ -40,7 +40,7 @@ class ExpectedConnection:
     def _from_pb(cls, fwd_graph: _ir.Graph, pb: _ir.ExpectedConnection) -> Any:
         tensor = fwd_graph.getTensor(pb.fwdId)._below
         is_gradient = pb.type is _ir.ExpectedConnectionType.FwdGrad
-        return cls._of(popir.Connection(tensor, is_gradient))
+        return cls._of(popir.GradientConnection(tensor, is_gradient))
 
     @property
     def _pb_ec(self) -> _ir.ExpectedConnection:
@@ -94,7 +94,10 @@ class GradGraphInfo:
     ) -> GradGraphInfo:
         def connections(given: Iterable[_ir.ExpectedConnection]) -> Any:
             made = (ExpectedConnection._from_pb(fwd_graph, each) for each in given)
-            return [popir.Connection(each._tensor, each._is_gradient) for each in made]
+            return [
+                popir.GradientConnection(each._tensor, each._is_gradient)
+                for each in made
+            ]
 
         return cls._of(
             popir.Gradients(

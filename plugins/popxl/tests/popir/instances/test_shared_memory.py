@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from popir.errors import RunError
-from popir.instances.shared_memory import SharedMemory, create
+from popir.instances.shared_memory import InstanceMemory, create
 
 ROUNDS = 300
 
 
 def _meets(path: str, index: int, count: int) -> None:
-    memory = SharedMemory(path, index, count)
+    memory = InstanceMemory(path, index, count)
     others = [n for n in range(count) if n != index]
     views = [memory.view(n, 0, 8).view(np.int64) for n in range(count)]
     for number in range(ROUNDS):
@@ -51,7 +51,7 @@ def test_all_see_what_was_written_before_they_met(count: int) -> None:
 
 def test_waiting_takes_no_processor_time() -> None:
     descriptor = create(2)
-    memory = SharedMemory(f"/proc/{os.getpid()}/fd/{descriptor}", 0, 2)
+    memory = InstanceMemory(f"/proc/{os.getpid()}/fd/{descriptor}", 0, 2)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -80,6 +80,6 @@ def test_waiting_takes_no_processor_time() -> None:
 
 def test_memory_that_is_not_there() -> None:
     with pytest.raises(RunError, match="cannot be opened"):
-        SharedMemory("/proc/self/fd/9999", 0, 2)
+        InstanceMemory("/proc/self/fd/9999", 0, 2)
     with pytest.raises(RunError, match="from 1 to 256"):
         create(257)

@@ -119,7 +119,7 @@ def test_an_error_that_is_caught_inside_is_not_raised_again_at_the_end() -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_ends_a_long_run(kind: str) -> None:
     text = f"""
-from plugins.popxl.tests.popir.test_device_session import endless
+from plugins.popxl.tests.popir.test_device_runner import endless
 import popxl
 ir, v, _ = endless()
 session = popxl.Session(ir, {kind!r})

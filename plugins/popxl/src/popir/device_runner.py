@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from popir.lowering.compile import Program
 
 
-class DeviceSession:
+class DeviceRunner:
     """Runs the programs of a compiled Ir on `device`, which the caller attached.
 
     Raises InvalidModel if a graph cannot be loaded. Not thread-safe.
