@@ -30,7 +30,7 @@ from popef_io.fields import (
     ListOf,
     MapOf,
     PairList,
-    Record,
+    RecordKind,
     Shape,
     Text,
 )
@@ -75,12 +75,12 @@ _link = Text(MAX_NAME_SIZE)
 _program = Integer(0, U32_MAX)
 _programs = ListOf(_program, MAX_PROGRAMS)
 _count = Integer(1, MAX_COUNT)
-_tensor_info = Record(
+_tensor_info = RecordKind(
     TensorInfo,
     {"shape": Shape(MAX_RANK), "data_type": Choice(DataType)},
     check_tensor_info,
 )
-_anchor = Record(
+_anchor = RecordKind(
     Anchor,
     {
         "name": _name,
@@ -91,11 +91,11 @@ _anchor = Record(
         "is_per_replica": Flag(),
     },
 )
-_option = Record(Option, {"name": _name, "value": Text(MAX_VALUE_SIZE)})
-_program_flow = Record(
+_option = RecordKind(Option, {"name": _name, "value": Text(MAX_VALUE_SIZE)})
+_program_flow = RecordKind(
     ProgramFlow, {"load": _programs, "main": _programs, "save": _programs}
 )
-_metadata = Record(
+_metadata = RecordKind(
     Metadata,
     {
         "executable": _name,
@@ -115,12 +115,12 @@ _metadata = Record(
     },
     check_metadata,
 )
-_tensor_data = Record(
+_tensor_data = RecordKind(
     TensorDataInfo,
     {"name": _name, "tensor_info": _tensor_info, "executable": _link},
     check_tensor_data,
 )
-_feed_data = Record(
+_feed_data = RecordKind(
     FeedDataInfo,
     {
         "name": _name,
@@ -131,11 +131,11 @@ _feed_data = Record(
     check_feed_data,
 )
 _RECORDS = {
-    BlobType.POPLAR_EXECUTABLE: Record(ExecutableInfo, {"name": _name}),
+    BlobType.POPLAR_EXECUTABLE: RecordKind(ExecutableInfo, {"name": _name}),
     BlobType.METADATA: _metadata,
     BlobType.DATA_TENSOR: _tensor_data,
     BlobType.DATA_FEED: _feed_data,
-    BlobType.OPAQUE: Record(OpaqueInfo, {"name": _name, "executable": _link}),
+    BlobType.OPAQUE: RecordKind(OpaqueInfo, {"name": _name, "executable": _link}),
 }
 _TYPES: dict[type, BlobType] = {record.cls: kind for kind, record in _RECORDS.items()}
 
@@ -224,7 +224,7 @@ def _unpacker(data: bytes) -> msgpack.Unpacker:
     return unpacker
 
 
-def _decode_record(record: Record, unpacker: msgpack.Unpacker) -> Any:
+def _decode_record(record: RecordKind, unpacker: msgpack.Unpacker) -> Any:
     count = unpacker.read_map_header()
     if count != len(record.fields):
         raise RuleViolation(f"expected {len(record.fields)} fields, got {count}")

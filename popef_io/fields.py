@@ -221,7 +221,7 @@ class Pair:
         return self._first.unpack(plain[0]), self._second.unpack(plain[1])
 
 
-class Record:
+class RecordKind:
     """A value class with its fields, stored as a map with exactly these keys in this
     order.
     """
