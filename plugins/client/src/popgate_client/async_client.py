@@ -28,7 +28,7 @@ from popgate_client.shared import (
     new_sequence_id,
     response_of,
 )
-from popgate_client.steps import CallOptions, Exchange, Steps
+from popgate_client.steps import CallOptions, RoundTrip, Steps
 from popgate_client.tensors import Array
 from popgate_client.texts import Ranked, classify, embed, rerank
 
@@ -382,9 +382,9 @@ class AsyncClient:
         try:
             ask = next(steps)
             while True:
-                if isinstance(ask, Exchange):
+                if isinstance(ask, RoundTrip):
                     try:
-                        answer = await self._exchange(ask)
+                        answer = await self._round_trip(ask)
                     except ClientError as error:
                         ask = steps.throw(error)
                     else:
@@ -396,7 +396,7 @@ class AsyncClient:
             result: T = done.value
             return result
 
-    async def _exchange(self, ask: Exchange) -> Any:
+    async def _round_trip(self, ask: RoundTrip) -> Any:
         if self._pool is not None:
             return await self._pool.exchange(ask)
         from popgate_client import web
@@ -417,7 +417,7 @@ class AsyncClient:
         """
         return await self.run(self._core.ask(method, path, document, timeout))
 
-    async def _events(self, ask: Exchange) -> AsyncIterator[dict[str, Any]]:
+    async def _events(self, ask: RoundTrip) -> AsyncIterator[dict[str, Any]]:
         reader = EventReader()
         from popgate_client import web
 

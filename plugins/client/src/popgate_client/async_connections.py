@@ -12,7 +12,7 @@ from typing import cast
 from popgate_client.connections import late, no_connection
 from popgate_client.errors import ClientError, ConnectionFailed
 from popgate_client.http1 import Answer, AnswerReader
-from popgate_client.steps import Exchange, Options
+from popgate_client.steps import Options, RoundTrip
 
 _clock = time.monotonic
 #: Tensors of at most this many bytes are cheaper to copy than to send separately.
@@ -72,7 +72,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._room.set()
 
-    async def exchange(self, ask: Exchange) -> Answer:
+    async def exchange(self, ask: RoundTrip) -> Answer:
         """Send a request and wait for its answer without limit."""
         assert self._transport is not None
         self._reader.reset()
@@ -118,7 +118,7 @@ class AsyncPool:
         self._open = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def exchange(self, ask: Exchange) -> Answer:
+    async def exchange(self, ask: RoundTrip) -> Answer:
         """Perform one exchange on a free connection. Raises `ClientError`."""
         if self._closed:
             raise ClientError("the client is closed")

@@ -24,7 +24,7 @@ from popgate_client.shared import (
     new_sequence_id,
     response_of,
 )
-from popgate_client.steps import CallOptions, Exchange, Steps
+from popgate_client.steps import CallOptions, RoundTrip, Steps
 from popgate_client.tensors import Array
 from popgate_client.texts import Ranked, classify, embed, rerank
 
@@ -377,9 +377,9 @@ class Client:
         try:
             ask = next(steps)
             while True:
-                if isinstance(ask, Exchange):
+                if isinstance(ask, RoundTrip):
                     try:
-                        answer = self._exchange(ask)
+                        answer = self._round_trip(ask)
                     except ClientError as error:
                         ask = steps.throw(error)
                     else:
@@ -391,7 +391,7 @@ class Client:
             result: T = done.value
             return result
 
-    def _exchange(self, ask: Exchange) -> Any:
+    def _round_trip(self, ask: RoundTrip) -> Any:
         if self._pool is not None:
             return self._pool.exchange(ask)
         from popgate_client import web
@@ -412,7 +412,7 @@ class Client:
         """
         return self.run(self._core.ask(method, path, document, timeout))
 
-    def _events(self, ask: Exchange) -> Iterator[dict[str, Any]]:
+    def _events(self, ask: RoundTrip) -> Iterator[dict[str, Any]]:
         reader = EventReader()
         from popgate_client import web
 

@@ -16,7 +16,7 @@ from collections import deque
 from popgate_client.encodings import Parts, size_of
 from popgate_client.errors import ClientError, ConnectionFailed, DeadlineExceeded
 from popgate_client.http1 import Answer, AnswerReader
-from popgate_client.steps import Exchange, Options
+from popgate_client.steps import Options, RoundTrip
 
 _clock = time.monotonic
 #: Differences between timeouts below this are ignored.
@@ -28,7 +28,7 @@ def late(sent: bool, what: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"no {what} in time (timeout)", sent=sent)
 
 
-class Connection:
+class ServerConnection:
     """A connection that is open. Not thread-safe."""
 
     __slots__ = ("_poll", "_reader", "_socket", "_timeout", "used")
@@ -48,7 +48,7 @@ class Connection:
         """Return whether the server has closed it, or has sent unexpected bytes."""
         return bool(self._poll.poll(0))
 
-    def exchange(self, ask: Exchange) -> Answer:
+    def exchange(self, ask: RoundTrip) -> Answer:
         """Send a request and read its answer."""
         self.used = True
         try:
@@ -130,12 +130,12 @@ class Pool:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[ServerConnection] = deque()
         self._open = 0
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
 
-    def exchange(self, ask: Exchange) -> Answer:
+    def exchange(self, ask: RoundTrip) -> Answer:
         """Perform one exchange on a free connection. Raises `ClientError`."""
         if self._process != os.getpid():
             for inherited in self._idle:  # the parent keeps its own
@@ -144,7 +144,7 @@ class Pool:
         connection = self._take(ask.deadline)
         try:
             if connection is None:
-                connection = Connection(self._options, ask.deadline)
+                connection = ServerConnection(self._options, ask.deadline)
             answer = connection.exchange(ask)
         except BaseException:
             self._give_back(connection, keep=False)
@@ -152,7 +152,7 @@ class Pool:
         self._give_back(connection, keep=answer.keep)
         return answer
 
-    def _take(self, deadline: float) -> Connection | None:
+    def _take(self, deadline: float) -> ServerConnection | None:
         """Return an open connection, or None if the caller may open one."""
         with self._changed:
             while True:
@@ -171,7 +171,7 @@ class Pool:
                 if left <= 0 or not self._changed.wait(left):
                     raise late(False, "free connection")
 
-    def _give_back(self, connection: Connection | None, *, keep: bool) -> None:
+    def _give_back(self, connection: ServerConnection | None, *, keep: bool) -> None:
         with self._changed:
             if keep and connection is not None and not self._closed:
                 self._idle.append(connection)

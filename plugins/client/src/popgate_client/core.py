@@ -1,6 +1,6 @@
 """Logic of a client without I/O: requests to send, waits, results.
 
-Every call is a generator that yields exchanges and pauses and returns its result. The
+Every call is a generator that yields round trips and pauses and returns its result. The
 two clients differ only in how they run one: blocking, or in an event loop.
 """
 
@@ -37,9 +37,9 @@ from popgate_client.known_model import KnownModel, prepared
 from popgate_client.refusals import answer_error
 from popgate_client.steps import (
     CallOptions,
-    Exchange,
     Options,
     Pause,
+    RoundTrip,
     Steps,
 )
 
@@ -71,7 +71,7 @@ class Core:
         while True:
             request, parts = known.request(inputs, options, limit)
             try:
-                answer = yield Exchange(request, parts, deadline)
+                answer = yield RoundTrip(request, parts, deadline)
                 if answer.status == 200:
                     return decode(answer, *known.outputs[:1])
                 raise answer_error(answer, options.request_id)
@@ -103,12 +103,12 @@ class Core:
 
     def events(
         self, model: str, version: str, value: Any, options: CallOptions
-    ) -> Steps[Exchange]:
+    ) -> Steps[RoundTrip]:
         """Return the request whose answer is a stream of responses."""
         known, inputs = yield from self._asked(model, version, value)
         limit = self._limit(options.timeout)
         request, parts = known.stream(inputs, options, limit)
-        return Exchange(request, parts, _deadline(limit))
+        return RoundTrip(request, parts, _deadline(limit))
 
     def _asked(
         self, model: str, version: str, value: Any
@@ -133,7 +133,7 @@ class Core:
         timeout: float | None,
         *,
         stream: bool,
-    ) -> Exchange:
+    ) -> RoundTrip:
         """Return a request of the generate extension: a flat object."""
         limit = self._limit(timeout)
         plain = {
@@ -153,7 +153,7 @@ class Core:
             headers["Accept"] = "text/event-stream"
         path = _model_path(model, version)
         path += "/generate_stream" if stream else "/generate"
-        return self._exchange("POST", path, [body], headers, limit)
+        return self._round_trip("POST", path, [body], headers, limit)
 
     def generate(
         self, model: str, version: str, fields: Mapping[str, Any], timeout: float | None
@@ -221,7 +221,7 @@ class Core:
         body = b"" if document is None else orjson.dumps(document)
         headers = {"Content-Type": "application/json"} if method != "GET" else {}
         limit = self._limit(timeout)
-        ask = self._exchange(method, path, [body], headers, limit)
+        ask = self._round_trip(method, path, [body], headers, limit)
         answer = yield from self._send(ask, safe=method == "GET")
         if not len(answer.body):
             return None
@@ -231,7 +231,7 @@ class Core:
         """Return whether a path answers with 200; False also if the server cannot be
         reached.
         """
-        ask = self._exchange("GET", path, [b""], {}, self.options.timeout)
+        ask = self._round_trip("GET", path, [b""], {}, self.options.timeout)
         try:
             answer = yield ask
         except ConnectionFailed:
@@ -261,20 +261,20 @@ class Core:
             document = yield from self.ask("GET", "/v2/models")
             return [{"name": n, "state": "READY"} for n in document["models"]]
 
-    def _exchange(
+    def _round_trip(
         self,
         method: str,
         path: str,
         parts: Parts,
         headers: Mapping[str, str],
         limit: float | None,
-    ) -> Exchange:
+    ) -> RoundTrip:
         size = sum(map(size_of, parts))
         target = self.options.base + path
         request = prepared(self.options, method, target, headers, size)
-        return Exchange(request, parts, _deadline(limit))
+        return RoundTrip(request, parts, _deadline(limit))
 
-    def _send(self, ask: Exchange, *, safe: bool) -> Steps[Answer]:
+    def _send(self, ask: RoundTrip, *, safe: bool) -> Steps[Answer]:
         attempt = 0
         while True:
             try:

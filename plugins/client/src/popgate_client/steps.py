@@ -1,4 +1,4 @@
-"""Steps of a call: exchanges and pauses, and the options that shape them."""
+"""Steps of a call: round trips and pauses, and the options that shape them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prepared(NamedTuple):
     document: bytes = b""
 
 
-class Exchange(NamedTuple):
+class RoundTrip(NamedTuple):
     """One request to send, whose answer is awaited.
 
     `deadline` is a time of `time.monotonic`.
@@ -45,7 +45,7 @@ class Pause(NamedTuple):
     seconds: float
 
 
-Steps: TypeAlias = Generator[Exchange | Pause, Any, T]
+Steps: TypeAlias = Generator[RoundTrip | Pause, Any, T]
 
 
 @dataclass(frozen=True, slots=True)

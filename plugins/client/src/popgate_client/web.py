@@ -19,13 +19,13 @@ from popgate_client.encodings import Parts
 from popgate_client.errors import ClientError, ConnectionFailed, ServerError
 from popgate_client.http1 import Answer
 from popgate_client.refusals import answer_error
-from popgate_client.steps import Exchange, Options
+from popgate_client.steps import Options, RoundTrip
 from popgate_client.tls import context_without_authorities, default_context
 
 _clock = time.monotonic
 
 
-def _request(client: Any, options: Options, ask: Exchange) -> httpx.Request:
+def _request(client: Any, options: Options, ask: RoundTrip) -> httpx.Request:
     left = min(ask.deadline - _clock(), threading.TIMEOUT_MAX)
     if left <= 0:
         raise late(False, "connection")
@@ -134,7 +134,7 @@ def new_async_client(options: Options, given: Mapping[str, Any]) -> httpx.AsyncC
     return httpx.AsyncClient(transport=transport, **arguments)
 
 
-def exchange(client: httpx.Client, options: Options, ask: Exchange) -> Answer:
+def exchange(client: httpx.Client, options: Options, ask: RoundTrip) -> Answer:
     """Perform one exchange. Raises `ClientError`."""
     body = _Body(options, ask.deadline)
     with _errors(options):
@@ -148,7 +148,7 @@ def exchange(client: httpx.Client, options: Options, ask: Exchange) -> Answer:
 
 
 async def exchange_async(
-    client: httpx.AsyncClient, options: Options, ask: Exchange
+    client: httpx.AsyncClient, options: Options, ask: RoundTrip
 ) -> Answer:
     """Perform one exchange. Raises `ClientError`."""
     body = _Body(options, ask.deadline)
@@ -164,7 +164,7 @@ async def exchange_async(
 
 @contextmanager
 def pieces(
-    client: httpx.Client, options: Options, ask: Exchange
+    client: httpx.Client, options: Options, ask: RoundTrip
 ) -> Iterator[Iterator[bytes]]:
     """Open an answer as it comes. Raises `ClientError`, also for an error's status."""
     with _errors(options):
@@ -180,7 +180,7 @@ def pieces(
 
 @asynccontextmanager
 async def pieces_async(
-    client: httpx.AsyncClient, options: Options, ask: Exchange
+    client: httpx.AsyncClient, options: Options, ask: RoundTrip
 ) -> AsyncIterator[AsyncIterator[bytes]]:
     """Open the pieces of an answer in an event loop."""
     with _errors(options):
