@@ -11,10 +11,10 @@ import pytest
 
 from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import Answer, Web, serving
+from popgate_remote.cached_models import CachedModels
 from popgate_remote.errors import SourceAway
 from popgate_remote.hugging_face import HuggingFaceSource
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.urls import ModelUrl
 
 BODY = bytes(range(239)) * 5000
 TEXT = b"max_batch_size = 8\n"
@@ -50,9 +50,9 @@ def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Web]:
 def test_a_repository_is_taken_and_followed(web: Web, tmp_path: Path) -> None:
     files = {"model.onnx": BODY, "config.toml": TEXT, ".gitattributes": b"x"}
     push(web, "c1", files)
-    url = RemoteUrl.of("hf://me/digits")
+    url = ModelUrl.of("hf://me/digits")
     assert url.name == "digits"
-    remote = RemoteModels(tmp_path / "cache")
+    remote = CachedModels(tmp_path / "cache")
     assert remote.fetch("model digits", url)
     folder = remote.folder_of(url)
     assert folder is not None
@@ -99,7 +99,7 @@ def test_content_of_another_digest_is_refused(
     push(web, "c1", files)
     web.put(f"/me/digits/resolve/c1/{name}", files[name][::-1])
     with pytest.raises(RemoteError, match=f"{name}: its checksum is wrong"):
-        RemoteModels(tmp_path).fetch("model digits", RemoteUrl.of("hf://me/digits"))
+        CachedModels(tmp_path).fetch("model digits", ModelUrl.of("hf://me/digits"))
 
 
 def test_tokens_are_those_of_the_library(

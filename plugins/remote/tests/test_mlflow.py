@@ -10,11 +10,11 @@ import pytest
 
 from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import Answer, Web, serving
+from popgate_remote.cached_models import CachedModels
 from popgate_remote.listing import RemoteFile
 from popgate_remote.mlflow import MlflowSource
-from popgate_remote.remote_models import RemoteModels
 from popgate_remote.source import Source
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.urls import ModelUrl
 
 BODY = bytes(range(233)) * 3000
 API = "/api/2.0/mlflow"
@@ -68,8 +68,8 @@ def test_a_version_is_taken_and_an_alias_followed(web: Web, tmp_path: Path) -> N
     store(web, "1/models/m-1", files)
     alias = f"{API}/registered-models/alias?name=my+digits&alias=best"
     put(web, alias, {"model_version": {"version": "3"}})
-    url = RemoteUrl.of("mlflow:/my%20digits@best")
-    remote = RemoteModels(tmp_path)
+    url = ModelUrl.of("mlflow:/my%20digits@best")
+    remote = CachedModels(tmp_path)
     assert remote.fetch("model digits", url)
     folder = remote.folder_of(url)
     assert folder is not None

@@ -12,9 +12,9 @@ import pytest
 
 from app.repository.model_sources import RemoteError
 from plugins.remote.tests.web import Answer, Web, serving
+from popgate_remote.cached_models import CachedModels
 from popgate_remote.oci import TITLE, UNPACK, OciSource, credentials_of
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.urls import ModelUrl
 
 BODY = bytes(range(241)) * 5000
 REPOSITORY = "/v2/me/digits"
@@ -59,9 +59,9 @@ def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Web]:
 
 def test_an_artifact_is_taken_and_followed(web: Web, tmp_path: Path) -> None:
     first = push(web, "1", {"1/m.onnx": BODY, "config.toml": b""})
-    url = RemoteUrl.of(f"oci://{web.host}/me/digits:1")
+    url = ModelUrl.of(f"oci://{web.host}/me/digits:1")
     assert url.name == "digits"
-    remote = RemoteModels(tmp_path / "cache")
+    remote = CachedModels(tmp_path / "cache")
     assert remote.fetch("model digits", url)
     folder = remote.folder_of(url)
     assert folder is not None
@@ -74,7 +74,7 @@ def test_an_artifact_is_taken_and_followed(web: Web, tmp_path: Path) -> None:
     blobs = [path for _, path, _ in web.asked if "/blobs/" in path]
     assert blobs == [f"{REPOSITORY}/blobs/{sha256(BODY[::-1])}"]
     # A digest does not.
-    pinned = RemoteUrl.of(f"oci://{web.host}/me/digits@{first}")
+    pinned = ModelUrl.of(f"oci://{web.host}/me/digits@{first}")
     assert remote.fetch("model digits", pinned)
     folder = remote.folder_of(pinned)
     assert folder is not None
@@ -85,16 +85,16 @@ def test_a_blob_that_breaks_off_goes_on(web: Web, tmp_path: Path) -> None:
     push(web, "latest", {"m.onnx": BODY})
     blob = f"{REPOSITORY}/blobs/{sha256(BODY)}"
     web.answers[blob].cuts = [300_000]
-    url = RemoteUrl.of(f"oci://{web.host}/me/digits")
-    assert RemoteModels(tmp_path).fetch("model digits", url)
+    url = ModelUrl.of(f"oci://{web.host}/me/digits")
+    assert CachedModels(tmp_path).fetch("model digits", url)
     assert web.ranges() == ["bytes=300000-"]
 
 
 def test_content_of_another_digest_is_refused(web: Web, tmp_path: Path) -> None:
     digest = push(web, "1", {"m.onnx": BODY})
     web.answers[f"{REPOSITORY}/blobs/{sha256(BODY)}"].body = BODY[::-1]
-    remote = RemoteModels(tmp_path)
-    url = RemoteUrl.of(f"oci://{web.host}/me/digits:1")
+    remote = CachedModels(tmp_path)
+    url = ModelUrl.of(f"oci://{web.host}/me/digits:1")
     with pytest.raises(RemoteError, match="its checksum is wrong: expected sha256"):
         remote.fetch("model digits", url)
     assert remote.folder_of(url) is None

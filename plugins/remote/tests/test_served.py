@@ -12,8 +12,8 @@ import pytest
 
 from app.repository.model_sources import FetchOptions
 from plugins.remote.tests.web import Web, serving
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.cached_models import CachedModels
+from popgate_remote.urls import ModelUrl
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import WAIT, until
@@ -133,8 +133,8 @@ def test_a_stalled_download_speaks(
     answer.gate = threading.Event()
     caplog.set_level(logging.INFO)
     limits = FetchOptions(progress_seconds=0.05)
-    remote = RemoteModels(tmp_path / "cache", limits)
-    url = RemoteUrl.of(f"{web.url}/m.popef")
+    remote = CachedModels(tmp_path / "cache", limits)
+    url = ModelUrl.of(f"{web.url}/m.popef")
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(remote.fetch("m", url)))
     thread.start()

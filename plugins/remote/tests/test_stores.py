@@ -18,8 +18,8 @@ from app.repository.model_sources import RemoteCaches, RemoteError
 from app.repository.places import ModelPlaces
 from plugins.remote.tests.stores import SCHEMES, Store, missing, store
 from popgate_remote import buckets, http_files
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.cached_models import CachedModels
+from popgate_remote.urls import ModelUrl
 from tests.app.served import ServedGateway
 from tests.engine.models import Port, write_model
 from tests.support import WAIT, until
@@ -68,11 +68,11 @@ def there(
         yield found
 
 
-def url_of(there: Store) -> RemoteUrl:
-    return RemoteUrl.of(there.url)
+def url_of(there: Store) -> ModelUrl:
+    return ModelUrl.of(there.url)
 
 
-def model_of(remote: RemoteModels, there: Store) -> bytes:
+def model_of(remote: CachedModels, there: Store) -> bytes:
     folder = remote.folder_of(url_of(there))
     assert folder is not None
     return (folder / MODEL).read_bytes()
@@ -93,7 +93,7 @@ def test_a_model_comes_with_its_checksums(
         assert b"".join(chunks) == body[begins:]
     source.close()
     for text in there.nothing:
-        nothing = RemoteUrl.of(text).open()
+        nothing = ModelUrl.of(text).open()
         with pytest.raises(RemoteError, match="does not exist"):
             list(nothing.files())
         nothing.close()
@@ -127,7 +127,7 @@ def test_a_server_of_ours_that_ends_in_a_download_goes_on_where_it_was(
     assert process.returncode == (-number if number is signal.SIGKILL else 0)
     assert "Traceback" not in told
     there.relay.let_go()
-    assert RemoteModels(tmp_path).folder_of(url_of(there)) is None  # half is none
+    assert CachedModels(tmp_path).folder_of(url_of(there)) is None  # half is none
     came = sum(part.stat().st_size for part in parts.iterdir())
     assert 0 < came < len(body)
     there.relay.sent = 0
@@ -135,14 +135,14 @@ def test_a_server_of_ours_that_ends_in_a_download_goes_on_where_it_was(
         gateway.wait_ready()
         assert gateway.infer("m", input=ROW)["output"] == [WEIGHTS[0].max()]
     assert len(body) - came <= there.relay.sent < len(body)
-    assert model_of(RemoteModels(tmp_path), there) == body
+    assert model_of(CachedModels(tmp_path), there) == body
 
 
 def test_a_store_that_is_killed_gives_a_whole_model_or_none(
     there: Store, tmp_path: Path, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buckets, "BLOCK", 1 << 16)
-    remote, url = RemoteModels(tmp_path), url_of(there)
+    remote, url = CachedModels(tmp_path), url_of(there)
     there.relay.hold(len(body) // 2)
     ended: list[RemoteError | bool] = []
 
@@ -175,7 +175,7 @@ def test_a_store_that_does_not_answer_is_given_up(
     monkeypatch.setattr(http_files, "TIMEOUT", 0.1)
     there.relay.hold(0)
     with pytest.raises(RemoteError, match=r"timed out|no answer in time"):
-        RemoteModels(tmp_path).fetch("model m", url_of(there))
+        CachedModels(tmp_path).fetch("model m", url_of(there))
     there.relay.let_go()
 
 
@@ -190,6 +190,6 @@ def test_the_library_of_hugging_face_takes_the_same(
         folder = hub.snapshot_download(
             "me/digits", cache_dir=tmp_path / "theirs", endpoint=endpoint, token=token
         )
-        remote = RemoteModels(tmp_path / "ours")
+        remote = CachedModels(tmp_path / "ours")
         remote.fetch("model m", url_of(found))
         assert model_of(remote, found) == body == (Path(folder) / MODEL).read_bytes()

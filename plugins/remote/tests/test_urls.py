@@ -10,7 +10,7 @@ import pytest
 from app.repository.model_sources import RemoteCaches, is_url
 from app.repository.places import ModelPlaces
 from engine import InvalidConfig
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.urls import ModelUrl
 
 SHA = "ab" * 32
 
@@ -37,7 +37,7 @@ def test_urls_and_paths_are_told_apart() -> None:
     ],
 )
 def test_a_model_has_the_name_of_its_file(text: str, name: str) -> None:
-    url = RemoteUrl.of(text)
+    url = ModelUrl.of(text)
     assert url.name == name
     assert "secret" not in str(url)
 
@@ -64,7 +64,7 @@ def test_a_model_has_the_name_of_its_file(text: str, name: str) -> None:
 )
 def test_what_is_wrong_with_a_url_is_told(text: str, why: str) -> None:
     with pytest.raises(InvalidConfig, match=why) as raised:
-        RemoteUrl.of(text)
+        ModelUrl.of(text)
     assert "secret" not in str(raised.value)
 
 
@@ -83,7 +83,7 @@ def test_a_missing_library_names_its_extra(
     monkeypatch.delitem(sys.modules, module, raising=False)
     why = rf"needs {module}, .*not installed: pip install 'popgate\[{extra}\]'"
     with pytest.raises(InvalidConfig, match=why):
-        RemoteUrl.of(text)
+        ModelUrl.of(text)
 
 
 def test_urls_are_models_beside_paths(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_urls_are_models_beside_paths(tmp_path: Path) -> None:
     urls = ["a=https://h.example/x.onnx?a=b", "https://h.example/y.onnx"]
     places = ModelPlaces.of(None, [str(tmp_path / "m.onnx"), *urls], remote)
     assert places.names() == ["a", "m", "y"]
-    assert {n: u.text for n, u in places.named.items() if isinstance(u, RemoteUrl)} == {
+    assert {n: u.text for n, u in places.named.items() if isinstance(u, ModelUrl)} == {
         "a": "https://h.example/x.onnx?a=b",
         "y": "https://h.example/y.onnx",
     }

@@ -11,8 +11,8 @@ import typer
 from app.cli.errors import CommandError
 from plugins.remote.tests.web import serving
 from popgate_admin.validate import validate
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.cached_models import CachedModels
+from popgate_remote.urls import ModelUrl
 from tests.engine import models
 
 
@@ -30,8 +30,8 @@ def test_a_model_that_is_elsewhere(
             end,
         ]
         assert list(tmp_path.iterdir()) == []  # nothing was taken
-        url = RemoteUrl.of(f"{web.url}/m.onnx")
-        RemoteModels(tmp_path / "models").fetch("model digits", url)
+        url = ModelUrl.of(f"{web.url}/m.onnx")
+        CachedModels(tmp_path / "models").fetch("model digits", url)
         validate(place, cache_dir=tmp_path, json=True)
         document = json.loads(capsys.readouterr().out)
         assert document["name"] == "digits"
@@ -69,8 +69,8 @@ def test_a_folder_with_models_that_are_elsewhere(
         assert note.startswith(f"m/config.toml: {web.url}/a.popef: 1 file, ")
         assert "'m' is not downloaded yet" in both["notes"][0]
         assert not (tmp_path / "c").exists()
-        RemoteModels(tmp_path / "c" / "models").fetch(
-            "model m", RemoteUrl.of(f"{web.url}/a.popef")
+        CachedModels(tmp_path / "c" / "models").fetch(
+            "model m", ModelUrl.of(f"{web.url}/a.popef")
         )
         validate(str(root), cache_dir=tmp_path / "c", json=True)
         both, shown = json.loads(capsys.readouterr().out)["models"]

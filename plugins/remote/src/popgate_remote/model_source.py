@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.repository.model_sources import FetchOptions
+from popgate_remote.cached_models import CachedModels
 from popgate_remote.downloads import Downloads
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import SCHEMES, RemoteUrl
+from popgate_remote.urls import SCHEMES, ModelUrl
 
 
 class RemoteSource:
@@ -15,13 +15,13 @@ class RemoteSource:
 
     schemes = tuple(SCHEMES)
 
-    def url(self, text: str) -> RemoteUrl:
+    def url(self, text: str) -> ModelUrl:
         """Parse a URL. Raises `engine.InvalidConfig`."""
-        return RemoteUrl.of(text)
+        return ModelUrl.of(text)
 
-    def models(self, folder: Path, options: FetchOptions) -> RemoteModels:
+    def models(self, folder: Path, options: FetchOptions) -> CachedModels:
         """Return the models that are cached in `folder`."""
-        return RemoteModels(folder, options)
+        return CachedModels(folder, options)
 
     def cache(self, folder: Path) -> Downloads:
         """Return the cache in `folder`."""

@@ -50,7 +50,7 @@ SCHEMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteUrl:
+class ModelUrl:
     """A URL of a model. `sha256` is the required digest of its only file."""
 
     text: str
@@ -59,7 +59,7 @@ class RemoteUrl:
     sha256: str = ""
 
     @classmethod
-    def of(cls, text: str) -> RemoteUrl:
+    def of(cls, text: str) -> ModelUrl:
         """Raise `engine.InvalidConfig` for an unknown kind, or one whose library is not
         installed.
         """
@@ -147,7 +147,7 @@ class RemoteUrl:
 def _open_artifacts(text: str) -> Source:
     """Open the source that MLflow names for a version's files. Raises `RemoteError`."""
     try:
-        return RemoteUrl.of(text).open()
+        return ModelUrl.of(text).open()
     except InvalidConfig as e:
         raise RemoteError(str(e)) from None
 

@@ -26,7 +26,7 @@ from popgate_remote.errors import SourceChanged
 from popgate_remote.listing import Listing
 from popgate_remote.model_cache import CacheEntry, ModelCache, Snapshot
 from popgate_remote.source import Source
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.urls import ModelUrl
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ TRIES = 3  # tries if the source changes during a download
 SPARE = 64 << 20  # bytes that stay free on a disk
 
 
-class RemoteModels:
+class CachedModels:
     """Downloads remote models into a cache. Thread-safe."""
 
     def __init__(self, folder: Path, options: FetchOptions | None = None) -> None:
@@ -46,7 +46,7 @@ class RemoteModels:
         self._rejected: dict[str, Path] = {}
         self._under_way: dict[str, Progress] = {}
 
-    def folder_of(self, url: RemoteUrl) -> Path | None:
+    def folder_of(self, url: ModelUrl) -> Path | None:
         """Return the folder of the whole model that is served; None if there
         is none.
         """
@@ -56,13 +56,13 @@ class RemoteModels:
             found = entry.served() or found
         return found.folder if found is not None else None
 
-    def confirm(self, url: RemoteUrl, files: Collection[Path]) -> None:
+    def confirm(self, url: ModelUrl, files: Collection[Path]) -> None:
         """Record that these files serve. The cache keeps them until other files have
         served, even after a restart.
         """
         self._cache.entry(url.key).confirm(files)
 
-    def step_back(self, url: RemoteUrl) -> bool:
+    def step_back(self, url: ModelUrl) -> bool:
         """Give up a snapshot that cannot be served.
 
         Return whether the cache has the previous one, which `folder_of` returns from
@@ -75,7 +75,7 @@ class RemoteModels:
         self._rejected[url.key] = current.folder
         return True
 
-    def news_of(self, url: RemoteUrl) -> str:
+    def news_of(self, url: ModelUrl) -> str:
         """Return why the newest model is not served: a running download, or the last
         error; empty if it is served.
         """
@@ -84,11 +84,11 @@ class RemoteModels:
             return f"{url}: {progress.state()}"
         return self.problem_of(url)
 
-    def looks_at(self, url: RemoteUrl) -> Looks:
+    def looks_at(self, url: ModelUrl) -> Looks:
         """Return the results of the checks of a place."""
         return self._looks.get(url.key, Looks())
 
-    def problem_of(self, url: RemoteUrl) -> str:
+    def problem_of(self, url: ModelUrl) -> str:
         """Return why the last fetch failed, or nothing."""
         return self._problems.get(url.key, "")
 
@@ -98,7 +98,7 @@ class RemoteModels:
         """
         return any(problem in reason for problem in [*self._problems.values()])
 
-    def preview(self, url: RemoteUrl) -> tuple[Listing, set[str]]:
+    def preview(self, url: ModelUrl) -> tuple[Listing, set[str]]:
         """Return the present listing, and the names of its files that are in the cache.
 
         Fetches nothing. Raises `RemoteError`.
@@ -111,7 +111,7 @@ class RemoteModels:
         current = self._cache.entry(url.key).current()
         return listing, set(self._known(current, listing))
 
-    def fetch(self, label: str, url: RemoteUrl) -> bool:
+    def fetch(self, label: str, url: ModelUrl) -> bool:
         """Download the present files; return whether they differ from those of the
         cache.
 
@@ -143,7 +143,7 @@ class RemoteModels:
             logger.info("%s: %s answers again", label, url)
         return before is None or found.folder != before.folder
 
-    def drop_unused(self, url: RemoteUrl, used: Collection[Path]) -> None:
+    def drop_unused(self, url: ModelUrl, used: Collection[Path]) -> None:
         """Remove earlier downloads of the URL, except for the files in use."""
         self._cache.entry(url.key).drop(used)
 
@@ -152,7 +152,7 @@ class RemoteModels:
         self._stop.set()
 
     def __repr__(self) -> str:
-        return f"<RemoteModels {self._cache.folder}>"
+        return f"<CachedModels {self._cache.folder}>"
 
     def _listed(self, source: Source) -> Listing:
         return Listing.of(
@@ -161,7 +161,7 @@ class RemoteModels:
             limit=self.options.limit,
         )
 
-    def _fetched(self, label: str, url: RemoteUrl, entry: CacheEntry) -> Snapshot:
+    def _fetched(self, label: str, url: ModelUrl, entry: CacheEntry) -> Snapshot:
         """Fetch the present files into the cache. Raises `RemoteError`."""
         source = url.open()
         try:
@@ -182,7 +182,7 @@ class RemoteModels:
     def _try(
         self,
         label: str,
-        url: RemoteUrl,
+        url: ModelUrl,
         entry: CacheEntry,
         source: Source,
         listing: Listing,
@@ -227,7 +227,7 @@ class RemoteModels:
     def _download(
         self,
         label: str,
-        url: RemoteUrl,
+        url: ModelUrl,
         current: Snapshot | None,
         source: Source,
         listing: Listing,

@@ -27,10 +27,10 @@ from app.repository.model_sources import (
 )
 from app.repository.places import ModelPlaces
 from plugins.remote.tests.web import Web, serving
-from popgate_remote import remote_models
+from popgate_remote import cached_models
+from popgate_remote.cached_models import CachedModels
 from popgate_remote.model_source import RemoteSource
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
+from popgate_remote.urls import ModelUrl
 from tests.support import WAIT, until
 
 BODY = bytes(range(253)) * 8000
@@ -46,22 +46,22 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> RemoteModels:
-    return RemoteModels(tmp_path / "cache")
+def remote(tmp_path: Path) -> CachedModels:
+    return CachedModels(tmp_path / "cache")
 
 
-def url_of(web: Web) -> RemoteUrl:
-    return RemoteUrl.of(f"{web.url}/m.onnx")
+def url_of(web: Web) -> ModelUrl:
+    return ModelUrl.of(f"{web.url}/m.onnx")
 
 
-def served(remote: model_sources.RemoteModels, url: RemoteUrl) -> bytes:
+def served(remote: model_sources.RemoteModels, url: ModelUrl) -> bytes:
     folder = remote.folder_of(url)
     assert folder is not None
     return (folder / "m.onnx").read_bytes()
 
 
 def test_a_model_is_taken_once_and_again_when_it_changes(
-    web: Web, remote: RemoteModels, caplog: pytest.LogCaptureFixture
+    web: Web, remote: CachedModels, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     url = url_of(web)
@@ -85,14 +85,14 @@ def test_what_the_cache_has_is_served_without_a_network(
     web: Web, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = url_of(web)
-    RemoteModels(tmp_path).fetch("model m", url)
+    CachedModels(tmp_path).fetch("model m", url)
     web.stop()
     remote = RemoteCaches(tmp_path)
     for _ in range(2):
         assert not remote.of(url).fetch("model m", url)
     assert caplog.text.count("keeps serving the cached model") == 1
     assert served(remote.of(url), url) == BODY
-    without = RemoteUrl.of(f"{web.url}/other.onnx")
+    without = ModelUrl.of(f"{web.url}/other.onnx")
     with pytest.raises(RemoteError, match="refused"):
         remote.of(without).fetch("model m", without)
     assert remote.of(without).folder_of(without) is None
@@ -103,7 +103,7 @@ def test_what_the_cache_has_is_served_without_a_network(
 
 
 def test_one_that_changes_while_it_comes_is_taken_anew(
-    web: Web, remote: RemoteModels, caplog: pytest.LogCaptureFixture
+    web: Web, remote: CachedModels, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = url_of(web)
     gate = web.answers["/m.onnx"].gate = threading.Event()
@@ -121,13 +121,13 @@ def test_one_that_changes_while_it_comes_is_taken_anew(
 
 
 def test_a_checksum_that_is_given_has_to_be_right(
-    web: Web, remote: RemoteModels
+    web: Web, remote: CachedModels
 ) -> None:
     right, wrong = (hashlib.sha256(b).hexdigest() for b in (BODY, OTHER))
-    good = RemoteUrl.of(f"{web.url}/m.onnx#sha256={right}")
+    good = ModelUrl.of(f"{web.url}/m.onnx#sha256={right}")
     assert remote.fetch("model m", good)
     assert served(remote, good) == BODY
-    bad = RemoteUrl.of(f"{web.url}/m.onnx#sha256={wrong}")
+    bad = ModelUrl.of(f"{web.url}/m.onnx#sha256={wrong}")
     with pytest.raises(RemoteError, match=f"expected sha256 {wrong}, got {right}"):
         remote.fetch("model m", bad)
     assert remote.folder_of(bad) is None
@@ -137,17 +137,17 @@ def test_too_much_is_refused_before_it_comes(
     web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = url_of(web)
-    remote = RemoteModels(tmp_path, FetchOptions(limit=1000))
+    remote = CachedModels(tmp_path, FetchOptions(limit=1000))
     with pytest.raises(RemoteError, match=r"more than --model-download-limit .1000 B."):
         remote.fetch("model m", url)
-    monkeypatch.setattr(remote_models, "SPARE", 1 << 60)
-    remote = RemoteModels(tmp_path)
+    monkeypatch.setattr(cached_models, "SPARE", 1 << 60)
+    remote = CachedModels(tmp_path)
     with pytest.raises(RemoteError, match=r"it has 1.93 MiB, but .*parts has .* free"):
         remote.fetch("model m", url)
 
 
 def test_the_end_of_the_server_ends_a_download(web: Web, tmp_path: Path) -> None:
-    url, remote = url_of(web), RemoteModels(tmp_path)
+    url, remote = url_of(web), CachedModels(tmp_path)
     gate = threading.Event()
     ended: list[BaseException] = []
 
@@ -172,9 +172,9 @@ KILLED = """
 import sys
 from pathlib import Path
 from popgate_remote.model_source import RemoteSource
-from popgate_remote.remote_models import RemoteModels
-from popgate_remote.urls import RemoteUrl
-RemoteModels(Path(sys.argv[1])).fetch("model m", RemoteUrl.of(sys.argv[2]))
+from popgate_remote.cached_models import CachedModels
+from popgate_remote.urls import ModelUrl
+CachedModels(Path(sys.argv[1])).fetch("model m", ModelUrl.of(sys.argv[2]))
 """
 
 
@@ -193,7 +193,7 @@ def test_killed_while_it_comes_it_goes_on_where_it_stopped(
     process.send_signal(signal.SIGKILL)
     assert process.wait(WAIT) == -signal.SIGKILL
     gate.set()
-    remote = RemoteModels(tmp_path)
+    remote = CachedModels(tmp_path)
     assert remote.folder_of(url) is None  # half a model is none
     (part,) = parts.iterdir()
     came = part.stat().st_size
@@ -211,7 +211,7 @@ def test_models_of_s3(s3: Any, tmp_path: Path) -> None:
     put("1/m.onnx", BODY)
     put("1/model.py", b"raise SystemExit")
     put("config.toml", b"max_batch_size = 16\n")
-    url = RemoteUrl.of("s3://models/digits")
+    url = ModelUrl.of("s3://models/digits")
     remote = RemoteCaches(tmp_path)
     places = ModelPlaces.of(None, [f"digits={url.text}"], remote)
     assert remote.of(url).fetch("model digits", url)
@@ -264,7 +264,7 @@ def test_who_writes_there_may_not_write_here(
     memory.store.clear()
     memory.pipe({"/b/m/m.onnx": BODY, "/b/m/config.toml": config})
 
-    class InMemory(RemoteUrl):
+    class InMemory(ModelUrl):
         def open(self) -> BucketSource:
             return BucketSource(memory, "/b/m")
 
@@ -290,7 +290,7 @@ def with_source(root: Path, text: str, name: str = "m") -> Path:
     return path
 
 
-class InMemory(RemoteUrl):
+class InMemory(ModelUrl):
     """A folder of files in memory, for what asks for a URL."""
 
     def open(self) -> Any:
@@ -364,7 +364,7 @@ def test_the_config_here_wins_over_the_one_there(
     memory.pipe({"/b/m/1/m.onnx": BODY, "/b/m/config.toml": theirs.encode()})
     monkeypatch.setattr(RemoteSource, "schemes", ("memory",))
     url = InMemory("memory://b/m", "memory", "/b/m")
-    monkeypatch.setattr(RemoteUrl, "of", lambda text: url)
+    monkeypatch.setattr(ModelUrl, "of", lambda text: url)
     root = tmp_path / "models"
     with_source(root, f'source = "memory://b/m"\n{ours}\n')
     remote = RemoteCaches(tmp_path / "cache", FetchOptions(allow_python=trusted))
