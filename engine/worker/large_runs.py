@@ -51,10 +51,10 @@ LOOK_AGAIN = 0.001
 class PassedOn(Completions):
     """Completions of a run aside. The thread that schedules puts them into the ring."""
 
-    def __init__(self, link: Link, line: CommandQueue) -> None:
+    def __init__(self, link: Link, command_queue: CommandQueue) -> None:
         super().__init__(link.view)
         self._ring = link.completions
-        self._queue = line
+        self._queue = command_queue
 
     def put(
         self,
@@ -103,7 +103,7 @@ class LargeRuns:
 
     def __init__(
         self,
-        line: CommandQueue,
+        command_queue: CommandQueue,
         wake: Callable[[list[ClientChannel]], None],
         ended: Callable[[list[ClientChannel]], None],
     ) -> None:
@@ -112,7 +112,7 @@ class LargeRuns:
         self.arrived: list[tuple[ClientProcess, int]] = []
         self.commands: list[Callable[[], object]] = []
         self._began = self._succeeded = 0
-        self._queue = line
+        self._queue = command_queue
         self._wake = wake
         self._ended = ended
         self._runs: queue.SimpleQueue[Replica] = queue.SimpleQueue()
