@@ -398,6 +398,25 @@ def test_the_list_of_large_classes_only_gets_shorter() -> None:
     assert LARGE_CLASSES - large == set(), "take these off the list"
 
 
+#: Packages whose class names are API. Users know them beside those of other packages.
+NAMED_FOR_USERS = FACES | {"popgate", "popgate_client", "popgate_python_interface"}
+#: Names of several classes at module level. The list only gets shorter.
+HOMONYMS = frozenset(
+    {"Connection", "Graph", "ModelCalls", "ModelSource", "Part", "Reader", "Session"}
+    | {"Step", "Tensor", "_Known"}
+)
+
+
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in _files(*(set(PACKAGES) | set(PLUGIN_FOLDERS)) - NAMED_FOR_USERS):
+        for node in _tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(_module_name(path))
+    several = {name: found for name, found in places.items() if len(found) > 1}
+    assert several.keys() == HOMONYMS, several
+
+
 #: The attributes of other modules' objects that a file sets. Most are records whose
 #: fields one owner fills: a request while its body is read, counters, the turn of a
 #: channel. The list only gets shorter.
