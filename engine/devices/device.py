@@ -295,7 +295,7 @@ class Device(LinkedDevice):
             self.state = DeviceState.LOST if curable else DeviceState.FAILED
             for callback in reversed(self._on_lost):
                 ends.callback(callback, self)
-            ends.callback(self.blocking.tell)
+            ends.callback(self.blocking.notify)
             death = Death("its process died")
             try:
                 death = self.process.death()

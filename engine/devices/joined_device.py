@@ -127,7 +127,7 @@ class JoinedDevice(LinkedDevice):
             self.state = DeviceState.LOST
             for callback in reversed(self._on_lost):
                 ends.callback(callback, self)
-            ends.callback(self.blocking.tell)
+            ends.callback(self.blocking.notify)
             fault = connection.fault_report()
             error: EngineError = self._loss()
             if fault is not None:

@@ -209,10 +209,10 @@ class LinkedDevice(ABC):
             if link.words[BACKPRESSURE]:
                 connection.wake()
         if count and blocking.followers:
-            blocking.tell()
+            blocking.notify()
         while self.data_requests:  # without the lock, because these call users' code
             self.data_requests.popleft()()
-            blocking.tell()
+            blocking.notify()
         return count
 
     def check(self) -> bool:
@@ -242,7 +242,7 @@ class LinkedDevice(ABC):
             self._busy = self.in_flight > 0
             count = self.channels.expire(now)
         if count:
-            self.blocking.tell()
+            self.blocking.notify()
         return count
 
     def notify(self, channel: int) -> None:

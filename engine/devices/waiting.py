@@ -81,7 +81,7 @@ class BlockingDriver:
         if not self.adopted and self._device.look():
             self._device.collect()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify waiting threads that a request was resolved."""
         # A follower counts itself before it checks its request. So a follower that is
         # not counted here has still to check its request.
@@ -110,7 +110,7 @@ class BlockingDriver:
                     # them drives next.
                     self._driving = 0
                     self._driver.release()
-                    self.tell()
+                    self.notify()
             elif self._driving == threading.get_ident():
                 raise DeviceBusy(
                     "a callback of a request cannot wait for another request of the "

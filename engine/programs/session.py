@@ -24,11 +24,11 @@ RawRun: TypeAlias = Callable[
 class PlainOptions:
     """The options of a run without ONNX Runtime."""
 
-    __slots__ = ("_told", "_wanted")
+    __slots__ = ("_callbacks", "_wanted")
 
     def __init__(self) -> None:
         self._wanted = True
-        self._told: tuple[Callable[[], object], ...] = ()
+        self._callbacks: tuple[Callable[[], object], ...] = ()
 
     @property
     def terminate(self) -> bool:
@@ -37,26 +37,26 @@ class PlainOptions:
 
     @terminate.setter
     def terminate(self, value: bool) -> None:
-        # Set the flag first, then call the callbacks. `tell` adds its callback first
+        # Set the flag first, then call the callbacks. `on_end` adds its callback first
         # and checks the flag then. So each callback is called at least once.
         self._wanted = not value
         if value:
-            for tell in self._told:
-                tell()
+            for callback in self._callbacks:
+                callback()
 
-    def tell(self, told: Callable[[], object]) -> None:
-        """Register `told`, which is called when the run should end. The call may come
-        from another thread, and more than once.
+    def on_end(self, callback: Callable[[], object]) -> None:
+        """Register `callback`, which is called when the run should end. The call may
+        come from another thread, and more than once.
 
         For the thread that runs.
         """
-        self._told = (*self._told, told)
+        self._callbacks = (*self._callbacks, callback)
         if not self._wanted:
-            told()
+            callback()
 
-    def forget(self, told: Callable[[], object]) -> None:
-        """Unregister `told`. A call may still be in progress."""
-        self._told = tuple(each for each in self._told if each != told)
+    def forget(self, callback: Callable[[], object]) -> None:
+        """Unregister `callback`. A call may still be in progress."""
+        self._callbacks = tuple(each for each in self._callbacks if each != callback)
 
 
 @dataclass(frozen=True, slots=True)

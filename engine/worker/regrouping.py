@@ -29,7 +29,7 @@ from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.replica import Replica
-from engine.worker.results import Waiter, tell
+from engine.worker.results import Waiter, answer
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -297,7 +297,7 @@ class RegroupingReplica(Replica):
             if entry.ran == entry.rows:
                 whole = {i: self._results.join(i, p) for i, p in entry.parts.items()}
                 self._results.publish_one(entry, whole)
-                tell(entry, DeviceOutcome.DONE, started, compute, batch.used)
+                answer(entry, DeviceOutcome.DONE, started, compute, batch.used)
 
     # -- releasing
 
@@ -315,7 +315,7 @@ class RegroupingReplica(Replica):
             while held and held[0].ended:
                 entry = held.popleft()
                 if entry.outcome is not None:
-                    tell(entry, entry.outcome, now)
+                    answer(entry, entry.outcome, now)
                 requests += 1
                 for index, slot in enumerate(entry.slots):
                     inputs[index] += slot >= 0

@@ -28,7 +28,7 @@ from engine.worker.cancellation import cancelled_outcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.failure_isolation import isolate_failure
 from engine.worker.fair_queue import DeviceShares, FairQueue
-from engine.worker.results import Results, Waiter, tell
+from engine.worker.results import Results, Waiter, answer
 
 if TYPE_CHECKING:
     from engine.programs.executor import Executor
@@ -276,7 +276,7 @@ class Replica:
         self._members = len(entries)
         for entry in entries:
             outcome = cancelled_outcome(entry, now) or DeviceOutcome.CANCELLED
-            tell(entry, outcome, started, took, rows or len(entries))
+            answer(entry, outcome, started, took, rows or len(entries))
 
     def _publish(self, batch: Batch, started: int, compute: int) -> None:
         """Hand over results, and tell the clients."""
@@ -303,7 +303,7 @@ class Replica:
         told = 0
         try:
             for entry in self._results.publish_each(batch):
-                tell(entry, DeviceOutcome.DONE, started, compute, rows, batch.longest)
+                answer(entry, DeviceOutcome.DONE, started, compute, rows, batch.longest)
                 told += 1
         except Exception as error:
             if not told:
@@ -329,13 +329,13 @@ class Replica:
         if error is None:
             for entry, outcome in pairs:
                 if outcome is not None:
-                    tell(entry, outcome, started)
+                    answer(entry, outcome, started)
         return error
 
     def _fail(self, entry: BatchEntry, error: Exception, started: int) -> None:
         outcome, text = outcome_of(error)
         logger.debug("%r: request %d failed: %s", self, entry.request, text)
-        tell(entry, outcome, started, text=text)
+        answer(entry, outcome, started, text=text)
 
     def close(self) -> None:
         self.executor.close()

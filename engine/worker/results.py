@@ -188,7 +188,7 @@ def _copy(anchor: AnchorRing, offset: int, value: Array) -> None:
             anchor.payload[offset : offset + nbytes] = flat.data
 
 
-def tell(
+def answer(
     entry: BatchEntry,
     outcome: DeviceOutcome,
     started: int,
@@ -197,8 +197,8 @@ def tell(
     longest: int = 0,
     text: str = "",
 ) -> None:
-    """Report the outcome of a request to the client. Its run had `rows` rows (0:
-    the request's own) and took `took` nanoseconds (0: from `started` until now).
+    """Tell the client the outcome of a request. Its run had `rows` rows (0: the
+    request's own) and took `took` nanoseconds (0: from `started` until now).
     """
     entry.client.completions.put(
         entry.client.number,

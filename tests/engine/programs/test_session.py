@@ -13,8 +13,8 @@ def test_who_was_forgotten_is_not_told() -> None:
             told.append(True)
 
     waiter = Waiter()
-    options.tell(waiter.give_up)
-    options.tell(lambda: others.append(True))
+    options.on_end(waiter.give_up)
+    options.on_end(lambda: others.append(True))
     options.forget(waiter.give_up)
     options.terminate = True
     assert not told

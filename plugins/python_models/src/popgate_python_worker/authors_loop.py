@@ -74,7 +74,7 @@ class AuthorsLoop:
         task = loop.create_task(waited())
         end = partial(_cancel, loop, task)
         if options is not None:
-            options.tell(end)
+            options.on_end(end)
         try:
             return loop.run_until_complete(task)
         except asyncio.CancelledError:

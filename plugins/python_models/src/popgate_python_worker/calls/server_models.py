@@ -80,7 +80,7 @@ class ServerModel:
         run = self._client.options
         call = self._client.begin(self._target, inputs, options)
         if run is not None:
-            run.tell(call.give_up)
+            run.on_end(call.give_up)
         try:
             call.wait()
         finally:
@@ -106,7 +106,7 @@ class ServerModel:
         self, call: PendingStream, run: RunOptions
     ) -> Iterator[dict[str, Array]]:
         if run is not None:
-            run.tell(call.give_up)
+            run.on_end(call.give_up)
         try:
             for response in call:
                 yield response
