@@ -48,7 +48,7 @@ from popgate_session_worker.stream_places import (
     InputStream,
     OutputStream,
     Place,
-    Places,
+    StreamPlaces,
     fixed_size,
 )
 
@@ -95,7 +95,7 @@ class HostStreams:
         self._prefetched_bytes = 0
         self._prefetched = 0
         for index, anchor in enumerate(anchors):
-            places = Places(self._make_segment, max(0, fixed_size(anchor)))
+            places = StreamPlaces(self._make_segment, max(0, fixed_size(anchor)))
             if anchor.type is TensorType.INPUT:
                 self._all_inputs[index] = InputStream(index, anchor, places)
             elif anchor.type is TensorType.OUTPUT:

@@ -76,7 +76,7 @@ class Place:
         return f"<Place {self.number}+{self.offset}, {self.room} bytes, {state}>"
 
 
-class Places:
+class StreamPlaces:
     """The places of one stream; more are made if none is free."""
 
     def __init__(self, make: MakeSegment, room: int = 0) -> None:
@@ -133,7 +133,7 @@ class Places:
 
     def __repr__(self) -> str:
         free = sum(place.is_free for place in self._places)
-        return f"<Places {len(self)} of {self.room} bytes, {free} free>"
+        return f"<StreamPlaces {len(self)} of {self.room} bytes, {free} free>"
 
 
 class InputStream:
@@ -150,7 +150,7 @@ class InputStream:
         "prefetched",
     )
 
-    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+    def __init__(self, index: int, anchor: Anchor, places: StreamPlaces) -> None:
         self.index = index
         self.anchor = anchor
         self.dtype = anchor.tensor_info.data_type.numpy_dtype
@@ -169,7 +169,7 @@ class OutputStream:
 
     __slots__ = ("anchor", "dtype", "index", "offered", "places", "waiting")
 
-    def __init__(self, index: int, anchor: Anchor, places: Places) -> None:
+    def __init__(self, index: int, anchor: Anchor, places: StreamPlaces) -> None:
         self.index = index
         self.anchor = anchor
         self.dtype = anchor.tensor_info.data_type.numpy_dtype

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.transport.shared_memory import SharedMemory
-from popgate_session_worker.stream_places import Places
+from popgate_session_worker.stream_places import StreamPlaces
 
 F32 = np.dtype(np.float32)
 
@@ -20,17 +20,19 @@ def sizes() -> list[int]:
 
 
 @pytest.fixture
-def places(sizes: list[int]) -> Places:
+def places(sizes: list[int]) -> StreamPlaces:
     def make(size: int) -> tuple[int, SharedMemory]:
         sizes.append(size)
         memory = SharedMemory.create("test", size)
         memory.detach_fd()
         return len(sizes), memory
 
-    return Places(make, 100)
+    return StreamPlaces(make, 100)
 
 
-def test_a_place_is_taken_while_anything_refers_to_its_array(places: Places) -> None:
+def test_a_place_is_taken_while_anything_refers_to_its_array(
+    places: StreamPlaces,
+) -> None:
     place = places.take()
     array = place.array((5, 5), F32)
     array[...] = 7
@@ -45,7 +47,7 @@ def test_a_place_is_taken_while_anything_refers_to_its_array(places: Places) -> 
     assert places.take() is place
 
 
-def test_a_busy_place_is_not_given_out(places: Places) -> None:
+def test_a_busy_place_is_not_given_out(places: StreamPlaces) -> None:
     first = places.take()
     first.busy = True
     second = places.take()
@@ -56,7 +58,7 @@ def test_a_busy_place_is_not_given_out(places: Places) -> None:
     assert places.take() is first
 
 
-def test_small_places_share_a_segment(places: Places, sizes: list[int]) -> None:
+def test_small_places_share_a_segment(places: StreamPlaces, sizes: list[int]) -> None:
     taken = []
     for _ in range(9):
         place = places.take()
@@ -70,7 +72,7 @@ def test_small_places_share_a_segment(places: Places, sizes: list[int]) -> None:
     assert [place.raw(100)[99] for place in taken] == list(range(9))
 
 
-def test_places_grow_with_what_comes(places: Places, sizes: list[int]) -> None:
+def test_places_grow_with_what_comes(places: StreamPlaces, sizes: list[int]) -> None:
     places.take()
     assert places.take(1000).room >= 1000
     assert len(places) == 8  # those that were too small are gone
@@ -81,7 +83,7 @@ def test_places_grow_with_what_comes(places: Places, sizes: list[int]) -> None:
     assert places.take(10).room == 1 << 20
 
 
-def test_nothing_needs_no_place(places: Places) -> None:
+def test_nothing_needs_no_place(places: StreamPlaces) -> None:
     place = places.take()
     assert place.array((0, 3), F32).shape == (0, 3)
     assert place.is_free
