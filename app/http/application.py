@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from app.codec.compression import Coding, CompressResponses, ResponseCodings
@@ -12,7 +13,7 @@ from app.serving.service import Service
 from app.serving.table import ModelEntry
 
 
-class Application:
+class Application(ABC):
     """An ASGI application, and its rules for requests of any kind.
 
     `access` decides what each client may do. All paths begin with `base_path`. Pages of
@@ -56,6 +57,6 @@ class Application:
             b"access-control-expose-headers: *\r\n" % named
         )
 
+    @abstractmethod
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        raise NotImplementedError
