@@ -45,6 +45,27 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
         yield found
 
 
+class InMemory(ModelUrl):
+    """A folder of files in memory, for what asks for a URL."""
+
+    def open(self) -> Any:
+        from popgate_remote.buckets import BucketSource
+
+        fsspec = pytest.importorskip("fsspec", reason="needs the extra s3")
+        return BucketSource(fsspec.filesystem("memory"), self.path)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The files in memory that `InMemory` downloads: none yet."""
+    fsspec = pytest.importorskip("fsspec", reason="needs the extra s3, gcs or azure")
+    found = fsspec.filesystem("memory")
+    found.store.clear()
+    monkeypatch.setattr(RemoteSource, "schemes", ("memory",))
+    yield found
+    found.store.clear()
+
+
 @pytest.fixture
 def remote(tmp_path: Path) -> CachedModels:
     return CachedModels(tmp_path / "cache")
@@ -250,33 +271,17 @@ def test_models_of_s3(s3: Any, tmp_path: Path) -> None:
     ],
 )
 def test_who_writes_there_may_not_write_here(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    config: bytes,
-    allowed: bool,
-    problem: str,
+    tmp_path: Path, memory: Any, config: bytes, allowed: bool, problem: str
 ) -> None:
     """config.toml from elsewhere says how a model runs, not what it may do here."""
-    fsspec = pytest.importorskip("fsspec", reason="needs the extra s3, gcs or azure")
-    from popgate_remote.buckets import BucketSource
-
-    memory = fsspec.filesystem("memory")
-    memory.store.clear()
     memory.pipe({"/b/m/m.onnx": BODY, "/b/m/config.toml": config})
-
-    class InMemory(ModelUrl):
-        def open(self) -> BucketSource:
-            return BucketSource(memory, "/b/m")
-
-    monkeypatch.setattr(RemoteSource, "schemes", ("memory",))
-    url = InMemory("memory://b/m", "memory", "b/m")
+    url = InMemory("memory://b/m", "memory", "/b/m")
     remote = RemoteCaches(tmp_path, FetchOptions(allow_python=allowed))
     remote.of(url).fetch("model m", url)
     source = ModelPlaces(None, {"m": url}, remote).scan("m")
     assert source is not None
     assert problem in source.problem
     assert bool(source.problem) == bool(problem)
-    memory.store.clear()
 
 
 # -- `source` in a config.toml of the repository
@@ -288,16 +293,6 @@ def with_source(root: Path, text: str, name: str = "m") -> Path:
     path = root / name / "config.toml"
     path.write_text(text)
     return path
-
-
-class InMemory(ModelUrl):
-    """A folder of files in memory, for what asks for a URL."""
-
-    def open(self) -> Any:
-        from popgate_remote.buckets import BucketSource
-
-        fsspec = pytest.importorskip("fsspec", reason="needs the extra s3")
-        return BucketSource(fsspec.filesystem("memory"), self.path)
 
 
 def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
@@ -352,17 +347,14 @@ def test_a_config_says_where_its_files_are(web: Web, tmp_path: Path) -> None:
 )
 def test_the_config_here_wins_over_the_one_there(
     tmp_path: Path,
+    memory: Any,
     monkeypatch: pytest.MonkeyPatch,
     theirs: str,
     ours: str,
     trusted: bool,
     problem: str,
 ) -> None:
-    fsspec = pytest.importorskip("fsspec", reason="needs the extra s3, gcs or azure")
-    memory = fsspec.filesystem("memory")
-    memory.store.clear()
     memory.pipe({"/b/m/1/m.onnx": BODY, "/b/m/config.toml": theirs.encode()})
-    monkeypatch.setattr(RemoteSource, "schemes", ("memory",))
     url = InMemory("memory://b/m", "memory", "/b/m")
     monkeypatch.setattr(ModelUrl, "of", lambda text: url)
     root = tmp_path / "models"
@@ -375,7 +367,6 @@ def test_the_config_here_wins_over_the_one_there(
     assert bool(source.problem) == bool(problem)
     if not problem:
         assert source.config.max_batch_size == 4
-    memory.store.clear()
 
 
 @pytest.mark.parametrize("beside", ["1/m.onnx", "m.popef", "config.pbtxt", "../m.onnx"])
