@@ -112,7 +112,7 @@ def gateway_of(
         ping_timeout=settings.device_timeout,
         threads=settings.threads or 0,
         event_loops=settings.workers,
-        on_back=feeders.device_is_back,
+        on_back=table.all_changed,
         in_flight_elsewhere=others.in_flight_on,
     )
     log = LogControl(

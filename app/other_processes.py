@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from app.limits import Total
-from app.observe.answers import Answers
 from app.observe.journal import Part
 from app.observe.log import LogSettings
-from app.observe.metrics import ModelMetrics
 from app.observe.processes import OwnNumbers
+from app.serving.feeders import Feeder
 from engine import Device
 
 
@@ -24,7 +23,7 @@ class WorkerState:
     restarts: int
 
 
-class OtherProcesses:
+class OtherProcesses(Feeder):
     """No other processes: this process takes the connections itself.
 
     The plugin for `--workers` has a subclass.
@@ -36,18 +35,10 @@ class OtherProcesses:
     def states(self) -> list[WorkerState]:
         return []
 
-    def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
-        """Return the counters of a version in those processes."""
-        return ()
-
     def own(self) -> Iterable[OwnNumbers]:
         """Return the numbers that each process reports about itself, and those of ended
         processes.
         """
-        return ()
-
-    def answered(self) -> Iterable[Answers]:
-        """Return the answers that those processes have counted."""
         return ()
 
     def in_flight_on(self, device: Device) -> int:
@@ -57,18 +48,6 @@ class OtherProcesses:
     async def journals(self) -> list[Any]:
         """Return the journals of those processes."""
         return []
-
-    async def settled(self, leaving: Sequence[object]) -> None:
-        """Return when those processes use the published table.
-
-        They then have nothing in flight on the runners `leaving`.
-        """
-
-    def model_changed(self, name: str) -> None:
-        """Tell those processes that the table has changed for a model."""
-
-    def device_is_back(self) -> None:
-        """Report that a lost device has come back, with its models."""
 
     def log_changed(self, settings: LogSettings) -> None: ...
 

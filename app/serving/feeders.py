@@ -13,24 +13,25 @@ from app.observe.metrics import ModelMetrics
 
 
 class Feeder(Protocol):
-    """Some of these processes. For the event loop's thread."""
+    """Some of these processes, by default none. For the event loop's thread."""
 
     def model_changed(self, name: str) -> None:
         """Tell them that the table has changed for a model."""
-
-    def device_is_back(self) -> None:
-        """Tell them that a lost device has come back, with its models."""
+        return
 
     async def settled(self, leaving: Sequence[object]) -> None:
         """Return when they use the published table, and have nothing in flight on the
         runners `leaving`.
         """
+        return
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         """Return their counters of a version, beside those in the gateway's own."""
+        return ()
 
     def answered(self) -> Iterable[Answers]:
         """Return the answers that they have counted."""
+        return ()
 
 
 class Feeders:
@@ -49,10 +50,6 @@ class Feeders:
     def model_changed(self, name: str) -> None:
         for one in self._all:
             one.model_changed(name)
-
-    def device_is_back(self) -> None:
-        for one in self._all:
-            one.device_is_back()
 
     async def settled(self, leaving: Sequence[object]) -> None:
         for one in self._all:

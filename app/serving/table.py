@@ -228,6 +228,11 @@ class ModelTable:
         for name, versions in self._entries.items():
             for entry in versions:
                 entry.tracer = self._tracer(name)
+        self.all_changed()
+
+    def all_changed(self) -> None:
+        """Report all models as changed. A lost device has come back, for example."""
+        for name in self._entries:
             self._on_change(name)
 
     def remove(self, name: str) -> None:

@@ -20,9 +20,6 @@ class Told:
     def model_changed(self, name: str) -> None:
         self.told.append((self.name, name))
 
-    def device_is_back(self) -> None:
-        self.told.append((self.name, "device"))
-
     async def settled(self, leaving: Sequence[object]) -> None:
         self.told.append((self.name, *leaving))
 
@@ -39,11 +36,9 @@ def test_all_of_them_are_told_in_order() -> None:
     feeders = Feeders()
     feeders.add(first, second)
     feeders.model_changed("m")
-    feeders.device_is_back()
     asyncio.run(feeders.settled(["runner"]))
     assert told == [
         *(("first", "m"), ("second", "m")),
-        *(("first", "device"), ("second", "device")),
         *(("first", "runner"), ("second", "runner")),
     ]
     assert [one.name for one in feeders.counted("m", "1")] == ["first", "second"]

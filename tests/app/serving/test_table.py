@@ -84,3 +84,13 @@ def test_a_codec_is_made_with_its_entry() -> None:
     assert entry.codec.spec is entry.spec
     limits = Limits(max_rank=3)
     assert fronts.entry(entry.runner, limits=limits).codec.limits is limits  # type: ignore[arg-type]
+
+
+def test_every_change_is_reported() -> None:
+    told: list[str] = []
+    table = ModelTable(on_change=told.append)
+    table.publish("m", entries("1"))
+    table.publish("other", entries("1", name="other"))
+    table.remove("m")
+    table.all_changed()
+    assert told == ["m", "other", "m", "other"]

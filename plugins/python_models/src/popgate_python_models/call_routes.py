@@ -161,10 +161,10 @@ class CallRoutes:
         self._joined.update(new)
         self._routes[number] = route
 
-    def refresh(self, name: str | None = None) -> None:
-        """Withdraw outdated routes: of one model, or of all."""
+    def refresh(self, name: str) -> None:
+        """Withdraw outdated routes to a model."""
         for number, route in self._routes.items():
-            if number in self._leaving or name not in (None, route.model):
+            if number in self._leaving or name != route.model:
                 continue
             if self._present(route.model, route.version) != route:
                 self._leaving.add(number)

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from app.observe.answers import Answers
 from app.observe.metrics import ModelMetrics
 from app.serving.calls.requester import Asker, OtherRequesters, Requester
+from app.serving.feeders import Feeder
 from app.serving.table import ModelTable, infer_path
 from engine import (
     Cancelled,
@@ -47,7 +47,7 @@ from popgate_python_models.shown_metrics import ShownMetrics
 logger = logging.getLogger("app.serving.calls.model_calls")
 
 
-class ModelCalls:
+class ModelCalls(Feeder):
     """The calls of all models of a gateway (`app.serving.calls.calls_plugin`).
 
     `needs` returns the models that a model announces. `timeout` applies to a call
@@ -103,11 +103,6 @@ class ModelCalls:
         for process in self._processes:
             process.routes.refresh(name)
 
-    def device_is_back(self) -> None:
-        """Withdraw the routes to all models."""
-        for process in self._processes:
-            process.routes.refresh(None)
-
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         """Count the calls made through routes since the last count.
 
@@ -115,10 +110,6 @@ class ModelCalls:
         """
         for process in self._processes:
             process.routes.count()
-        return ()
-
-    def answered(self) -> Iterable[Answers]:
-        """Return nothing: calls are no answers to HTTP requests."""
         return ()
 
     async def settled(self, leaving: Sequence[object]) -> None:

@@ -191,10 +191,6 @@ class Workers(OtherProcesses):
             for worker in self._workers:
                 worker.mark(changed)
 
-    def device_is_back(self) -> None:
-        for name in self.published.names():
-            self.model_changed(name)
-
     # -- reports of the workers
 
     async def settled(self, leaving: Sequence[object]) -> None:
