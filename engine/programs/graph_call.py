@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-import numpy as np
-
 from engine.errors import ExecutionFailed, InvalidModel
 from engine.programs.executable import Execute, Graph
 from engine.programs.output_binding import BoundRun, gate_of, offers_for
@@ -56,16 +54,14 @@ class GraphCall:
         leaving = [targets.get(node.outputs[n]) for n in names]
         self._handles = tuple(h for h in leaving if h is not None)
         self._kept = tuple(node.outputs[n] for n in names[len(self._handles) :])
-        self._texts = tuple(
-            k
-            for k, t in self._input_types.items()
-            if t is DataType.STRING and session.is_onnx
-        )
+        types = {*self._input_types.values(), *self._output_types.values()}
+        has_strings = DataType.STRING in types
+        self._run = session.run_strings if has_strings else session.raw_run
 
     def step(self) -> Step:
         """Return the step that runs it."""
         bound = self._bound_run()
-        if bound is None and not (self._stored or self._kept or self._texts):
+        if bound is None and not (self._stored or self._kept):
             if ROUTE in self._input_types:
                 return self._routed_step()
             return self._ordinary_step()
@@ -97,7 +93,7 @@ class GraphCall:
 
     def _ordinary_step(self) -> Step:
         """Return the single step of an ordinary model: streams, graph, streams."""
-        run, names = self._session.raw_run, self._outputs
+        run, names = self._run, self._outputs
         error_of = self._session.error_of
         handles, streamed = self._handles, self._streamed
 
@@ -120,7 +116,7 @@ class GraphCall:
         """Return the step of a Python model with routes. A run has either requests to
         routes or requests to the model. The two have different inputs and outputs.
         """
-        run, error_of = self._session.raw_run, self._session.error_of
+        run, error_of = self._run, self._session.error_of
         handles = dict(zip(self._outputs, self._handles, strict=True))
         streamed = dict(self._streamed)
         asked, answered = streamed.pop(ROUTE), handles.pop(ANSWER)
@@ -148,7 +144,7 @@ class GraphCall:
         if gate is None:
             return self._general_step(bound)
         (source, axis), least = gate
-        run, names = self._session.raw_run, self._outputs
+        run, names = self._run, self._outputs
         error_of = self._session.error_of
         handles, streamed = self._handles, self._streamed
 
@@ -172,7 +168,7 @@ class GraphCall:
         return gated
 
     def _general_step(self, bound: BoundRun | None) -> Step:
-        run, names = self._session.raw_run, self._outputs
+        run, names = self._run, self._outputs
         error_of = self._session.error_of
         feed_of, finish = self._feed, self._finish
 
@@ -194,8 +190,6 @@ class GraphCall:
         feed = {name: read(handle) for name, handle in self._streamed}
         for name, variable in self._stored:
             feed[name] = value_of(values, variable)
-        for name in self._texts:
-            feed[name] = _texts(feed[name], name)
         return feed
 
     def _finish(self, streams: Streams, results: list[Array]) -> None:
@@ -240,20 +234,3 @@ def _type_of(port: Port) -> DataType:
     if port.data_type is None:
         raise InvalidModel(f"{port.name!r} is of type {port.type_name}, not a tensor")
     return port.data_type
-
-
-def _texts(array: Array, name: str) -> Array:
-    """Return an array of `str`, because ONNX Runtime accepts no other strings."""
-    result = np.empty(array.size, dtype=object)
-    try:
-        result[:] = [
-            item if isinstance(item, str) else bytes(item).decode()
-            for item in array.reshape(-1).tolist()
-        ]
-    except UnicodeDecodeError as error:
-        raise ExecutionFailed(
-            f"a string of input {name!r} is not UTF-8: {error.reason} at byte "
-            f"{error.start}",
-            callers_fault=True,
-        ) from None
-    return result.reshape(array.shape)

@@ -1,4 +1,7 @@
-"""One ONNX Runtime session. No other module depends on ONNX Runtime's peculiarities.
+"""One ONNX Runtime session.
+
+Only this module and `engine.programs.string_runs` depend on ONNX Runtime's
+peculiarities.
 
 This module handles what each call would otherwise need:
 
@@ -9,7 +12,7 @@ This module handles what each call would otherwise need:
   on checks that the engine has already made, prints, and falls back to other providers
   on its own.
 - Element types: BF16 travels as uint16 bits, which only I/O binding accepts. Strings
-  must be `str`, which only `run` accepts.
+  need more (`engine.programs.string_runs`).
 - Memory: sessions share one arena, so hundreds of small models take half the memory. If
   they run in turns they find the arena in the cache (3.6 µs a run instead of 11.6). The
   arena keeps the memory of the largest run until `give_back_memory`.
@@ -24,7 +27,7 @@ import gc
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,7 @@ from engine.errors import (
     OutOfMemory,
 )
 from engine.programs.session import BoundShapeMismatch, Port, RawRun, RunOptions
+from engine.programs.string_runs import run_strings
 from engine.tensor import Array
 from popef_io import DataType
 
@@ -111,7 +115,15 @@ class OnnxSession:
     what the caller requested.
     """
 
-    __slots__ = ("_session", "_weights", "inputs", "is_onnx", "outputs", "raw_run")
+    __slots__ = (
+        "_session",
+        "_weights",
+        "inputs",
+        "is_onnx",
+        "outputs",
+        "raw_run",
+        "run_strings",
+    )
 
     def __init__(
         self,
@@ -139,6 +151,7 @@ class OnnxSession:
         self.raw_run: RawRun = self._session.run
         """`raw_run(output_names, feed, run_options)`: ONNX Runtime's own exceptions,
         no BF16, strings as `str`."""
+        self.run_strings: RawRun = partial(run_strings, self._session)
         self.inputs: Mapping[str, Port] = _ports(public.get_inputs())
         self.outputs: Mapping[str, Port] = _ports(public.get_outputs())
 

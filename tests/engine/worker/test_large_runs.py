@@ -26,6 +26,7 @@ from engine import (
     Tensor,
     weighted,
 )
+from engine.runner.channel_rings import MANY_STRINGS
 from engine.transport.bulk_copy import COPIED_AT_ONCE
 from engine.transport.device_messages import RunTold
 from engine.worker.large_runs import NICENESS
@@ -253,3 +254,19 @@ def test_a_cancelled_large_request_is_dropped(
     assert isinstance(second.error, Cancelled)
     first.cancel()
     assert result(large(runner, 1)) == {1}
+
+
+def test_many_strings_run_beside_others_too(tmp_path: Path, own_device: Device) -> None:
+    """They are more work than as many bytes of numbers."""
+    config = ModelRunnerConfig(replica_to_device={0: own_device})
+    few = np.full(10, "a" * 20, object)
+    many = np.full(MANY_STRINGS // 5 + 1, "a", object)
+    assert Tensor.from_numpy(many).nbytes < COPIED_AT_ONCE
+    with (
+        load(tmp_path / "neighbour.popef", own_device),
+        ModelRunner(models.text(tmp_path / "text.popef"), config) as runner,
+    ):
+        assert runner.execute({"input": few})["output"].size == 10
+        assert len({*niceness(own_device)}) == 1
+        assert runner.execute({"input": many})["output"].size > 10_000
+        assert len({*niceness(own_device)}) == 2

@@ -148,6 +148,7 @@ class PythonSession:
         if interface.streams:
             self._responses = Responses(self._call, self._loop)
         self.raw_run: RawRun = self._run
+        self.run_strings: RawRun = self._run
 
     def _run(
         self, names: Sequence[str], feed: Mapping[str, Array], options: RunOptions
