@@ -55,6 +55,7 @@ _ROLES = {
     "from app.cli import main; main()": (
         "app.cli.settings_options",
         "app.assembly",
+        "app.main",
         "app.run",
         "popgate_workers.process",
         # Imported by each server when it starts.
@@ -66,6 +67,7 @@ _ROLES = {
         "typer._click.decorators",
         "uvicorn.loops.uvloop",
         "tests.warm_plugins",
+        "tests.warm_rehearsal",
     ),
     "from tests.warm import script; script()": ("tests.warm_scripts",),
 }

@@ -1,0 +1,30 @@
+"""Take the first steps of a server once: read its options, and make its routes.
+
+`tests.warm` imports this before it forks servers. What the libraries keep of these
+steps, such as compiled patterns, is there in each server. No step opens or starts
+anything.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import typer
+
+from app import cli
+from app.api.plugin_routes import plugin_routes
+from app.settings import Settings
+
+
+def _rehearse() -> None:
+    command: typer.core.TyperGroup = typer.main.get_command(cli.app)  # type: ignore[assignment]
+    with command.make_context("popgate", ["serve"]) as context:
+        serve = command.get_command(context, "serve")
+        assert serve is not None
+        serve.make_context("serve", ["--port", "0"], parent=context)
+    plugin_routes(Settings())
+
+
+_rehearse()
+# The options of `serve` disable it, and other commands are forked from here, too.
+gc.enable()
