@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from app.limits import Total
-from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.processes import OwnNumbers
+from app.serving.calls.requester import OtherRequesters
 from app.serving.feeders import Feeder
 from engine import Device
 
@@ -23,7 +23,7 @@ class WorkerState:
     restarts: int
 
 
-class OtherProcesses(Feeder):
+class OtherProcesses(Feeder, OtherRequesters):
     """No other processes: this process takes the connections itself.
 
     The plugin for `--workers` has a subclass.
@@ -53,15 +53,6 @@ class OtherProcesses(Feeder):
 
     def access_changed(self, text: str) -> None:
         """Report a new share of logged requests (`Journal.set_access`)."""
-
-    async def askers(
-        self, numbers: Iterable[int]
-    ) -> Mapping[int, tuple[str, str, str]]:
-        """Return the clients of those processes' requests (requester.py)."""
-        return {}
-
-    def add_part(self, number: int, part: Part) -> None:
-        """Record that a call for a request of those processes has ended."""
 
     def drain(self) -> None:
         """Report that the gateway is not ready from now on."""

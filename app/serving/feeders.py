@@ -5,11 +5,14 @@ They are HTTP workers, and the processes of Python models that call other models
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
 from app.observe.answers import Answers
 from app.observe.metrics import ModelMetrics
+from engine import Device, DeviceLost
 
 
 class Feeder(Protocol):
@@ -60,3 +63,68 @@ class Feeders:
 
     def answered(self) -> Iterable[Answers]:
         return [found for one in self._all for found in one.answered()]
+
+
+def device_key(device: Device) -> str:
+    """Return the key of the present process of a device."""
+    return f"{device.id}#{device.pid}"
+
+
+class FeedingProcess:
+    """One of these processes. A subclass talks to it, and notes what it was told. For
+    the event loop's thread.
+    """
+
+    def __init__(self) -> None:
+        #: The runners that it feeds, or was told to feed, by key.
+        self.held: dict[int, object] = {}
+        #: The keys of the devices that it was told to join.
+        self._joined: set[str] = set()
+        self._news = asyncio.Event()
+
+    @asynccontextmanager
+    async def doors(
+        self, devices: Iterable[Device]
+    ) -> AsyncIterator[dict[tuple[str, str], int]]:
+        """Yield doors to the devices that it has not joined, by key and id.
+
+        The block tells it to join them, or fails. Raises EngineError.
+        """
+        found: dict[tuple[str, str], int] = {}
+        with ExitStack() as doors:
+            for device in dict.fromkeys(devices):
+                key = device_key(device)
+                if key not in self._joined:
+                    door = doors.enter_context(await asyncio.to_thread(device.invite))
+                    found[key, device.id] = door.fileno()
+                    if device_key(device) != key:
+                        raise DeviceLost(f"device {device.id} was restarted")
+            yield found
+        self._joined.update(key for key, _ in found)
+
+    def left(self, key: int) -> None:
+        """Note that it has released a runner."""
+        self.held.pop(key, None)
+        self._news.set()
+
+    def end(self) -> None:
+        """Note that it has ended, and holds nothing."""
+        self.held.clear()
+        self._news.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition."""
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    async def released(self, leaving: Sequence[object], seconds: float) -> bool:
+        """Wait until it holds none of these runners. Return whether it does so in
+        time.
+        """
+        ids = set(map(id, leaving))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.until(lambda: ids.isdisjoint(map(id, self.held.values())))
+                return True
+        return False

@@ -54,13 +54,17 @@ def said_of(request: InferRequest | None, owner: str | None) -> str:
 
 
 class OtherRequesters(Protocol):
-    """The other processes of a server, for the requests that they made."""
+    """The other processes of a server, by default none, for the requests that they
+    made.
+    """
 
     async def askers(self, numbers: Iterable[int]) -> Mapping[int, Asker]:
         """Return the clients of the requests with these numbers that still exist."""
+        return {}
 
     def add_part(self, number: int, part: Part) -> None:
         """Record a call, as `Requester.add_part` of a request."""
+        return
 
 
 def requester_of(on_done: Callable[[Any], object] | None) -> Requester | None:

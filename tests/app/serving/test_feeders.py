@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterable, Sequence
+
+import pytest
 
 from app.observe.answers import Answers
 from app.observe.metrics import ModelMetrics
-from app.serving.feeders import Feeder, Feeders
+from app.serving.feeders import Feeder, Feeders, FeedingProcess, device_key
+from engine import Device, DeviceManager
+from tests.support import WAIT, until
 
 
 class Told:
@@ -45,3 +51,50 @@ def test_all_of_them_are_told_in_order() -> None:
     assert list(feeders.answered()) == [first.answers, second.answers]
     both: Feeder = feeders
     assert both is feeders
+
+
+def test_a_process_releases_runners_or_ends() -> None:
+    async def check() -> None:
+        first, second, end = object(), object(), FeedingProcess()
+        process = FeedingProcess()
+        process.held |= {1: first, 2: second, 3: first}
+        assert await process.released([object()], WAIT)
+        assert not await process.released([second], 0.0)
+        waits = [
+            asyncio.create_task(process.released(leaving, WAIT))
+            for leaving in ([first], [second])
+        ]
+        for key in (1, 2, 4):
+            process.left(key)
+            await asyncio.sleep(0)
+        assert await waits[1]
+        assert not waits[0].done()
+        process.end()
+        assert await waits[0]
+        end.held[1] = first
+        end.end()
+        assert await end.released([first], WAIT)
+
+    asyncio.run(check())
+
+
+def test_a_process_joins_each_process_of_a_device_once() -> None:
+    async def check(device: Device) -> None:
+        process = FeedingProcess()
+        with pytest.raises(BlockingIOError):
+            async with process.doors([device]):
+                raise BlockingIOError  # it was not told
+        for number in range(2):
+            async with process.doors([device, device]) as doors:
+                assert list(doors) == [(device_key(device), device.id)][number:]
+        before = device_key(device)
+        assert device.pid is not None
+        os.kill(device.pid, signal.SIGKILL)
+        until(lambda: not device.check())
+        device.recover()
+        async with process.doors([device]) as doors:
+            ((key, _),) = doors
+            assert key == device_key(device) != before
+
+    with DeviceManager("cpu:21-21").get_device() as device:
+        asyncio.run(check(device))

@@ -13,22 +13,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from app.errors import row_of
 from app.observe.metrics import ModelMetrics
-from app.serving.table import ModelEntry, ModelTable, infer_path
-from engine import (
-    Device,
-    EngineError,
-    ModelRunner,
-    RunnerDescription,
-    errors,
-)
+from app.serving.feeders import FeedingProcess, device_key
+from app.serving.table import ModelTable, infer_path
+from engine import EngineError, ModelRunner, Refused, RunnerDescription, errors
 from popgate_python_messages.call_log import CallLog
 from popgate_python_messages.call_messages import (
     CallSocket,
@@ -39,43 +32,18 @@ from popgate_python_messages.call_messages import (
 logger = logging.getLogger("app.serving.calls.call_routes")
 
 
-def described(entry: ModelEntry) -> RunnerDescription | None:
-    """Return the data that a process needs to feed the model itself.
-
-    The result is None if the gateway must make the calls. Replicas are named by the
-    present processes of their devices.
-    """
-    spec, runner = entry.spec, entry.runner
-    if not isinstance(runner, ModelRunner) or runner.failure is not None:
-        return None
-    if entry.scheduler is not None or entry.tracer is not None or not entry.ready:
-        return None
-    if spec.defaults or spec.optional_inputs:
-        return None
-    if any(device.python is not None for device in runner.devices):
-        return None  # it may ask for its clients, and call others
-    description = runner.description
-    keys = {device.id: _key(device) for device in runner.devices}
-    replicas = tuple((keys[d], n) for d, n in description.replicas)
-    return replace(description, replicas=replicas) if replicas else None
-
-
-def _key(device: Device) -> str:
-    return f"{device.id}#{device.pid}"
-
-
 @dataclass(frozen=True, slots=True)
 class SharedRoute:
     """A route that a process has or will have soon."""
 
     model: str
     version: str
-    runner: object
+    runner: ModelRunner
     description: RunnerDescription
     stats: ModelMetrics
 
 
-class CallRoutes:
+class CallRoutes(FeedingProcess):
     """The routes of one process. For the event loop's thread.
 
     `send` queues messages to the process.
@@ -88,28 +56,39 @@ class CallRoutes:
         sock: CallSocket,
         send: Callable[[Callable[[], None]], None],
     ) -> None:
+        super().__init__()
         self._table, self._timeout = table, timeout
         self._sock, self._send = sock, send
         self._routes: dict[int, SharedRoute] = {}
         self._leaving: set[int] = set()
         self._numbers = itertools.count(1)
-        #: The device processes that it has joined.
-        self._joined: set[str] = set()
         self._log: CallLog | None = None
         self._offering: asyncio.Task[None] | None = None
 
-    def __iter__(self) -> Iterator[SharedRoute]:
-        return iter(self._routes.values())
-
     def _present(self, model: str, version: str) -> SharedRoute | None:
-        """Return the present route to a model; None if no route is allowed."""
+        """Return the present route to a model; None if the gateway must make the calls.
+
+        Replicas are named by the present processes of their devices.
+        """
         entry = self._table.paths.get(infer_path(model, version))
         if entry is None or self._table.keeps_parts:
             return None
-        description = described(entry)
-        if description is None:
+        spec, runner = entry.spec, entry.runner
+        if not isinstance(runner, ModelRunner) or runner.failure is not None:
             return None
-        return SharedRoute(model, version, entry.runner, description, entry.stats)
+        if entry.scheduler is not None or entry.tracer is not None or not entry.ready:
+            return None
+        if spec.defaults or spec.optional_inputs:
+            return None
+        if any(device.python is not None for device in runner.devices):
+            return None  # it may ask for its clients, and call others
+        found = runner.description
+        keys = {device.id: device_key(device) for device in runner.devices}
+        replicas = tuple((keys[d], n) for d, n in found.replicas)
+        if not replicas:
+            return None
+        described = replace(found, replicas=replicas)
+        return SharedRoute(model, version, runner, described, entry.stats)
 
     def offer(self, model: str, version: str) -> None:
         """Offer a route to a model that was called through the gateway."""
@@ -122,34 +101,29 @@ class CallRoutes:
 
     async def _offer(self, route: SharedRoute) -> None:
         try:
-            with ExitStack() as doors:
-                await self._offer_with(route, doors)
+            async with self.doors(route.runner.devices) as doors:
+                self._offer_with(route, doors)
         except (EngineError, OSError, ValueError) as error:
             logger.debug("no route to model %s: %s", route.model, error)
         finally:
             self._offering = None
 
-    async def _offer_with(self, route: SharedRoute, doors: ExitStack) -> None:
-        assert isinstance(route.runner, ModelRunner)
-        devices = {_key(device): device for device in route.runner.devices}
-        new = [key for key in devices if key not in self._joined]
-        fds = [
-            doors.enter_context(await asyncio.to_thread(devices[key].invite)).fileno()
-            for key in new
-        ]
-        if self._present(route.model, route.version) != route or self._closed:
-            return
+    def _offer_with(
+        self, route: SharedRoute, doors: Mapping[tuple[str, str], int]
+    ) -> None:
+        if self._present(route.model, route.version) != route:
+            raise Refused("the model has changed")
         number = next(self._numbers)
         offer = RouteOffered(
             number,
             route.model,
             route.version,
-            tuple((key, devices[key].id) for key in new),
+            tuple(doors),
             route.description.to_message(),
             self._timeout,
             has_log=self._log is None,
         )
-        log = self._log or CallLog.create()
+        log, fds = self._log or CallLog.create(), list(doors.values())
         try:
             self._sock.tell(offer, fds if self._log else [*fds, log.memory.fd])
         except BaseException:
@@ -158,8 +132,7 @@ class CallRoutes:
             raise
         log.memory.detach_fd()
         self._log = log
-        self._joined.update(new)
-        self._routes[number] = route
+        self._routes[number], self.held[number] = route, route.runner
 
     def refresh(self, name: str) -> None:
         """Withdraw outdated routes to a model."""
@@ -177,6 +150,7 @@ class CallRoutes:
         self.count()
         self._leaving.discard(number)
         self._routes.pop(number, None)
+        super().left(number)
 
     def count(self) -> None:
         """Count the calls made since the last count."""
@@ -198,24 +172,16 @@ class CallRoutes:
                 batch_rows=record.batch_rows,
             )
 
-    @property
-    def _closed(self) -> bool:
-        return self._sock.fileno() < 0
-
-    def close(self) -> None:
+    def end(self) -> None:
         """End all requests that the process had in flight, because it has ended."""
         if self._offering is not None:
             self._offering.cancel()
         self.count()
         self._routes.clear()
+        super().end()
         if self._log is not None:
             self._log.close()
             self._log = None
 
     def __repr__(self) -> str:
         return f"<CallRoutes {list(self._routes.values())}>"
-
-
-def runs_any(routes: CallRoutes, runners: Sequence[Any]) -> bool:
-    """Return whether a process has a route to one of these."""
-    return any(route.runner is runner for route in routes for runner in runners)

@@ -10,7 +10,6 @@ route (call_routes.py). Everything here belongs to the event loop's thread, exce
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections import deque
@@ -39,7 +38,7 @@ from popgate_python_messages.call_messages import (
     RouteLeft,
 )
 from popgate_python_models.call_graph import CallGraph
-from popgate_python_models.call_routes import CallRoutes, runs_any
+from popgate_python_models.call_routes import CallRoutes
 from popgate_python_models.called_request import CalledRequest
 from popgate_python_models.requesters import Requesters
 from popgate_python_models.shown_metrics import ShownMetrics
@@ -69,7 +68,6 @@ class ModelCalls(Feeder):
         #: The models' own metrics.
         self.metrics = ShownMetrics()
         self._leave_timeout = leave_timeout
-        self._news = asyncio.Event()
         self._processes: set[CallingProcess] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -118,15 +116,9 @@ class ModelCalls(Feeder):
 
         If a process does not release its routes in time, its calls fail.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._leave_timeout):
-                while any(runs_any(one.routes, leaving) for one in self._processes):
-                    self._news.clear()
-                    await self._news.wait()
-
-    def route_left(self) -> None:
-        """Close a route of any process."""
-        self._news.set()
+        seconds = self._leave_timeout
+        found = (one.routes.released(leaving, seconds) for one in self._processes)
+        await asyncio.gather(*found)
 
     def render(self, *, openmetrics: bool = False) -> Iterator[str]:
         """Yield the text of the models' own metrics, one family at a time."""
@@ -135,7 +127,6 @@ class ModelCalls(Feeder):
     def _gone(self, process: CallingProcess) -> None:
         self._processes.discard(process)
         self.metrics.gone(process)
-        self._news.set()
 
     def close(self) -> None:
         """Accept no more calls."""
@@ -212,7 +203,6 @@ class CallingProcess:
 
     def _route_left(self, told: RouteLeft) -> None:
         self.routes.left(told.number)
-        self._calls.route_left()
 
     def _tell_askers(self, asked: AskersAsked) -> None:
         async def tell() -> None:
@@ -289,7 +279,7 @@ class CallingProcess:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
-        self.routes.close()
+        self.routes.end()
         self._on_close(self)
         self._unsent.clear()
         for called in list(self._under_way.values()):

@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from app.serving.feeders import FeedingProcess
 from engine import Device, EngineError, MessageTooLong, ModelRunner, send_message
 from popgate_workers.messages import (
     MOST,
@@ -25,27 +26,22 @@ logger = logging.getLogger(__name__)
 _FULL_TICK = 0.02
 
 
-class Announcements:
+class Announcements(FeedingProcess):
     """The models and devices that one process of a worker was told of.
 
     `sock` leads to the worker. It belongs to the `WorkerProcess`, and so does this
-    object, which lives as long as the process. `held` are the keys of the runners that
-    the worker has, or was told to run.
+    object, which lives as long as the process.
     """
 
     def __init__(self, published: Publication, sock: socket.socket) -> None:
+        super().__init__()
         self._published = published
         self._sock = sock
-        self._is_over = False
-        self.held: set[int] = set()
-        #: Devices that the worker was invited to.
-        self._devices: set[str] = set()
         #: Models whose changes must be sent, in this order.
         self._due: dict[str, None] = dict.fromkeys(published.names())
         self._sending = False
         self._unacknowledged: set[int] = set()
         self._sequence = itertools.count(1)
-        self._news = asyncio.Event()
         self._wanted = asyncio.Event()
         self._wanted.set()
 
@@ -59,7 +55,7 @@ class Announcements:
     async def _send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
         """Send a message, and wait while the socket has no room. Raises
         MessageTooLong."""
-        while not self._is_over:
+        while True:
             try:
                 send_message(self._sock, message, fds, MOST)
             except BlockingIOError:
@@ -79,33 +75,16 @@ class Announcements:
         """Return whether the worker still has changes to apply."""
         return bool(self._due or self._sending or self._unacknowledged)
 
-    async def until(self, condition: Callable[[Announcements], bool]) -> None:
-        """Wait for a condition, or for the end of the process."""
-        while not self._is_over and not condition(self):
-            await self._news.wait()
-
     def switched(self, sequence: int) -> None:
         """Note that the worker has applied a change."""
         self._unacknowledged.discard(sequence)
-        self._tell_news()
-
-    def left(self, key: int) -> None:
-        """Note that the worker has released a runner."""
-        self.held.discard(key)
-        self._tell_news()
+        self._news.set()
 
     def end(self) -> None:
-        """Note that the process has ended. It holds nothing, and owes nothing."""
-        self._is_over = True
-        self.held.clear()
         self._due.clear()
         self._unacknowledged.clear()
         self._sending = False
-        self._tell_news()
-
-    def _tell_news(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        super().end()
 
     async def send_all(self) -> None:
         """Send the changes as they come, until this task is cancelled."""
@@ -120,20 +99,24 @@ class Announcements:
                     await self._tell_model(name)
                 finally:
                     self._sending = False
-                    self._tell_news()
+                    self._news.set()
 
     async def _tell_model(self, name: str) -> None:
-        entries = []
+        entries: list[SharedEntry] = []
+        runners: dict[int, object] = {}
         for entry, runner in self._published.entries_of(name):
             try:
-                for device in dict.fromkeys(runner.devices):
-                    await self._invite(device)
+                await self._invite(runner.devices)
             except EngineError as error:  # sent again when the device is back
                 logger.debug("model %s: %s", name, error)
                 continue
             entries.append(entry)
+            runners[entry.key] = runner
         message = self._model_message(name, entries)
-        new = self._expect(message)
+        new = runners.keys() - self.held.keys()
+        # The answer arrives quickly, so it is expected before the message is sent.
+        self.held |= runners
+        self._unacknowledged.add(message.seq)
         try:
             await self._send(message)
         except MessageTooLong:
@@ -142,28 +125,19 @@ class Announcements:
                 "limit",
                 name,
             )
-            self.held -= new
+            for key in new:
+                del self.held[key]
             self._unacknowledged.discard(message.seq)
             message = self._model_message(name, ())
-            self._expect(message)
+            self._unacknowledged.add(message.seq)
             await self._send(message)
 
-    def _expect(self, message: ModelChanged) -> set[int]:
-        """Expect an answer, and return the new keys.
-
-        This comes before the message is sent, because the answer arrives quickly.
-        """
-        new = {entry.key for entry in message.entries} - self.held
-        self.held |= new
-        self._unacknowledged.add(message.seq)
-        return new
-
     def _model_message(self, name: str, entries: Iterable[SharedEntry]) -> ModelChanged:
-        failed: list[tuple[int, str]] = []
-        for key in self.held:
-            runner = self._published.runner_of(name, key)
-            if isinstance(runner, ModelRunner) and runner.failure is not None:
-                failed.append((key, str(runner.failure)))
+        failed = (
+            (key, str(runner.failure))
+            for key, runner in self.held.items()
+            if isinstance(runner, ModelRunner) and runner.failure is not None
+        )
         return ModelChanged(
             next(self._sequence),
             name,
@@ -172,18 +146,11 @@ class Announcements:
             tuple(failed),
         )
 
-    async def _invite(self, device: Device) -> None:
-        """Let it join a device, unless it has joined the device's present process."""
-        key = self._published.device_key(device)
-        if key in self._devices:
-            return
-        door = await asyncio.to_thread(device.invite)
-        with door:
-            if self._published.device_key(device) != key:
-                return  # the message is sent again
-            number = self._published.device_number(device.id)
-            await self._send(JoinDevice(key, device.id, number), [door.fileno()])
-        self._devices.add(key)
+    async def _invite(self, devices: Iterable[Device]) -> None:
+        async with self.doors(devices) as doors:
+            for (key, device_id), fd in doors.items():
+                number = self._published.device_number(device_id)
+                await self._send(JoinDevice(key, device_id, number), [fd])
 
     def __repr__(self) -> str:
         return f"<Announcements, {len(self._due)} due, {len(self.held)} runners held>"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from app.repository.formats import SharedScheduler
 from app.serving.ensemble import Ensemble, EnsembleScheduler
+from app.serving.feeders import device_key
 from app.serving.runner import RequestScheduler
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry, ModelTable, infer_path
-from engine import Device, ModelRunner, ObjectField
+from engine import ModelRunner, ObjectField
 from popgate_workers.messages import Shared, SharedEnsemble, SharedEntry, SharedModel
 from popgate_workers.shared_counters import MOST_MODELS
 
@@ -44,7 +45,7 @@ class Publication:
         #: The number of each device among the gauges of workers, by its id.
         self.device_numbers: dict[str, int] = {}
         self._keys = itertools.count(1)
-        #: The key of each shared runner, with its description at that time.
+        #: What was last published of each model.
         self._known: dict[str, list[_PublishedRunner]] = {}
         #: The names of ensembles, and why workers do not run some models.
         self._ensembles: set[str] = set()
@@ -64,7 +65,10 @@ class Publication:
         that change with it.
         """
         self._ensembles.discard(name)
-        for entry in self._table.entries(name):
+        entries = self._table.entries(name)
+        if not entries:
+            self._known.pop(name, None)
+        for entry in entries:
             if isinstance(entry.runner, Ensemble):
                 self._ensembles.add(name)
             self._say_where(entry)
@@ -85,14 +89,19 @@ class Publication:
 
     def entries_of(self, name: str) -> list[tuple[SharedEntry, SharedRunner]]:
         """Return the versions of a model that workers may run now."""
-        shared = []
+        shared, known = [], self._known.pop(name, ())
         for entry in self._table.entries(name):
             runner, block = entry.runner, self._block(name, entry.spec.version)
             described = self._described(entry)
             if block is None or described is None:
                 continue
             assert isinstance(runner, ModelRunner | Ensemble)
-            key = self._key(name, runner, described)
+            same = (one for one in known if one[1:] == (runner, described))
+            published = next(same, None)
+            if published is None:
+                published = _PublishedRunner(next(self._keys), runner, described)
+            self._known.setdefault(name, []).append(published)
+            key = published.key
             shared.append((SharedEntry.of(key, block, entry, described), runner))
         return shared
 
@@ -112,50 +121,17 @@ class Publication:
         if not isinstance(runner, ModelRunner) or runner.failure is not None:
             return None
         description = runner.description.shared(self._workers)
-        keys = {device.id: self.device_key(device) for device in runner.devices}
+        keys = {device.id: device_key(device) for device in runner.devices}
         replicas = tuple((keys[d], n) for d, n in description.replicas)
         if not replicas:
             return None
         return SharedModel(ObjectField(replace(description, replicas=replicas)))
-
-    def _key(self, name: str, runner: SharedRunner, description: Shared) -> int:
-        known = self._known.setdefault(name, [])
-        for one in known:
-            if one.runner is runner and one.description == description:
-                return one.key
-        known.append(_PublishedRunner(next(self._keys), runner, description))
-        return known[-1].key
 
     def _block(self, name: str, version: str) -> int | None:
         found = self.blocks.get((name, version))
         if found is None and len(self.blocks) < MOST_MODELS:
             found = self.blocks[name, version] = len(self.blocks)
         return found
-
-    def runner_of(self, name: str, key: int) -> SharedRunner | None:
-        """Return the runner behind a key; None if the key is of another model."""
-        found = self._known.get(name, ())
-        return next((one.runner for one in found if one.key == key), None)
-
-    def keys_of(self, runners: Sequence[object]) -> set[int]:
-        """Return the keys of these runners."""
-        wanted = set(map(id, runners))
-        every = (one for known in self._known.values() for one in known)
-        return {one.key for one in every if id(one.runner) in wanted}
-
-    def forget(self, held: Collection[int]) -> None:
-        """Drop runners that are no longer served and whose keys are not in `held`."""
-        for name, known in list(self._known.items()):
-            serving = [entry.runner for entry in self._table.entries(name)]
-            left = [k for k in known if k.key in held or k.runner in serving]
-            if left:
-                self._known[name] = left
-            else:
-                del self._known[name]
-
-    def device_key(self, device: Device) -> str:
-        """Return the key of the present process of a device."""
-        return f"{device.id}#{device.pid}"
 
     def device_number(self, device_id: str) -> int:
         """Return the number of a device, which may be new."""

@@ -202,20 +202,13 @@ class Workers(OtherProcesses):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWITCH_TIMEOUT):
                 for worker in self._workers:
-                    await worker.until(lambda w: not w.is_behind)
-        keys = self.published.keys_of(leaving)
-        if not keys:
-            return
+                    await worker.caught_up()
         for worker in self._workers:
-            try:
-                async with asyncio.timeout(self._drain_timeout + LEAVE_GRACE):
-                    await worker.until(lambda w: keys.isdisjoint(w.held))
-            except TimeoutError:
+            if not await worker.released(leaving, self._drain_timeout + LEAVE_GRACE):
                 logger.error(
                     "%r still holds an unloaded model: ending the worker", worker
                 )
                 worker.kill()
-        self.published.forget({key for w in self._workers for key in w.held})
 
     def counted(self, name: str, version: str) -> Iterator[ModelMetrics]:
         block = self.published.blocks.get((name, version))

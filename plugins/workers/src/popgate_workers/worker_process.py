@@ -314,15 +314,18 @@ class WorkerProcess:
         if self._now is not None:
             self._now.announcements.mark(name)
 
-    @property
-    def held(self) -> set[int]:
-        """Return the keys of the runners that it has, or was told to run."""
-        return set() if self._now is None else self._now.announcements.held
-
-    async def until(self, condition: Callable[[Announcements], bool]) -> None:
-        """Wait for a condition of the present process, or for its end."""
+    async def caught_up(self) -> None:
+        """Wait until the present process has applied all changes, or has ended."""
         if self._now is not None:
-            await self._now.announcements.until(condition)
+            told = self._now.announcements
+            await told.until(lambda: not told.is_behind)
+
+    async def released(self, leaving: Sequence[object], seconds: float) -> bool:
+        """Wait until the worker runs none of these runners. Return whether it does so
+        in time.
+        """
+        now = self._now
+        return now is None or await now.announcements.released(leaving, seconds)
 
     async def ask_journal(self) -> Any:
         """Return its journal of the last requests; None after a timeout."""
