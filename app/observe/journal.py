@@ -143,20 +143,6 @@ class Part(NamedTuple):
     parts: Sequence[Part] = ()
 
 
-def part_message(part: Part) -> list[Any]:
-    """Return a part for another process, in types that msgpack supports."""
-    label, model, *rest, parts = part
-    known = [label, [model.name, model.version], *rest]
-    return [*known, list(map(part_message, parts))]
-
-
-def part_of(message: Sequence[Any]) -> Part:
-    """Return the part that another process sent by `part_message`."""
-    label, key, *rest, parts = message
-    below = tuple(map(part_of, parts))
-    return Part._make([label, ModelMetrics(*key), *rest, below])
-
-
 class Failed(NamedTuple):
     """A request that failed, or was refused; times as in `Answered`.
 

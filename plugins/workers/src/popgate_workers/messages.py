@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.observe.journal import Part
 from app.observe.log import LogSettings
+from app.observe.metrics import ModelMetrics
 from app.repository.formats import SharedFormat, SharedScheduler
 from app.serving.stateful import StatefulScheduler
 from app.serving.table import ModelEntry
@@ -151,6 +153,20 @@ class AddPart(Message, frozen=True):
 
     number: int
     part: Any
+
+
+def part_message(part: Part) -> list[Any]:
+    """Return a part for another process, in types that msgpack supports."""
+    label, model, *rest, parts = part
+    known = [label, [model.name, model.version], *rest]
+    return [*known, list(map(part_message, parts))]
+
+
+def part_of(message: Sequence[Any]) -> Part:
+    """Return the part that another process sent by `part_message`."""
+    label, key, *rest, parts = message
+    below = tuple(map(part_of, parts))
+    return Part._make([label, ModelMetrics(*key), *rest, below])
 
 
 class PingWorker(Message, frozen=True):

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from app.http.asgi import ASGIApp
 from app.observe.answers import Answers
-from app.observe.journal import Part, part_message
+from app.observe.journal import Part
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.processes import OwnNumbers
@@ -36,6 +36,7 @@ from popgate_workers.messages import (
     SetDrained,
     SetLog,
     Start,
+    part_message,
 )
 from popgate_workers.publication import Publication
 from popgate_workers.relay import RelayServer

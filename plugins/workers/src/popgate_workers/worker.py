@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgpack
 
 from app.limits import Limits
-from app.observe.journal import Journal, part_of
+from app.observe.journal import Journal
 from app.observe.log import LogControl, lines_dropped
 from app.observe.processes import OwnNumbers
 from app.serving.keys import Keys
@@ -55,6 +55,7 @@ from popgate_workers.messages import (
     Switched,
     ToSupervisor,
     ToWorker,
+    part_of,
 )
 from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_runners import LocalRunner, SharedRunners, can_run
