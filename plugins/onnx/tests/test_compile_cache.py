@@ -37,8 +37,9 @@ def save(path: Path, *, factor: float = 2.0, external: bool = False) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> OnnxCompileCache:
-    return OnnxCompileCache(tmp_path / "cache")
+def cache(tmp_path: Path) -> Iterator[OnnxCompileCache]:
+    with contextlib.closing(OnnxCompileCache(tmp_path / "cache")) as cache:
+        yield cache
 
 
 def test_compiled_once(cache: OnnxCompileCache, tmp_path: Path) -> None:
@@ -101,6 +102,7 @@ def test_a_folder_that_cannot_be_written(unwritable: Path, tmp_path: Path) -> No
     cache = OnnxCompileCache(unwritable)
     made = cache.popef_for(save(tmp_path / "m.onnx"))
     assert made.is_file()
+    cache.close()
     del cache
     gc.collect()
     assert not made.parent.parent.exists()
@@ -134,6 +136,7 @@ def test_a_full_disk_keeps_no_model_away(small_disk: Path, tmp_path: Path) -> No
     assert cache.popef_for(first) == kept  # what it had is still there
     names = {path.name for path in small_disk.rglob("*") if path.is_file()}
     assert names == {"filler", kept.name}  # nothing by half
+    cache.close()
     del cache
     gc.collect()
     assert not made.exists()
@@ -146,7 +149,8 @@ def test_a_gateway_serves_onnx(tmp_path: Path) -> None:
     save(root / "deep" / "3" / "model.onnx", factor=5.0, external=True)
     (root / "broken.onnx").write_bytes(b"\xff" * 100)
     cache = tmp_path / "cache"
-    compiled = OnnxCompileCache(cache).popef_for(root / "flat.onnx")
+    with contextlib.closing(OnnxCompileCache(cache)) as beforehand:
+        compiled = beforehand.popef_for(root / "flat.onnx")
     written = compiled.stat().st_ino
     with ServedGateway(root, "--cache-dir", str(cache)) as gateway:
         gateway.wait_ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,8 @@ def test_other_ways_to_leave_it_out(served: ServedGateway) -> None:
 def test_what_the_model_needs_all_the_same_is_noted(tmp_path: Path) -> None:
     root = tmp_path / "models"
     _fill(root)
-    found = preview_repository(
-        root, OnnxCompileCache(tmp_path / "cache"), NOTHING_TAKEN
-    )
+    with closing(OnnxCompileCache(tmp_path / "cache")) as cache:
+        found = preview_repository(root, cache, NOTHING_TAKEN)
     assert not found.all_problems
     (note,) = [note for model in found.models for note in model.notes]
     assert note.startswith(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def validated(root: Path, cache: Path) -> RepositoryPreview:
-    return preview_repository(root, OnnxCompileCache(cache), NOTHING_TAKEN)
+    with closing(OnnxCompileCache(cache)) as compiled:
+        return preview_repository(root, compiled, NOTHING_TAKEN)
 
 
 @pytest.fixture(scope="module")
@@ -310,9 +312,8 @@ def test_what_they_say_of_tensors_is_the_same(
 
 
 def shown(root: Path) -> RepositoryPreview:
-    return preview_repository(
-        root, OnnxCompileCache(root.parent / "cache"), NOTHING_TAKEN
-    )
+    with closing(OnnxCompileCache(root.parent / "cache")) as cache:
+        return preview_repository(root, cache, NOTHING_TAKEN)
 
 
 def model(found: RepositoryPreview, name: str) -> ModelPreview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,11 +80,11 @@ def validate(
     if not root.is_dir():
         raise CommandError(f"the folder {root} does not exist", EXIT_USAGE)
     count = _count(devices)
-    cache = compiler().cache(cache_dir)
     try:
-        found = preview_repository(
-            root, cache, remote, devices=count, allow_python=allow_python
-        )
+        with contextlib.closing(compiler().cache(cache_dir)) as cache:
+            found = preview_repository(
+                root, cache, remote, devices=count, allow_python=allow_python
+            )
     except OSError as e:
         raise CommandError(f"{root} cannot be read: {e.strerror}") from None
     if json:
