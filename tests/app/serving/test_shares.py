@@ -16,7 +16,7 @@ from tests.engine import models
 from tests.support import WAIT, until
 
 #: Steps of `models.slow` in a small request.
-UNIT = 100
+UNIT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def comes_to(
             thread.join()
 
 
-@pytest.fixture(scope="module", params=["1", "2"])
+@pytest.fixture(scope="module")
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServedGateway]:
@@ -104,15 +104,24 @@ def served(
         yield gateway.wait_ready()
 
 
+ONE_MODEL = [User("heavy", "x", UNIT), User("light", "x", UNIT)], 3.0
+TWO_MODELS = [User("heavy", "x", UNIT), User("light", "y", 4 * UNIT)], 3.0
+HEAVY_IS_SLOW = [User("heavy", "x", 4 * UNIT), User("light", "y", UNIT)], 3.0
+SIZES = [User("one", "x", UNIT), User("other", "x", 4 * UNIT)], 1.0
+
+
+# Who shares is the device. With two workers its requests come by two ways.
 @pytest.mark.parametrize(
-    ("users", "wanted"),
+    ("served", "users", "wanted"),
     [
-        ([User("heavy", "x", UNIT), User("light", "x", UNIT)], 3.0),
-        ([User("heavy", "x", UNIT), User("light", "y", 4 * UNIT)], 3.0),
-        ([User("heavy", "x", 4 * UNIT), User("light", "y", UNIT)], 3.0),
-        ([User("one", "x", UNIT), User("other", "x", 4 * UNIT)], 1.0),
+        pytest.param("1", *ONE_MODEL, id="one model"),
+        pytest.param("1", *TWO_MODELS, id="two models"),
+        pytest.param("1", *HEAVY_IS_SLOW, id="two models, the heavy is slow"),
+        pytest.param("1", *SIZES, id="sizes"),
+        pytest.param("2", *ONE_MODEL, id="two workers, one model"),
+        pytest.param("2", *HEAVY_IS_SLOW, id="two workers, the heavy is slow"),
     ],
-    ids=["one model", "two models", "two models, the heavy is slow", "sizes"],
+    indirect=["served"],
 )
 def test_work_goes_by_weight(
     served: ServedGateway, users: list[User], wanted: float
