@@ -147,8 +147,10 @@ def left_over(allowed: Counter[str]) -> Counter[str]:
 def _wait_for(look: Callable[[], T]) -> T:
     """Return what `look` finds: nothing, or what is still there when time is up."""
     end = time.monotonic() + PATIENCE
+    pause = 0.01  # longer each time, because looking takes processor time
     while (left := look()) and time.monotonic() < end:
-        threading.Event().wait(0.01)
+        threading.Event().wait(pause)
+        pause = min(pause * 1.5, 0.2)
     return left
 
 

@@ -47,6 +47,7 @@ _ROLES = {
     "from engine.worker.device_process import run; run()": (
         "engine.worker.device_process",
         "onnxruntime",
+        "popgate_python_worker.kind",
     ),
     "from popgate_onnx.compiler.fork_server import main; main(sys.argv[1:])": (
         "popgate_onnx.compiler.fork_server",

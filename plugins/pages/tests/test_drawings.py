@@ -86,7 +86,7 @@ def as_drawn(stroke: Points, hand: tuple[float, float, float, Point]) -> Points:
         moved.append(((x - 50) / 100 * height * wide + slant * up + right, down - up))
     places = [moved[0]]
     for begin, end in itertools.pairwise(moved):
-        steps = max(1, math.ceil(math.dist(begin, end) / 12))
+        steps = max(1, math.ceil(math.dist(begin, end) / 24))
         for step in range(1, steps + 1):
             share = step / steps
             x = begin[0] + (end[0] - begin[0]) * share
