@@ -79,9 +79,12 @@ serve test test-compiled test-core test-lowest test-python coverage: export PYTH
 # What fails while four processes crowd the cores is run once more alone, and has to pass
 # there: the run names it in both cases.
 # mypy takes one core: on the other all that tests import is compiled, which in a fresh
-# environment each of the four would do.
+# environment each of the four would do, as they would ask Python for each character whether
+# it can be encoded.
 test: $(VENV)/.installed-dev
-	$(bin)/python -m pytest -q --collect-only $(TESTS) > /dev/null 2>&1 & \
+	{ $(bin)/python -m pytest -q --collect-only $(TESTS); \
+		$(bin)/python -c 'from hypothesis.internal import charmap; \
+			charmap.charmap(); charmap.intervals_from_codec("utf-8")'; } > /dev/null 2>&1 & \
 		$(MAKE) --no-print-directory check; code=$$?; wait; exit $$code
 	$(bin)/python -m pytest $(PARALLEL) $(TESTS) || { test $$? = 1 && \
 		echo "make test: what failed runs once more, alone" && \

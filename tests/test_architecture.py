@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.statements import statements
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("popef_io", "engine", "app", "popgate")
 
@@ -248,7 +250,7 @@ def _imports(path: Path) -> tuple[Import, ...]:
     found = []
     here = _module_name(path).split(".")
     package = here if path.name == "__init__.py" else here[:-1]
-    for node in ast.walk(_tree(path)):
+    for node in statements(_tree(path)):
         if isinstance(node, ast.Import):
             found += [Import(a.name, (), node.lineno) for a in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -387,7 +389,7 @@ def test_the_search_for_chains_finds_one() -> None:
 def test_the_list_of_large_classes_only_gets_shorter() -> None:
     large = set()
     for path in _files(*PACKAGES, *PLUGIN_FOLDERS):
-        for node in ast.walk(_tree(path)):
+        for node in statements(_tree(path)):
             if isinstance(node, ast.ClassDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 kinds = ast.FunctionDef | ast.AsyncFunctionDef
@@ -468,11 +470,11 @@ NOT_OURS = {
 def _targets(tree: ast.AST) -> list[ast.Attribute]:
     """Return the attributes that a tree assigns to, without augmented assignments."""
     nodes: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            nodes += node.targets
-        elif isinstance(node, ast.AnnAssign):
-            nodes.append(node.target)
+    for each in statements(tree):
+        if isinstance(each, ast.Assign):
+            nodes += each.targets
+        elif isinstance(each, ast.AnnAssign):
+            nodes.append(each.target)
     flat: list[ast.expr] = []
     while nodes:
         node = nodes.pop()
@@ -490,7 +492,7 @@ def _is_own(target: ast.Attribute) -> bool:
 def _declared(tree: ast.AST) -> set[str]:
     """Return the attributes that the classes of a module declare or set themselves."""
     names = {target.attr for target in _targets(tree) if _is_own(target)}
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ClassDef):
             fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
             names |= {f.target.id for f in fields if isinstance(f.target, ast.Name)}

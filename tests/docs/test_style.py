@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.statements import statements
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 #: First words of a docstring that hide what the thing is or does.
@@ -52,7 +54,8 @@ def sources() -> tuple[Path, ...]:
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in (tree, *statements(tree)):
         if isinstance(node, kinds) and (text := ast.get_docstring(node)):
             yield getattr(node, "lineno", 1), text
 
@@ -69,7 +72,7 @@ def test_docstrings_begin_with_the_thing() -> None:
 
 
 def functions(path: Path) -> Iterator[tuple[ast.FunctionDef, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
             yield node, text
 
