@@ -52,6 +52,7 @@ _ROLES = {
     "from popgate_onnx.compiler.fork_server import main; main(sys.argv[1:])": (
         "popgate_onnx.compiler.fork_server",
         "popgate_onnx.compiler.compile",
+        "onnx",
     ),
     "from app.cli import main; main()": (
         "app.cli.settings_options",
@@ -67,6 +68,7 @@ _ROLES = {
         "typer._adapters",
         "typer._click.decorators",
         "uvicorn.loops.uvloop",
+        "onnx",
         "tests.warm_plugins",
         "tests.warm_rehearsal",
     ),

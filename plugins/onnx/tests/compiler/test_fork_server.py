@@ -124,6 +124,15 @@ def test_jobs_share_a_server_which_is_replaced_when_it_dies() -> None:
         assert run(compilations) != first
 
 
+def test_a_job_finds_the_libraries_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With this, tests start the server from nothing, as others do.
+    monkeypatch.setenv("OTEL_PYTHON_LOG_LEVEL", "info")
+    with Compilations() as compilations:
+        maps = Path(f"/proc/{run(compilations)}/maps").read_text()
+    assert "onnx_cpp2py_export" in maps
+    assert "onnxruntime" in maps
+
+
 def test_a_server_without_jobs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_IDLE", 0.0)
     with Compilations() as compilations:

@@ -121,7 +121,8 @@ class Compilations:
             if self._idle is not None:
                 self._idle.cancel()
             if self._server is None or self._server.has_ended:
-                imports = [f"{__package__}.compile", module]
+                # Modules of the compiler import onnx when they need it: each job would.
+                imports = ["onnx", f"{__package__}.compile", module]
                 self._server = ForkServer(__name__, _work.__name__, imports)
             process = _CompilerProcess(self._server)
             self._running.add(process)
