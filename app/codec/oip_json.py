@@ -15,7 +15,7 @@ from app.codec.bounded_cache import remember
 from app.codec.chunks import JOIN_BELOW, in_parts
 from app.codec.messages import InferRequest, Response
 from app.codec.outputs import Output, json_strings, strings_of
-from app.give_way import AT_ONCE
+from app.give_way import AT_ONCE, empty
 from app.spec import ModelSpec
 from engine import Buffer, Tensor
 
@@ -125,7 +125,9 @@ class JsonWriter:
                 if tensor.nbytes <= AT_ONCE:
                     pieces.append(_string_data(strings_of(tensor)))
                 else:
-                    pieces.append(_string_data(output.strings(tensor)))
+                    strings = output.strings(tensor)
+                    pieces.append(_string_data(strings))
+                    empty(strings)
             else:
                 pieces.append(b'"data":')
                 pieces.append(output.json_data(tensor, request.nan))

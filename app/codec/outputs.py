@@ -18,7 +18,7 @@ from app.codec.half_floats import BF16, FP16, unpack_bf16
 from app.codec.memory_check import ensure_room, reserve
 from app.codec.messages import NanPolicy
 from app.errors import NotRepresentable
-from app.give_way import AT_ONCE, BLOCK, give_way
+from app.give_way import AT_ONCE, BLOCK, empty, give_way
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import TensorSpec
 from engine import Tensor
@@ -219,7 +219,11 @@ def json_strings(elements: list[bytes]) -> tuple[bytes, bool]:
     All of them are base64 if one is not UTF-8, because the flag applies to the tensor.
     """
     try:
-        return write_strings(texts_of(elements)), False
+        texts = texts_of(elements)
+        text = write_strings(texts)
+        if len(texts) > _MANY:  # so this is no event loop
+            empty(texts)
+        return text, False
     except UnicodeDecodeError:
         encoded: list[str] = []
         for index, element in enumerate(elements):
