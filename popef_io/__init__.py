@@ -14,7 +14,6 @@ from popef_io.blob_readers import (
 )
 from popef_io.blob_writer import BlobWriter
 from popef_io.datatypes import BlobType, DataType, TensorType
-from popef_io.dump import dump_document, dump_text
 from popef_io.errors import (
     CorruptError,
     DuplicateBlobError,
@@ -83,8 +82,6 @@ __all__ = [
     "WriterStateError",
     "configure_logging",
     "decode_strings",
-    "dump_document",
-    "dump_text",
     "encode_strings",
     "load_model",
     "map_descriptor",

@@ -18,6 +18,7 @@ import asyncio
 import functools
 import logging
 import math
+import os
 import resource
 import signal
 import socket
@@ -41,7 +42,7 @@ from app.http.open_connections import OpenConnections
 from app.http.sockets import BACKLOG, refuse_new_connections
 from app.http.tls import Certificate
 from app.limits import Total
-from app.observe.loop_watch import LoopWatch, watch
+from app.plugins import LOOP_WATCHES, plugins
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ class GatewayServer(uvicorn.Server):
         self._draining_since = 0.0
         self.floods = floods or Floods()
         self._doors: list[Door] = []
-        self._watch: LoopWatch | None = None
+        self._watches: list[Any] = []
 
     @property
     def draining(self) -> bool:
@@ -201,7 +202,8 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         loop = asyncio.get_running_loop()
-        self._watch = watch(loop)
+        if os.environ.get("POPGATE_LOOP_WATCH"):  # else no plugin is imported
+            self._watches = [watch(loop) for watch in plugins(LOOP_WATCHES).values()]
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup does this
         if not ignored and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)
@@ -277,8 +279,8 @@ class GatewayServer(uvicorn.Server):
             await self._abort_requests()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        if self._watch is not None:  # no client waits for the remaining answers
-            self._watch.stop()
+        for each in self._watches:  # no client waits for the remaining answers
+            each.stop()
         if not self.force_exit:
             await self.lifespan.shutdown()
             return

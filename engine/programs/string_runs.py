@@ -129,13 +129,8 @@ def _array_of(value: Any) -> Array:
         array: Array = value.numpy()
         return array
     parts = _parter().run_with_ort_values({"strings": value}, _PART_NAMES, None)
-    strings = np.empty(size, dtype=object)
-    begin = 0
-    for index in range(_PARTS):
-        part = parts[index].numpy()
-        strings[begin : begin + part.size] = part
-        begin += part.size
-    return strings.reshape(shape)
+    rows = [parts[index].numpy() for index in range(_PARTS)]
+    return np.concatenate(rows, axis=1).reshape(shape)
 
 
 def _blocks(flat: Array) -> Iterator[Array]:
@@ -149,9 +144,6 @@ def _session(model: bytes) -> Any:
     # Or ONNX Runtime would run the graph while it loads it, with the lock.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(model, options)._sess
-
-
-# --------------------------------------------------------------------- the two graphs
 
 
 def _maker(items: Sequence[bytes], is_one_text: bool) -> bytes:
@@ -176,14 +168,10 @@ def _maker(items: Sequence[bytes], is_one_text: bool) -> bytes:
 def _parter() -> Any:
     """Return the session that takes `strings` apart, into parts of about one size."""
     names = [name.encode() for name in _PART_NAMES]
-    flat = (
-        _field(1, 1) + _field(2, _INT64) + _field(7, _packed(-1)) + _field(8, b"flat")
-    )
     return _session(
         _model(
-            _node(b"Reshape", [b"strings", b"flat"], [b"row"]),
-            _node(b"Split", [b"row"], names, num_outputs=_PARTS),
-            _field(5, flat),
+            _node(b"Flatten", [b"strings"], [b"row"], axis=0),
+            _node(b"Split", [b"row"], names, axis=1, num_outputs=_PARTS),
             _field(11, _value(b"strings", _STRING)),
             *(_field(12, _value(name, _STRING)) for name in names),
         )
@@ -231,7 +219,6 @@ def _field(number: int, value: bytes | int) -> bytes:
 
 def _packed(value: int) -> bytes:
     """Return a number in protobuf's form, seven bits in each byte."""
-    value &= (1 << 64) - 1
     packed = bytearray()
     while value > 127:
         packed.append(value & 127 | 128)

@@ -15,7 +15,8 @@ from engine import Device, DeviceManager, ModelRunner, ModelRunnerConfig
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
 from engine.programs.model_data import ModelData, ProgramStreams
-from popef_io import Model, Reader, dump_text, load_model
+from popef_io import Model, Reader, load_model
+from popgate_admin.popef_dump import dump_text
 
 ROOT = Path(__file__).parents[2]
 NAMES = [

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,8 @@ from popef_io import (
     TensorInfo,
     TensorType,
     Writer,
-    dump_text,
     encode_strings,
 )
-from popef_io.dump import DUMPS
 
 EXECUTABLE, METADATA, TENSOR, FEED, OPAQUE, UNKNOWN = 0, 1, 2, 3, 4, 777
 LAST, COMPRESSED = 1, 2
@@ -39,13 +36,6 @@ LAST, COMPRESSED = 1, 2
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
 FRAMES = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
 LABELS = ["zero", "one", ""]
-
-HAS_DUMPS = bool(entry_points(group=DUMPS))
-
-
-def dumped(reader: Reader) -> str:
-    """Everything in a container as text; empty where no plugin makes dumps."""
-    return dump_text(reader, all=True) if HAS_DUMPS else ""
 
 
 def info(*shape: int, data_type: DataType = DataType.F32) -> TensorInfo:

@@ -1,3 +1,8 @@
+"""One session of ONNX Runtime.
+
+Covers: engine/programs/session.py.
+"""
+
 from __future__ import annotations
 
 import subprocess

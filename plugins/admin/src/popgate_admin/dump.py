@@ -31,7 +31,8 @@ def dump(
     ] = False,
 ) -> None:
     """Show what is in a PopEF file: blobs, anchors, programs, options."""
-    from popef_io import PopefError, Reader, dump_document, dump_text
+    from popef_io import PopefError, Reader
+    from popgate_admin.popef_dump import dump_document, dump_text
 
     reader = Reader()
     try:

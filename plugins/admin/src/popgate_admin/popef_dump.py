@@ -1,7 +1,5 @@
 """Dumps of a container for people (`dump_text`) and programs (`dump_document`).
 
-The functions of `popef_io` of the same names call these.
-
 Both have the same facts, because the text is made from the document.
 """
 
@@ -46,7 +44,13 @@ def dump_document(
     metadata_only: bool = False,
     all: bool = False,  # noqa: A002 - the word of `popef_dump --all`
 ) -> Document:
-    """Do the work of `popef_io.dump_document`."""
+    """Return everything that `reader` has read, as lists, mappings, strings and
+    numbers.
+
+    Its keys are `files`, `blobs` (left out if `metadata_only`) and `metadata`, which
+    has one entry for each described executable. `all` adds details for readers of the
+    file's bytes: flags, offsets inside the blob, checksums. Reads no payload.
+    """
     blobs = reader.blobs
     document: Document = {"files": _files(blobs)}
     if not metadata_only:
@@ -66,7 +70,11 @@ def dump_text(
     metadata_only: bool = False,
     all: bool = False,  # noqa: A002 - the word of `popef_dump --all`
 ) -> str:
-    """Do the work of `popef_io.dump_text`."""
+    """Return everything that `reader` has read as tables. The text ends in a newline.
+
+    Without `all`, long tables and values are cut and only the anchors of the main
+    programs are shown. Control characters in names are escaped.
+    """
     document = dump_document(reader, metadata_only=metadata_only, all=all)
     lines: list[str] = []
     for file in document["files"]:

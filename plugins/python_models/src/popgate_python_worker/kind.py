@@ -23,7 +23,6 @@ from typing import Any
 from engine.errors import EngineBug
 from engine.programs.executable import Executable
 from engine.programs.executor import Executor
-from engine.programs.session import PlainOptions
 from engine.transport.device_messages import Described, PythonTold
 from engine.worker.batch import RunningBatch
 from engine.worker.python_kind import Running
@@ -34,6 +33,7 @@ from popgate_python_worker.calls.call_client import CallClient
 from popgate_python_worker.calls.server_models import ServerModels
 from popgate_python_worker.forked_child import leave_if_forked
 from popgate_python_worker.installed import check_installed
+from popgate_python_worker.plain_options import PlainOptions
 from popgate_python_worker.session import PythonSession, import_model, load_error
 
 #: The described module, by file and digest, so that it is not imported twice.

@@ -80,9 +80,8 @@ class LoopWatch:
         return f"<LoopWatch {self._path}>"
 
 
-def watch(loop: asyncio.AbstractEventLoop) -> LoopWatch | None:
-    """Begin to watch a loop if the environment asks for it. Call it from the loop's
+def watch(loop: asyncio.AbstractEventLoop) -> LoopWatch:
+    """Begin to watch a loop, as `POPGATE_LOOP_WATCH` says. Call it from the loop's
     thread.
     """
-    path = os.environ.get(VARIABLE)
-    return LoopWatch(loop, Path(path)) if path else None
+    return LoopWatch(loop, Path(os.environ[VARIABLE]))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.observe.loop_watch import LIMIT, VARIABLE, watch
+from app.plugins import LOOP_WATCHES, plugins
+from popgate_telemetry.loop_watch import LIMIT, VARIABLE, watch
 
 
 def compute(seconds: float) -> None:
@@ -24,7 +25,6 @@ def sleep() -> None:
 async def run(*calls: object) -> None:
     loop = asyncio.get_running_loop()
     watching = watch(loop)
-    assert watching is not None
     for call in calls:
         await asyncio.sleep(0.05)
         assert callable(call)
@@ -47,8 +47,5 @@ def test_what_takes_long_is_named_and_what_waits_is_not(
     assert " ms: " in line
 
 
-def test_nothing_is_watched_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    loop = asyncio.new_event_loop()
-    assert watch(loop) is None
-    loop.close()
+def test_the_server_finds_it() -> None:
+    assert watch in plugins(LOOP_WATCHES).values()

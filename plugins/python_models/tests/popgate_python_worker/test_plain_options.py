@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.programs.session import PlainOptions
+from popgate_python_worker.plain_options import PlainOptions
 
 
 def test_who_was_forgotten_is_not_told() -> None:
