@@ -28,8 +28,8 @@ COMPILERS: Final = "popgate.compilers"
 CONFIG_FORMATS: Final = "popgate.config_formats"
 #: What runs ensembles (`app.serving.ensemble_kind.EnsembleKind`).
 ENSEMBLES: Final = "popgate.ensembles"
-#: Functions that watch an event loop if `POPGATE_LOOP_WATCH` is set, and return an
-#: object with `stop`.
+#: Functions that watch an event loop for the file that `POPGATE_LOOP_WATCH` names. They
+#: return an object with `stop`.
 LOOP_WATCHES: Final = "popgate.loop_watches"
 #: The gateway's end of calls from Python models to other models
 #: (`app.serving.calls.calls_plugin.MakeModelCalls`).

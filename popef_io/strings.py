@@ -4,12 +4,12 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from popef_io.errors import InvalidValueError, LimitError, RuleViolation
+from popef_io.errors import InvalidValueError, LimitError
 from popef_io.layout import STRING_HEAD
 from popef_io.validation import STRING_HEAD_SIZE
 
@@ -28,9 +28,8 @@ def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
     if not isinstance(elements, np.ndarray):
         return _encoded(elements)
     flat = elements.ravel()
-    if flat.size <= _BLOCK:
-        return _encoded(flat.tolist())
-    return b"".join([_encoded(block.tolist()) for block in _blocks(flat)])
+    blocks = (flat[begin : begin + _BLOCK] for begin in range(0, flat.size, _BLOCK))
+    return b"".join([_encoded(block.tolist()) for block in blocks])
 
 
 def _encoded(elements: Iterable[Any]) -> bytes:
@@ -40,10 +39,6 @@ def _encoded(elements: Iterable[Any]) -> bytes:
         parts.append(len(data).to_bytes(STRING_HEAD_SIZE, "little"))
         parts.append(data)
     return b"".join(parts)
-
-
-def _blocks(flat: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    return (flat[begin : begin + _BLOCK] for begin in range(0, flat.size, _BLOCK))
 
 
 def decode_strings(
@@ -61,12 +56,9 @@ def decode_strings(
         raise InvalidValueError(f"{len(data)} bytes cannot hold {count} strings")
     array = np.empty(count, dtype=object)
     position = 0
-    try:
-        for begin in range(0, count, _BLOCK):
-            block = range(begin, min(begin + _BLOCK, count))
-            array[begin : block.stop], position = _split(data, position, block, count)
-    except RuleViolation as violation:
-        raise InvalidValueError(violation.reason) from None
+    for begin in range(0, count, _BLOCK):
+        block = range(begin, min(begin + _BLOCK, count))
+        array[begin : block.stop], position = _split(data, position, block, count)
     if position != len(data):
         raise InvalidValueError(
             f"{len(data) - position} unexpected bytes follow the last string"
@@ -101,7 +93,7 @@ def _split(
             begin + STRING_HEAD.unpack_from(data, position)[0] if begin <= end else -1
         )
         if not begin <= position <= end:
-            raise RuleViolation(
+            raise InvalidValueError(
                 f"string {index} of {count} extends past the end of the data"
             )
         elements.append(data[begin:position])

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -202,8 +203,9 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         loop = asyncio.get_running_loop()
-        if os.environ.get("POPGATE_LOOP_WATCH"):  # else no plugin is imported
-            self._watches = [watch(loop) for watch in plugins(LOOP_WATCHES).values()]
+        if path := os.environ.get("POPGATE_LOOP_WATCH"):  # else no plugin is imported
+            found = plugins(LOOP_WATCHES).values()
+            self._watches = [watch(loop, Path(path)) for watch in found]
         ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup does this
         if not ignored and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self.handle_hangup)

@@ -54,8 +54,8 @@ class GraphCall:
         leaving = [targets.get(node.outputs[n]) for n in names]
         self._handles = tuple(h for h in leaving if h is not None)
         self._kept = tuple(node.outputs[n] for n in names[len(self._handles) :])
-        types = {*self._input_types.values(), *self._output_types.values()}
-        has_strings = DataType.STRING in types
+        self._types = {*self._input_types.values(), *self._output_types.values()}
+        has_strings = DataType.STRING in self._types
         self._run = session.run_strings if has_strings else session.raw_run
 
     def step(self) -> Step:
@@ -73,9 +73,8 @@ class GraphCall:
         """Return the bound way to run the graph; None if that can never pay."""
         if not self._session.is_onnx:
             return None
-        types = {*self._input_types.values(), *self._output_types.values()}
-        must = DataType.BF16 in types
-        if DataType.STRING in types:
+        must = DataType.BF16 in self._types
+        if DataType.STRING in self._types:
             if must:
                 # No call of ONNX Runtime's Python interface accepts both types.
                 raise InvalidModel(

@@ -43,7 +43,7 @@ from engine.errors import (
     OutOfMemory,
 )
 from engine.programs.session import BoundShapeMismatch, Port, RawRun, RunOptions
-from engine.programs.string_runs import run_strings
+from engine.programs.string_runs import CPU, run_strings
 from engine.tensor import Array
 from popef_io import DataType
 
@@ -89,10 +89,6 @@ _TYPES_BY_NAME = {
     "tensor(uint64)": DataType.U64,
     "tensor(bfloat16)": DataType.BF16,
 }
-
-_CPU = ort_state.OrtDevice(
-    ort_state.OrtDevice.cpu(), ort_state.OrtDevice.default_memory(), 0
-)
 
 
 def onnx_number(data_type: DataType) -> int | None:
@@ -198,15 +194,15 @@ class Binding:
             for name, data_type, array in inputs:
                 if data_type is DataType.BF16:
                     number, address = _ONNX_NUMBERS[data_type], array.ctypes.data
-                    binding.bind_input(name, _CPU, number, array.shape, address)
+                    binding.bind_input(name, CPU, number, array.shape, address)
                 else:
                     binding.bind_input(name, array)
             for name, data_type, memory in outputs:
                 if memory is None:
-                    binding.bind_output(name, _CPU)
+                    binding.bind_output(name, CPU)
                 else:
                     number, address = _ONNX_NUMBERS[data_type], memory.ctypes.data
-                    binding.bind_output(name, _CPU, number, memory.shape, address)
+                    binding.bind_output(name, CPU, number, memory.shape, address)
             self._session.run_with_iobinding(binding, run_options)
             # Indexed, because an iterator over this vector costs 40 µs.
             values = binding.get_outputs()

@@ -47,9 +47,11 @@ class GraphSession(Protocol):
     raw_run: RawRun
     """`raw_run(output_names, feed, run_options)`; its exceptions go to `error_of`."""
     run_strings: RawRun
-    """The same for a graph with strings, which are `bytes` or `str`."""
+    """`raw_run` for a graph with strings, which the feed has as `bytes` or `str`."""
     is_onnx: bool
-    """Whether outputs can be bound to memory, and BF16 must be bound."""
+    """Whether ONNX Runtime runs the graph. If so, outputs can be bound to memory, and
+    BF16 must be bound.
+    """
 
     def error_of(self, error: BaseException, options: RunOptions) -> EngineError:
         """Return the error to raise if a run with `options` failed with `error`."""

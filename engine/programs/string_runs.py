@@ -13,7 +13,7 @@ that lives for one call. Loading that takes a millisecond.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ _PARTS: Final = 64
 _BETWEEN: Final = b"\xff"
 #: Bytes of text. A model in protobuf has at most 2 GiB.
 _LONGEST: Final = 1 << 30
-
-_CPU = ort_state.OrtDevice(
+#: Memory of this process.
+CPU: Final = ort_state.OrtDevice(
     ort_state.OrtDevice.cpu(), ort_state.OrtDevice.default_memory(), 0
 )
 _STRING, _INT64 = 8, 7  # TensorProto.DataType
@@ -58,7 +58,7 @@ def run_strings(
             value = _value_of(array, name)
         else:
             plain = np.ascontiguousarray(array).reshape(array.shape)
-            value = ort_state.OrtValue.ortvalue_from_numpy(plain, _CPU)
+            value = ort_state.OrtValue.ortvalue_from_numpy(plain, CPU)
         if value is None:
             return _run_few(session, names, feed, options)
         values[name] = value
@@ -99,14 +99,15 @@ def _value_of(array: Array, name: str) -> Any:
     flat = array.reshape(-1)
     is_one_text = flat.size > _BLOCK
     if is_one_text:
-        texts = [_BETWEEN.join(_bytes_of(block, name)) for block in _blocks(flat)]
+        blocks = (flat[begin : begin + _BLOCK] for begin in range(0, flat.size, _BLOCK))
+        texts = [_BETWEEN.join(_bytes_of(block, name)) for block in blocks]
         items = [_BETWEEN.join(texts)]
     else:
         items = _bytes_of(flat, name)
     if sum(map(len, items)) > _LONGEST:
         return None
     shape = np.array(array.shape, np.int64)
-    feed = {"shape": ort_state.OrtValue.ortvalue_from_numpy(shape, _CPU)}
+    feed = {"shape": ort_state.OrtValue.ortvalue_from_numpy(shape, CPU)}
     session = _session(_maker(items, is_one_text))
     return session.run_with_ort_values(feed, ["strings"], None)[0]
 
@@ -133,10 +134,6 @@ def _array_of(value: Any) -> Array:
     return np.concatenate(rows, axis=1).reshape(shape)
 
 
-def _blocks(flat: Array) -> Iterator[Array]:
-    return (flat[begin : begin + _BLOCK] for begin in range(0, flat.size, _BLOCK))
-
-
 def _session(model: bytes) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -149,7 +146,7 @@ def _session(model: bytes) -> Any:
 def _maker(items: Sequence[bytes], is_one_text: bool) -> bytes:
     """Return the model that gives `items` the shape of its input.
 
-    `is_one_text`: the only item is a text, and the strings are its parts.
+    If `is_one_text`, the model splits the only item into the strings.
     """
     strings = b"".join(_field(6, item) for item in items)
     constant = _field(1, len(items)) + _field(2, _STRING) + strings + _field(8, b"text")

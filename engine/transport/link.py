@@ -76,7 +76,8 @@ SUCCEEDED: Final = 7
 ASIDE: Final = 8
 ASIDE_SINCE: Final = 9
 #: The bit of a submission that marks a large request: it has more bytes than a thread
-#: should copy while others wait (`bulk_copy.COPIED_AT_ONCE`).
+#: should copy while others wait (`bulk_copy.COPIED_AT_ONCE`), or more strings than the
+#: device should convert meanwhile (`MANY_STRINGS` of runner/channel_rings.py).
 LARGE: Final = 1 << 60
 #: The most requests in flight over all models of one client and device.
 SLOTS: Final = 16384

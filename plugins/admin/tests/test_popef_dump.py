@@ -24,7 +24,7 @@ from popef_io import (
 from popgate_admin.popef_dump import dump_document, dump_text
 from tests.app.cli.calls import Call
 from tests.popef_io.containers import info, parse, write_small
-from tests.popef_io.test_damage import with_right_checksums
+from tests.popef_io.test_damage import MASKS, with_right_checksums
 from tests.popef_io.test_round_trip import blobs, quick, write
 
 SMALL = """\
@@ -211,7 +211,7 @@ def test_every_container_has_a_dump(tmp_path: Path, blobs: list[Any]) -> None:
     assert dump_text(made, all=True).count("\n") > len(blobs)
 
 
-@pytest.mark.parametrize("mask", [1, 128, 255])
+@pytest.mark.parametrize("mask", MASKS)
 def test_every_damaged_container_has_a_dump_or_an_error(
     tmp_path: Path, mask: int
 ) -> None:
@@ -230,7 +230,7 @@ def test_every_damaged_container_has_a_dump_or_an_error(
                 assert dump_text(reader, all=True).endswith("\n")
             except PopefError:
                 refused += 1
-    assert refused > 100
+    assert refused > 500
 
 
 class TestCommand:
@@ -274,4 +274,4 @@ class TestCommand:
         process.stdout.close()
         assert process.stderr.read() == b""
         process.stderr.close()
-        assert process.wait(60) in (0, 1)
+        assert process.wait(60) == 1

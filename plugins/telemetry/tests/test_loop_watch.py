@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from app.plugins import LOOP_WATCHES, plugins
-from popgate_telemetry.loop_watch import LIMIT, VARIABLE, watch
+from popgate_telemetry.loop_watch import LIMIT, LoopWatch
+from tests.app.served import ServedGateway
 
 
 def compute(seconds: float) -> None:
@@ -22,9 +23,9 @@ def sleep() -> None:
     time.sleep(5 * LIMIT)
 
 
-async def run(*calls: object) -> None:
+async def run(path: Path, *calls: object) -> None:
     loop = asyncio.get_running_loop()
-    watching = watch(loop)
+    watching = LoopWatch(loop, path)
     for call in calls:
         await asyncio.sleep(0.05)
         assert callable(call)
@@ -33,19 +34,24 @@ async def run(*calls: object) -> None:
     watching.stop()
 
 
-def test_what_takes_long_is_named_and_what_waits_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_long_is_named_and_what_waits_is_not(tmp_path: Path) -> None:
     path = tmp_path / "slow"
-    monkeypatch.setenv(VARIABLE, str(path))
-    asyncio.run(run(sleep))
+    asyncio.run(run(path, sleep))
     before = path.read_text() if path.exists() else ""
     assert "sleep" not in before
-    asyncio.run(run(lambda: compute(10 * LIMIT)))
+    asyncio.run(run(path, lambda: compute(10 * LIMIT)))
     (line,) = [line for line in path.read_text().splitlines() if "compute" in line]
     assert "test_loop_watch.py" in line
     assert " ms: " in line
 
 
-def test_the_server_finds_it() -> None:
-    assert watch in plugins(LOOP_WATCHES).values()
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_the_server_watches_its_loop_if_asked_to(
+    tmp_path: Path, is_asked_for: bool
+) -> None:
+    """The watch handles SIGALRM. Nothing else does."""
+    variables = {"POPGATE_LOOP_WATCH": str(tmp_path / "slow") if is_asked_for else ""}
+    with ServedGateway(tmp_path, **variables) as served:
+        status = Path(f"/proc/{served.process.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        assert bool(caught >> (signal.SIGALRM - 1) & 1) is is_asked_for

@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-VARIABLE: Final = "POPGATE_LOOP_WATCH"
 #: Seconds of processor time that a turn may take.
 LIMIT: Final = 0.02
 _EVERY = 0.005
@@ -78,10 +77,3 @@ class LoopWatch:
 
     def __repr__(self) -> str:
         return f"<LoopWatch {self._path}>"
-
-
-def watch(loop: asyncio.AbstractEventLoop) -> LoopWatch:
-    """Begin to watch a loop, as `POPGATE_LOOP_WATCH` says. Call it from the loop's
-    thread.
-    """
-    return LoopWatch(loop, Path(os.environ[VARIABLE]))
