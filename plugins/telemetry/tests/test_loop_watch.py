@@ -52,6 +52,8 @@ def test_the_server_watches_its_loop_if_asked_to(
     """The watch handles SIGALRM. Nothing else does."""
     variables = {"POPGATE_LOOP_WATCH": str(tmp_path / "slow") if is_asked_for else ""}
     with ServedGateway(tmp_path, **variables) as served:
+        # Its address is announced before the loop is watched; answers come after that.
+        assert served.client.get("/v1/health/live").status_code == 200
         status = Path(f"/proc/{served.process.pid}/status").read_text()
         caught = int(status.partition("SigCgt:")[2].split()[0], 16)
         assert bool(caught >> (signal.SIGALRM - 1) & 1) is is_asked_for
