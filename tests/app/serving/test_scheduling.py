@@ -179,17 +179,25 @@ def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
     body = {"inputs": {"count": 5_000}}
     failed = partial(metric, gateway, "nv_inference_request_failure_total")
     before = failed(model="slow", reason="REJECTED")
+    for_ever = {"inputs": {"count": FOR_EVER}}
     with ExitStack() as stack:
-        first = Asking(gateway, "slow", {"inputs": {"count": FOR_EVER}})
-        stack.callback(first.leave)
-        for _ in range(60):
-            stack.callback(Asking(gateway, "slow", body).leave)
-        until(lambda: in_flight(gateway) == 61)
+
+        def put(what: object, count: int, in_all: int) -> list[Asking]:
+            asked = [Asking(gateway, "slow", what) for _ in range(count)]
+            for one in asked:
+                stack.callback(one.leave)
+            until(lambda: in_flight(gateway) == in_all)
+            return asked
+
+        # The service time is learned from the ten between two that do not end, so fifty
+        # wait for as long as the test needs.
+        (first,) = put(for_ever, 1, 1)
+        put(body, 10, 11)
+        put(for_ever, 1, 12)
+        put(body, 50, 62)
         first.leave()
-        # Some of them are done then, which is how the service time is learned.
-        until(lambda: in_flight(gateway) < 55)
-        # A fifth of what waits, so that the machine may stop for a while.
-        refused = ask(gateway, "slow", 1, timeout=round(10 * min(took) * 1e6))
+        until(lambda: in_flight(gateway) == 51)
+        refused = ask(gateway, "slow", 1, timeout=round(5 * min(took) * 1e6))
     assert refused.status_code == 429
     assert failed(model="slow", reason="REJECTED") == before + 1
     assert refused.json()["code"] == "deadline_unreachable"
