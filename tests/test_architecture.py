@@ -405,7 +405,7 @@ NAMED_FOR_USERS = FACES | {"popgate", "popgate_client", "popgate_python_interfac
 #: Names of several classes at module level. The list only gets shorter.
 HOMONYMS = frozenset(
     {"Connection", "Graph", "ModelCalls", "ModelSource", "Part", "Reader", "Session"}
-    | {"Step", "Tensor", "_Known"}
+    | {"Step", "Tensor"}
 )
 
 

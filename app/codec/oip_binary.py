@@ -54,7 +54,7 @@ def parse_header_length(value: bytes, total: int) -> int:
     return length
 
 
-class _Known:
+class _ParsedHeader:
     """Content of a JSON header whose inputs are all binary."""
 
     __slots__ = ("inputs", "only", "reply", "request", "total")
@@ -90,7 +90,7 @@ class BinaryReader:
         self._spec = spec
         self._limits = limits
         self._read = read
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, _ParsedHeader] = {}
         # The JSON sizes of known headers, by the value of the HTTP header.
         self._lengths: dict[bytes, int] = {}
         self.inputs = inputs
@@ -135,7 +135,7 @@ class BinaryReader:
             self._remember(header_length, header, request, reply, total - length)
         return request
 
-    def _decode_known(self, known: _Known, chunks: Chunks) -> InferRequest:
+    def _decode_known(self, known: _ParsedHeader, chunks: Chunks) -> InferRequest:
         inputs = {
             model_input.name: model_input.from_bytes(chunks.take(size), size, accepted)
             for model_input, accepted, size in known.inputs
@@ -153,7 +153,7 @@ class BinaryReader:
         for name, tensor in request.inputs.items():
             if tensor.data_type is not self.inputs[name].data_type:
                 return  # a file instead of numbers
-        known = _Known(request, reply, self)
+        known = _ParsedHeader(request, reply, self)
         if known.total != tensor_bytes:  # some of the inputs are in the JSON
             return
         # The inputs are dropped. Otherwise the first body of its kind would stay in

@@ -42,7 +42,7 @@ class JsonWriter:
         self._all = tuple(outputs)
         # Whether the shapes give the number of bytes, which is not so for strings.
         self._sized = all(output.kind != "s" for output in outputs.values())
-        self._known: dict[object, _Known] = {}
+        self._known: dict[object, _CachedJson] = {}
         self._model = b'"model_name":%b,"model_version":%b,"outputs":[' % (
             orjson.dumps(spec.name),
             orjson.dumps(spec.version),
@@ -88,7 +88,7 @@ class JsonWriter:
             tail = [part for name in names for part in tensors[name].parts]
         known = self._known.get(key)
         if known is None:
-            known = _Known(*self._compose(request, tensors))
+            known = _CachedJson(*self._compose(request, tensors))
             remember(self._known, key, known)
         parts = [known.json, *tail]
         return Response(200, known.lines, parts, known.total)
@@ -150,8 +150,8 @@ def _lines(head_size: int, tail_size: int) -> bytes:
     return (_BINARY_LINES % (total, head_size)) if tail_size else _JSON_LINES % total
 
 
-class _Known:
-    """Part that all responses with binary tensors of these shapes share."""
+class _CachedJson:
+    """JSON that all responses with binary tensors of these shapes share."""
 
     __slots__ = ("json", "lines", "total")
 
