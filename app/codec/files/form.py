@@ -44,7 +44,7 @@ _JSON = b"application/json"
 
 
 @dataclass(slots=True)
-class Part:
+class FormPart:
     """One part of a form: its name, and its content in pieces."""
 
     name: str = ""
@@ -58,14 +58,16 @@ class Part:
 
     def __repr__(self) -> str:
         size = sum(map(len, self.pieces))
-        return f"<Part {self.name!r} {self.media_type.decode('latin-1')} {size} bytes>"
+        return (
+            f"<FormPart {self.name!r} {self.media_type.decode('latin-1')} {size} bytes>"
+        )
 
 
 class _Parts:
     """Callbacks of the parser. They raise `InvalidRequest` or `MalformedBody`."""
 
     def __init__(self, most: int) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FormPart] = []
         self._most = most
         self._header: list[bytes] = []
         self._value: list[bytes] = []
@@ -88,7 +90,7 @@ class _Parts:
         if len(self.parts) >= self._most:
             msg = f"the form has more than {self._most} parts, which is the limit"
             raise InvalidRequest(msg)
-        self.parts.append(Part())
+        self.parts.append(FormPart())
         self._is_open = True
 
     def _data(self, data: bytes, start: int, end: int) -> None:
@@ -137,7 +139,9 @@ def _malformed(why: str) -> MalformedBody:
     return MalformedBody(f"the form is malformed: {why}")
 
 
-def parse_form(content_type: bytes | None, body: Body, limits: Limits) -> list[Part]:
+def parse_form(
+    content_type: bytes | None, body: Body, limits: Limits
+) -> list[FormPart]:
     """Return the parts of a form, in order. Raises `app.errors.RequestError`."""
     _, options = parse_options_header(content_type or b"")
     boundary = options.get(b"boundary", b"")
@@ -192,7 +196,7 @@ class FormReader:
         self, content_type: bytes | None, body: Body, request: InferRequest
     ) -> None:
         """Fill in a request from a form. Raises `app.errors.RequestError`."""
-        by_name: dict[str, list[Part]] = {}
+        by_name: dict[str, list[FormPart]] = {}
         for part in parse_form(content_type, body, self._limits):
             by_name.setdefault(part.name, []).append(part)
         for name, read in _OWN.items():
@@ -204,7 +208,9 @@ class FormReader:
                 raise InvalidRequest(f"input '{found.name}' already exists in request")
             request.inputs[found.name] = self._tensor(found, parts, request)
 
-    def _tensor(self, found: Input, parts: list[Part], request: InferRequest) -> Tensor:
+    def _tensor(
+        self, found: Input, parts: list[FormPart], request: InferRequest
+    ) -> Tensor:
         """Return the tensor of all parts that have an input's name."""
         encoded = self._encoded.get(found.name)
         if encoded is not None and all(_is_encoded(part) for part in parts):
@@ -218,7 +224,7 @@ class FormReader:
             values if len(values) > 1 else values[0], null_is_nan=request.null_is_nan
         )
 
-    def _elements(self, found: Input, parts: list[Part]) -> Tensor:
+    def _elements(self, found: Input, parts: list[FormPart]) -> Tensor:
         """Return the tensor of a BYTES input: each part is an element."""
         values: list[Any] = []
         for part in parts:
@@ -234,14 +240,14 @@ class FormReader:
         return f"<FormReader {self._spec.name!r}>"
 
 
-def _only(parts: list[Part]) -> Part:
+def _only(parts: list[FormPart]) -> FormPart:
     if len(parts) > 1:
         msg = f"the form has {len(parts)} parts '{parts[0].name}'; expected one"
         raise InvalidRequest(msg)
     return parts[0]
 
 
-def _json_of(part: Part, limits: Limits) -> Any:
+def _json_of(part: FormPart, limits: Limits) -> Any:
     text = part.content
     if len(text) > limits.max_json_bytes:
         msg = f"part '{part.name:.80}' of {len(text)} bytes exceeds the maximum of "
@@ -253,7 +259,7 @@ def _json_of(part: Part, limits: Limits) -> Any:
         raise MalformedBody(msg) from None
 
 
-def _id(spec: ModelSpec, request: InferRequest, part: Part, limits: Limits) -> None:
+def _id(spec: ModelSpec, request: InferRequest, part: FormPart, limits: Limits) -> None:
     try:
         request.id = part.content.decode() or None
     except UnicodeDecodeError:
@@ -261,7 +267,7 @@ def _id(spec: ModelSpec, request: InferRequest, part: Part, limits: Limits) -> N
 
 
 def _outputs(
-    spec: ModelSpec, request: InferRequest, part: Part, limits: Limits
+    spec: ModelSpec, request: InferRequest, part: FormPart, limits: Limits
 ) -> None:
     """Read the outputs from JSON: a list as in a document, or a list of names."""
     given = _json_of(part, limits)
@@ -273,7 +279,7 @@ def _outputs(
 
 
 def _parameters(
-    spec: ModelSpec, request: InferRequest, part: Part, limits: Limits
+    spec: ModelSpec, request: InferRequest, part: FormPart, limits: Limits
 ) -> None:
     read_parameters(request, _json_of(part, limits), limits)
 
@@ -281,17 +287,17 @@ def _parameters(
 _OWN: Final = {"parameters": _parameters, "id": _id, "outputs": _outputs}
 
 
-def _is_array(part: Part) -> bool:
+def _is_array(part: FormPart) -> bool:
     return bool(part.pieces) and part.content[: len(NPY_MAGIC)] == NPY_MAGIC
 
 
-def _is_encoded(part: Part) -> bool:
+def _is_encoded(part: FormPart) -> bool:
     """Return whether a part is a file to decode rather than a value."""
     is_value = part.media_type in (*_TEXT, _JSON) and not part.is_file
     return not (is_value or _is_array(part))
 
 
-def _number(found: Input, part: Part, limits: Limits) -> Any:
+def _number(found: Input, part: FormPart, limits: Limits) -> Any:
     """Return the value of a part for a numeric input. Raises InvalidTensor."""
     takes = f"input '{found.name}' takes {notation(found.datatype, found.shape)}"
     if part.is_file and part.media_type not in (*_TEXT, _JSON):
