@@ -93,7 +93,7 @@ def gateway_of(
         tracer=tracing.tracer,
         absent=AbsentModels(stage, records, on_demand),
         on_change=feeders.model_changed,
-        keeps_parts=spans is not None,
+        keeps_nested_calls=spans is not None,
         has_keys=settings.keys is not None,
     )
     tracing.subscribe(table.renew_tracers)

@@ -124,7 +124,7 @@ class Asked(NamedTuple):
     wire: Wire | None = None
 
 
-class Part(NamedTuple):
+class NestedCall(NamedTuple):
     """Call to another model for a request: by an ensemble or a Python model.
 
     Times are as in `Answered`. `code` is empty if the call was answered.
@@ -140,7 +140,7 @@ class Part(NamedTuple):
     batch_rows: int
     device: str
     code: str = ""
-    parts: Sequence[Part] = ()
+    nested_calls: Sequence[NestedCall] = ()
 
 
 class Failed(NamedTuple):
@@ -207,7 +207,7 @@ class Recorder(Protocol):
         """Return the ids of a span that is to be recorded later."""
 
     def record(
-        self, asked: Asked, request: Answered | Failed, parts: Sequence[Part]
+        self, asked: Asked, request: Answered | Failed, calls: Sequence[NestedCall]
     ) -> Asked:
         """Record that a request to a model has been sent. Return `asked` with the ids
         of its span.
@@ -332,13 +332,13 @@ class Journal:
         return whole
 
     def log_answered(
-        self, asked: Asked, answered: Answered, parts: Sequence[Part] = ()
+        self, asked: Asked, answered: Answered, calls: Sequence[NestedCall] = ()
     ) -> None:
         """Log a request whose answer was sent, if it is in the sample."""
         if asked.traceparent:
             self._keep_trace(asked)
         if self.spans is not None:
-            asked = self.spans.record(asked, answered, parts)
+            asked = self.spans.record(asked, answered, calls)
         if self.access.wants_answered():
             self._gathered.append((asked, answered, time.monotonic_ns()))
             if len(self._gathered) == 1:
@@ -386,7 +386,7 @@ class Journal:
         """Return the trace of one of the last requests; empty if it is not known."""
         return self._traces.get(request_id, "")
 
-    def fail(self, failed: Failed, parts: Sequence[Part] = ()) -> None:
+    def fail(self, failed: Failed, calls: Sequence[NestedCall] = ()) -> None:
         """Keep a failed request, and write a log line for it."""
         asks_model = failed.model is not None or failed.asked.path.endswith(_INFERENCE)
         if len(failed.asked.path) > MOST_SHOWN or len(failed.why) > MOST_SHOWN:
@@ -399,7 +399,7 @@ class Journal:
             self.failed.append(failed._replace(asked=asked))
         # Other requests, for example a scanner's, have no spans.
         if self.spans is not None and asks_model:
-            asked = self.spans.record(failed.asked, failed, parts)
+            asked = self.spans.record(failed.asked, failed, calls)
             failed = failed._replace(asked=asked)
         if not self.access.is_on:
             return

@@ -21,7 +21,7 @@ from time import monotonic_ns
 from app.codec.messages import Body, InferRequest, Refusal, Response
 from app.errors import InvalidRequest, ModelNotReady, Row, row_of
 from app.give_way import AT_ONCE
-from app.observe.journal import Answered, Asked, Part, Wire
+from app.observe.journal import Answered, Asked, NestedCall, Wire
 from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
 from app.serving.call_record import Sampled, failed_of, takes_sample, trace
 from app.serving.calls.requester import Asker, said_of
@@ -38,7 +38,7 @@ from engine import Cancelled, DeadlineExceeded, EngineError, Tensor, weighted
 _NS = 1_000_000_000
 _GONE, _UNKNOWN = row_of(Cancelled()), row_of(Exception())
 #: The most calls to other models that are kept for one request.
-MOST_PARTS = 200
+MOST_NESTED_CALLS = 200
 
 
 class CallState(ABC):
@@ -59,7 +59,6 @@ class CallState(ABC):
         "_entered",
         "_preparing",
         "arrived",
-        "asked_for",
         "began",
         "body",
         "deadline",
@@ -72,6 +71,7 @@ class CallState(ABC):
         "is_large",
         "is_pending",
         "key",
+        "nested",
         "path",
         "request",
         "request_id",
@@ -113,7 +113,7 @@ class CallState(ABC):
         self._preparing: asyncio.Task[None] | None = None
         self._entered: Key | None = None  # the key that counts it as in flight
         self.span: SpanIds | None = None  # made when it is needed
-        self.asked_for: list[Part] | None = None  # calls on its behalf
+        self.nested: list[NestedCall] | None = None  # calls on its behalf
         #: Data of an answered request that may be traced or logged, kept until the
         #: answer is sent.
         self.sampled: Sampled | None = None
@@ -190,19 +190,19 @@ class CallState(ABC):
             known = given.decode() if trace_context(given) is not None else ""
         return self.request_id.decode(), known, said_of(self.request, self.owner())
 
-    def add_part(self, part: Part) -> None:
+    def add_nested_call(self, call: NestedCall) -> None:
         """Record that a call on its behalf has ended."""
-        if self.asked_for is None:
-            self.asked_for = []
-        if len(self.asked_for) < MOST_PARTS:
-            self.asked_for.append(part)
+        if self.nested is None:
+            self.nested = []
+        if len(self.nested) < MOST_NESTED_CALLS:
+            self.nested.append(call)
 
-    def parts(self, submitted: Submitted | None) -> Sequence[Part]:
+    def nested_calls(self, submitted: Submitted | None) -> Sequence[NestedCall]:
         """Return the calls on its behalf, in order."""
-        parts: Sequence[Part] = getattr(submitted, "parts", ())
-        if self.asked_for:
-            parts = sorted([*parts, *self.asked_for], key=lambda part: part.began)
-        return parts
+        calls: Sequence[NestedCall] = getattr(submitted, "nested_calls", ())
+        if self.nested:
+            calls = sorted([*calls, *self.nested], key=lambda call: call.began)
+        return calls
 
     # -- its outcome
 
@@ -274,7 +274,7 @@ class CallState(ABC):
         stats = None if self.entry is None else self.entry.stats
         times = self.arrived, self.began, self.decoded
         failed = failed_of(self.asked(), stats, status, error, times, submitted, rows)
-        self.service.journal.fail(failed, self.parts(submitted))
+        self.service.journal.fail(failed, self.nested_calls(submitted))
 
     def sent(self) -> None:
         """Trace and log an answer that was handed to the connection, if it is sampled.
@@ -289,8 +289,8 @@ class CallState(ABC):
             trace(entry.tracer, entry.spec, sampled)
         if self.service.journal.samples:
             answered = Answered._make(sampled.stamps)
-            parts = self.parts(sampled.submitted)
-            self.service.journal.log_answered(self.asked(), answered, parts)
+            calls = self.nested_calls(sampled.submitted)
+            self.service.journal.log_answered(self.asked(), answered, calls)
 
 
 class Call(CallState):

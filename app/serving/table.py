@@ -157,8 +157,8 @@ class ModelTable:
     sees a model before or after a change, never in between. `limits` and `regions` are
     those of all models. `tracer` returns the sampler of a model's requests. `absent`
     knows models outside the table. `on_change` is called with the name of a changed
-    model. With `keeps_parts`, calls of requests to other models are kept for their
-    spans. `has_keys` says that requests belong to keys (``--keys``).
+    model. With `keeps_nested_calls`, calls of requests to other models are kept for
+    their spans. `has_keys` says that requests belong to keys (``--keys``).
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class ModelTable:
         tracer: Callable[[str], Tracer | None] = lambda name: None,
         absent: Absent | None = None,
         on_change: Callable[[str], None] = lambda name: None,
-        keeps_parts: bool = False,
+        keeps_nested_calls: bool = False,
         has_keys: bool = False,
     ) -> None:
         self.limits = limits
         self.regions = regions
-        self.keeps_parts = keeps_parts
+        self.keeps_nested_calls = keeps_nested_calls
         self.has_keys = has_keys
         self.paths: dict[str, ModelEntry] = {}
         #: The routes of Python models.

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import orjson
 
 from app.codec.messages import InferRequest
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 
 Asker: TypeAlias = tuple[str, str, str]
 
@@ -29,7 +29,7 @@ class Requester(Protocol):
         A number stands for the request of another process.
         """
 
-    def add_part(self, part: Part) -> None:
+    def add_nested_call(self, call: NestedCall) -> None:
         """Record that a call on its behalf has ended."""
 
 
@@ -62,8 +62,8 @@ class OtherRequesters(Protocol):
         """Return the clients of the requests with these numbers that still exist."""
         return {}
 
-    def add_part(self, number: int, part: Part) -> None:
-        """Record a call, as `Requester.add_part` of a request."""
+    def add_nested_call(self, number: int, call: NestedCall) -> None:
+        """Record a call, as `Requester.add_nested_call` of a request."""
         return
 
 

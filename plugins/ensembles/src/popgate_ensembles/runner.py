@@ -18,7 +18,7 @@ import msgspec
 
 from app.codec.bounded_cache import remember
 from app.errors import InvalidTensor, ModelNotReady, labelled, row_of
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 from app.serving.ensemble import Ensemble
 from app.serving.pending import Pending
 from app.serving.runner import Submitted
@@ -250,7 +250,7 @@ class EnsembleRequest(Pending):
         self._began = [0] * len(runner.steps)
         self._fetching: set[asyncio.Task[None]] = set()
         #: The work of its steps in the order of their ends, if that is recorded.
-        self.parts: list[Part] = []
+        self.nested_calls: list[NestedCall] = []
         # The tensors so far: inputs, and outputs of ended steps.
         self._tensors = self.inputs
 
@@ -326,7 +326,7 @@ class EnsembleRequest(Pending):
         self._running.pop(number, None)
         took = time.monotonic_ns() - self._began[number]
         error = submitted.error
-        if self._runner.table.keeps_parts:
+        if self._runner.table.keeps_nested_calls:
             self._keep(number, entry, rows, submitted)
         queue_ns, compute_ns = submitted.queue_ns, submitted.compute_ns
         self.batch_rows = submitted.batch_rows
@@ -353,7 +353,7 @@ class EnsembleRequest(Pending):
         self, number: int, entry: ModelEntry, rows: int, submitted: Submitted
     ) -> None:
         error = submitted.error
-        part = Part(
+        call = NestedCall(
             self._runner.steps[number].label,
             entry.stats,
             self._began[number],
@@ -364,9 +364,9 @@ class EnsembleRequest(Pending):
             submitted.batch_rows,
             submitted.device_id,
             "" if error is None else row_of(error).code,
-            getattr(submitted, "parts", ()),
+            getattr(submitted, "nested_calls", ()),
         )
-        self.parts.append(part)
+        self.nested_calls.append(call)
 
     def _go_on(self, number: int, submitted: Submitted) -> None:
         """Start the steps that wait for the outputs of a step."""

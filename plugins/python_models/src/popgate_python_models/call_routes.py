@@ -71,7 +71,7 @@ class CallRoutes(FeedingProcess):
         Replicas are named by the present processes of their devices.
         """
         entry = self._table.paths.get(infer_path(model, version))
-        if entry is None or self._table.keeps_parts:
+        if entry is None or self._table.keeps_nested_calls:
             return None
         spec, runner = entry.spec, entry.runner
         if not isinstance(runner, ModelRunner) or runner.failure is not None:

@@ -14,7 +14,7 @@ import orjson
 
 from app.codec.messages import Encoding, InferRequest
 from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_of
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 from app.observe.metrics import ModelMetrics
 from app.serving.calls.requester import Asker, Requester
 from app.serving.pending import NotOneResponse, Pending, ResponseScheduler, Streamed
@@ -83,11 +83,11 @@ class CalledRequest:
         self._rows = 1
         self._owner: str | None = None
         self._is_over = False
-        self._parts: list[Part] = []
+        self._nested_calls: list[NestedCall] = []
         self._called: ModelMetrics | None = None
         #: The requests for which it is made, if the call reveals them later.
         self._requesters: list[Requester] = []
-        if table.keeps_parts:
+        if table.keeps_nested_calls:
             found = caller.requesters(message.requests)
             self._requesters = [one for one in found if one is not None]
 
@@ -106,15 +106,15 @@ class CalledRequest:
         text = orjson.dumps(said, default=str).decode() if said else ""
         return *asker[:2], text
 
-    def add_part(self, part: Part) -> None:
+    def add_nested_call(self, call: NestedCall) -> None:
         """Record that the called model has called another one."""
-        self._parts.append(part)
+        self._nested_calls.append(call)
 
     def _keep(self, submitted: Submitted | None, code: str = "") -> None:
         """Record a span for the requests it was made for."""
         if self._called is None or not self._requesters:
             return
-        part = Part(
+        call = NestedCall(
             f"call {self._message.model}",
             self._called,
             self._began,
@@ -125,10 +125,10 @@ class CalledRequest:
             0 if submitted is None else submitted.batch_rows,
             "" if submitted is None else submitted.device_id,
             code,
-            (*getattr(submitted, "parts", ()), *self._parts),
+            (*getattr(submitted, "nested_calls", ()), *self._nested_calls),
         )
         for requester in self._requesters:
-            requester.add_part(part)
+            requester.add_nested_call(call)
 
     def begin(self) -> None:
         """Look the model up and hand the request over."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import orjson
 
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 from app.serving.calls.requester import (
     Asker,
     OtherRequesters,
@@ -35,8 +35,8 @@ class RemoteRequester:
     def asker(self) -> int:
         return self._number
 
-    def add_part(self, part: Part) -> None:
-        self._others.add_part(self._number, part)
+    def add_nested_call(self, call: NestedCall) -> None:
+        self._others.add_nested_call(self._number, call)
 
 
 class Requesters:

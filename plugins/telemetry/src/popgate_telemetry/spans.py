@@ -22,7 +22,7 @@ from typing import Any
 
 from app import propagators
 from app.about import VERSION
-from app.observe.journal import Answered, Asked, Failed, Part
+from app.observe.journal import Answered, Asked, Failed, NestedCall
 from app.observe.log_text import shortened
 from app.observe.request_ids import SpanIds, trace_context
 from engine import InvalidConfig
@@ -52,7 +52,7 @@ _NEEDS_MORE = (
 
 #: A phase of a request: its name, its begin and its end.
 _Phase = tuple[str, int, int]
-_Job = tuple[Asked, Answered | Failed, Sequence[Part], int]
+_Job = tuple[Asked, Answered | Failed, Sequence[NestedCall], int]
 
 
 def spans_wanted(environment: Mapping[str, str]) -> bool:
@@ -160,9 +160,10 @@ class Spans:
         return SpanIds.below(traceparent, is_sampled=wanted)
 
     def record(
-        self, asked: Asked, request: Answered | Failed, parts: Sequence[Part] = ()
+        self, asked: Asked, request: Answered | Failed, calls: Sequence[NestedCall] = ()
     ) -> Asked:
-        """Make spans of an answered request, and of its parts, if it is in the sample.
+        """Make spans of an answered request and its nested calls, if it is in the
+        sample.
 
         Returns `asked` with the ids of its span.
         """
@@ -181,7 +182,7 @@ class Spans:
                 target=self._run, name="popgate-spans", daemon=True
             )
             self._thread.start()
-        self._jobs.append((asked, request, tuple(parts), time.monotonic_ns()))
+        self._jobs.append((asked, request, tuple(calls), time.monotonic_ns()))
         # This wakes the thread twice a batch, not for each request.
         if not count:
             self._news.set()
@@ -278,7 +279,7 @@ class _Maker:
         self,
         asked: Asked,
         request: Answered | Failed,
-        parts: Sequence[Part],
+        calls: Sequence[NestedCall],
         sent: int,
     ) -> list[Any]:
         """Return the spans of a request."""
@@ -314,8 +315,8 @@ class _Maker:
             name, parent, began, ended, attributes, kind, status, own=ids.span_id
         )
         self._children(root, request, _phases_of(request))
-        for part in parts:
-            self._part(root, part)
+        for call in calls:
+            self._nested_call(root, call)
         made, self._made = self._made, []
         return made
 
@@ -369,26 +370,29 @@ class _Maker:
         self._made.append(span)
         return context
 
-    def _part(self, parent: Any, part: Part) -> None:
+    def _nested_call(self, parent: Any, call: NestedCall) -> None:
         """Make the spans of another model's work for a request."""
         attributes = {
-            "popgate.model.name": part.model.name,
-            "popgate.model.version": part.model.version,
+            "popgate.model.name": call.model.name,
+            "popgate.model.version": call.model.version,
         }
         status = None
-        if part.code:
-            attributes["error.type"] = part.code
+        if call.code:
+            attributes["error.type"] = call.code
             status = self._api.Status(self._api.StatusCode.ERROR)
         context = self._add(
-            part.label, parent, part.began, part.ended, attributes, status=status
+            call.label, parent, call.began, call.ended, attributes, status=status
         )
-        for each in part.parts:
-            self._part(context, each)
-        if not part.parts and part.device:
-            self._children(context, part, _run_phases(part, part.began, part.ended))
+        for each in call.nested_calls:
+            self._nested_call(context, each)
+        if not call.nested_calls and call.device:
+            self._children(context, call, _run_phases(call, call.began, call.ended))
 
     def _children(
-        self, parent: Any, request: Answered | Failed | Part, phases: Sequence[_Phase]
+        self,
+        parent: Any,
+        request: Answered | Failed | NestedCall,
+        phases: Sequence[_Phase],
     ) -> None:
         for name, begin, end in phases:
             if name == "queue" and request.device:
@@ -399,7 +403,7 @@ class _Maker:
                 self._batch(parent, request, begin, end)
 
     def _batch(
-        self, parent: Any, request: Answered | Failed | Part, begin: int, end: int
+        self, parent: Any, request: Answered | Failed | NestedCall, begin: int, end: int
     ) -> None:
         attributes = {
             "popgate.device": request.device,
@@ -546,7 +550,7 @@ def _phases_of(request: Answered | Failed) -> list[_Phase]:
 
 
 def _run_phases(
-    request: Answered | Failed | Part, begin: int, end: int
+    request: Answered | Failed | NestedCall, begin: int, end: int
 ) -> list[_Phase]:
     """Return the phases between the queue and the result.
 
@@ -558,11 +562,11 @@ def _run_phases(
     return [("queue", begin, started), ("batch", started, end)]
 
 
-def _has_failed(request: Answered | Part) -> bool:
-    return isinstance(request, Part) and bool(request.code)
+def _has_failed(request: Answered | NestedCall) -> bool:
+    return isinstance(request, NestedCall) and bool(request.code)
 
 
-def _run_of(request: Answered | Failed | Part) -> tuple[object, ...]:
+def _run_of(request: Answered | Failed | NestedCall) -> tuple[object, ...]:
     """Return a key shared by all requests of a batch, made of times measured once for
     the batch.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 from app.observe.log import LogSettings
 from app.observe.metrics import ModelMetrics
 from app.repository.formats import SharedFormat, SharedScheduler
@@ -148,25 +148,27 @@ class Drain(Message, frozen=True):
     """Finish the requests, and end."""
 
 
-class AddPart(Message, frozen=True):
-    """A call for a request of the worker has ended; `part` is as of `part_message`."""
+class AddNestedCall(Message, frozen=True):
+    """A nested call of a request of the worker has ended; `call` is as
+    `nested_call_message` returns it.
+    """
 
     number: int
-    part: Any
+    call: Any
 
 
-def part_message(part: Part) -> list[Any]:
-    """Return a part for another process, in types that msgpack supports."""
-    label, model, *rest, parts = part
+def nested_call_message(call: NestedCall) -> list[Any]:
+    """Return a nested call for another process, in types that msgpack supports."""
+    label, model, *rest, nested = call
     known = [label, [model.name, model.version], *rest]
-    return [*known, list(map(part_message, parts))]
+    return [*known, list(map(nested_call_message, nested))]
 
 
-def part_of(message: Sequence[Any]) -> Part:
-    """Return the part that another process sent by `part_message`."""
-    label, key, *rest, parts = message
-    below = tuple(map(part_of, parts))
-    return Part._make([label, ModelMetrics(*key), *rest, below])
+def nested_call_of(message: Sequence[Any]) -> NestedCall:
+    """Return the nested call that another process sent by `nested_call_message`."""
+    label, key, *rest, nested = message
+    below = tuple(map(nested_call_of, nested))
+    return NestedCall._make([label, ModelMetrics(*key), *rest, below])
 
 
 class PingWorker(Message, frozen=True):
@@ -193,7 +195,7 @@ ToWorker = (
     | ServeConnection
     | SetDrained
     | Drain
-    | AddPart
+    | AddNestedCall
     | Question
 )
 
@@ -242,7 +244,7 @@ ToSupervisor = Listening | Switched | Left | Answer
 START = Receiver[Start](Start, most=MOST)
 TO_WORKER = Receiver[ToWorker](
     *(JoinDevice, ModelChanged, SetLog, SetAccess, ServeConnection, SetDrained),
-    *(Drain, AddPart, PingWorker, AskJournal, AskRequesters),
+    *(Drain, AddNestedCall, PingWorker, AskJournal, AskRequesters),
     most=MOST,
 )
 TO_SUPERVISOR = Receiver[ToSupervisor](

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from app.http.asgi import ASGIApp
 from app.observe.answers import Answers
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 from app.observe.log import LogSettings
 from app.observe.metrics import MetricsRegistry, ModelMetrics
 from app.observe.processes import OwnNumbers
@@ -30,13 +30,13 @@ from app.serving.table import ModelTable
 from app.settings import Settings
 from engine import Device, process_of
 from popgate_workers.messages import (
-    AddPart,
+    AddNestedCall,
     Drain,
     SetAccess,
     SetDrained,
     SetLog,
     Start,
-    part_message,
+    nested_call_message,
 )
 from popgate_workers.publication import Publication
 from popgate_workers.relay import RelayServer
@@ -177,10 +177,10 @@ class Workers(OtherProcesses):
         found = await asyncio.gather(*asked)
         return {number: (i, t, s) for told in found for number, i, t, s in told}
 
-    def add_part(self, number: int, part: Part) -> None:
+    def add_nested_call(self, number: int, call: NestedCall) -> None:
         for worker in self._workers:
             if worker.pid == process_of(number):
-                worker.tell(AddPart(number, part_message(part)))
+                worker.tell(AddNestedCall(number, nested_call_message(call)))
 
     def drain(self) -> None:
         self._start_with(is_drained=True)

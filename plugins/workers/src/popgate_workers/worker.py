@@ -35,7 +35,7 @@ from popgate_workers.joined_devices import JoinedDevices
 from popgate_workers.messages import (
     MOST,
     TO_WORKER,
-    AddPart,
+    AddNestedCall,
     AskJournal,
     AskRequesters,
     Drain,
@@ -55,7 +55,7 @@ from popgate_workers.messages import (
     Switched,
     ToSupervisor,
     ToWorker,
-    part_of,
+    nested_call_of,
 )
 from popgate_workers.shared_counters import CounterSegment
 from popgate_workers.shared_runners import LocalRunner, SharedRunners, can_run
@@ -99,7 +99,9 @@ class Worker:
         is_drained: bool = False,
     ) -> None:
         self.table = ModelTable(
-            limits, absent=_Elsewhere(self), keeps_parts=journal.spans is not None
+            limits,
+            absent=_Elsewhere(self),
+            keeps_nested_calls=journal.spans is not None,
         )
         self.keys = keys
         self.journal = journal
@@ -110,7 +112,7 @@ class Worker:
         self._counters = counters
         self._logging = logging_
         # Calls on behalf of a request must be reported before it ends.
-        first = self.receive_all if self.table.keeps_parts else None
+        first = self.receive_all if self.table.keeps_nested_calls else None
         self._devices = JoinedDevices(first)
         self._runners = SharedRunners(
             number, self.table, counters, self._devices, drain_timeout
@@ -197,10 +199,10 @@ class Worker:
                     self._server.stop(0)
             case SetAccess():
                 self.journal.set_access(message.text)
-            case AddPart():
+            case AddNestedCall():
                 requester = self._devices.requester(message.number)
                 if requester is not None:
-                    requester.add_part(part_of(message.part))
+                    requester.add_nested_call(nested_call_of(message.call))
             case question:
                 self._answer(question)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from app.observe.journal import Part
+from app.observe.journal import NestedCall
 from app.serving.calls.requester import Asker, requester_of
 from app.serving.pending import Pending
 
@@ -14,7 +14,7 @@ class Client:
     def asker(self) -> Asker:
         return "id", "", ""
 
-    def add_part(self, part: Part) -> None:
+    def add_nested_call(self, call: NestedCall) -> None:
         raise NotImplementedError
 
     def done(self, pending: Any) -> None:
