@@ -1,5 +1,5 @@
 """The build context of the container image, which `.dockerignore` selects, and the
-steps of the Dockerfile that use this context.
+instructions of the Dockerfile that use this context.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Instruction:
     """An instruction of a Dockerfile in one line: its name and its arguments, such as
     `COPY` and `deploy /opt`.
     """
@@ -33,16 +33,16 @@ class Step:
         return [word for word in self.rest.split() if not word.startswith("--")]
 
 
-def read_steps(dockerfile: Path) -> list[Step]:
+def read_instructions(dockerfile: Path) -> list[Instruction]:
     """Return the instructions of a Dockerfile, with continued lines joined."""
     lines = dockerfile.read_text().splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
     joined = re.sub(r"\\\n\s*", " ", text)
-    steps = []
+    instructions = []
     for line in filter(None, map(str.strip, joined.splitlines())):
         name, _, rest = line.partition(" ")
-        steps.append(Step(name.upper(), rest.strip()))
-    return steps
+        instructions.append(Instruction(name.upper(), rest.strip()))
+    return instructions
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

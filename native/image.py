@@ -1,13 +1,13 @@
-"""Build the container image, or perform the steps of its Dockerfile in a folder.
+"""Build the container image, or perform the instructions of its Dockerfile in a folder.
 
     python -m native.image                 with docker or podman, if one of them works
     python -m native.image --in-a-folder   without: build/image is the root of the image
 
 Without an engine a new virtual environment of this Python stands for the base image,
 and each absolute path of the Dockerfile lies below the folder. The command names and
-leaves out the steps that need the root of a machine (packages of the distribution,
-users, locales). It then starts the image's entry point, runs its health check and sends
-a model one request. It ends by printing the size of the image.
+leaves out the instructions that need the root of a machine (packages of the
+distribution, users, locales). It then starts the image's entry point, runs its health
+check and sends a model one request. It ends by printing the size of the image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from native.build_context import Step, copy_context, read_steps
+from native.build_context import Instruction, copy_context, read_instructions
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINES = ("docker", "podman")
@@ -47,7 +47,7 @@ def usable_engine() -> str | None:
 
 
 class ImageFolder:
-    """Performs the steps of a Dockerfile below `folder`.
+    """Performs the instructions of a Dockerfile below `folder`.
 
     Every stage is built in `folder/root`, so that absolute paths inside the files of a
     stage stay true when the next stage copies them. A finished stage moves to
@@ -65,28 +65,28 @@ class ImageFolder:
         self._stage = ""
         self._work = self.root
 
-    def perform(self, step: Step) -> None:
+    def perform(self, instruction: Instruction) -> None:
         """Perform one instruction."""
-        if step.name == "FROM":
-            self._begin(step)
-        elif step.name == "ENV":
-            for word in shlex.split(step.rest):
+        if instruction.name == "FROM":
+            self._begin(instruction)
+        elif instruction.name == "ENV":
+            for word in shlex.split(instruction.rest):
                 name, _, value = word.partition("=")
                 value = value.replace("$PATH", self.environment["PATH"])
                 self.environment[name] = self.below(value)
-        elif step.name == "WORKDIR":
-            self._work = Path(self.below(step.rest))
+        elif instruction.name == "WORKDIR":
+            self._work = Path(self.below(instruction.rest))
             self._work.mkdir(parents=True, exist_ok=True)
-        elif step.name == "RUN":
-            self._run(step.rest)
-        elif step.name == "COPY":
-            self._copy(step)
-        elif step.name == "ENTRYPOINT":
-            self.entry_point = re.findall(r'"([^"]+)"', step.rest)
-        elif step.name == "HEALTHCHECK":
-            words = re.findall(r'"([^"]+)"', step.rest)
+        elif instruction.name == "RUN":
+            self._run(instruction.rest)
+        elif instruction.name == "COPY":
+            self._copy(instruction)
+        elif instruction.name == "ENTRYPOINT":
+            self.entry_point = re.findall(r'"([^"]+)"', instruction.rest)
+        elif instruction.name == "HEALTHCHECK":
+            words = re.findall(r'"([^"]+)"', instruction.rest)
             self.health_check = [self.below(word) for word in words]
-        elif step.name not in (
+        elif instruction.name not in (
             "LABEL",
             "USER",
             "VOLUME",
@@ -94,7 +94,7 @@ class ImageFolder:
             "STOPSIGNAL",
             "ARG",
         ):
-            sys.exit(f"native.image knows no instruction {step.name}")
+            sys.exit(f"native.image knows no instruction {instruction.name}")
 
     def below(self, text: str) -> str:
         """Return `text` with the paths of the image below the folder."""
@@ -105,12 +105,12 @@ class ImageFolder:
         files = (path for path in self.root.rglob("*") if path.is_file())
         return sum(path.stat().st_size for path in files if not path.is_symlink())
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, instruction: Instruction) -> None:
         if self.root.exists():
             (self.folder / "stages").mkdir(exist_ok=True)
             self.root.rename(self.folder / "stages" / self._stage)
         self.root.mkdir(parents=True)
-        self._stage = step.rest.rpartition(" AS ")[2]
+        self._stage = instruction.rest.rpartition(" AS ")[2]
         self._work = self.root
         # This replaces the base image with a new Python and pip.
         base = self.folder / "base"
@@ -126,7 +126,7 @@ class ImageFolder:
             if command.startswith(_PRIVILEGED):
                 self.left_out.append(command)
             else:
-                # All folders belong to the user that performs the steps.
+                # All folders belong to the user that performs the instructions.
                 kept.append(re.sub(r" -[og] \w+", "", command))
         if kept:
             command = self.below(" && ".join(kept))
@@ -135,16 +135,16 @@ class ImageFolder:
                 command, shell=True, cwd=self._work, env=self.environment, check=True
             )
 
-    def _copy(self, step: Step) -> None:
-        *sources, target = step.places
+    def _copy(self, instruction: Instruction) -> None:
+        *sources, target = instruction.places
         place = Path(self.below(target)) if target[0] == "/" else self._work / target
         for source in sources:
-            if step.stage:
-                found = self.folder / "stages" / step.stage / source.lstrip("/")
+            if instruction.stage:
+                found = self.folder / "stages" / instruction.stage / source.lstrip("/")
             else:
                 found = self.context / source
-            if step.stage and not _ABSOLUTE.match(source):
-                self.left_out.append(f"COPY {step.rest}")
+            if instruction.stage and not _ABSOLUTE.match(source):
+                self.left_out.append(f"COPY {instruction.rest}")
             elif found.is_dir():
                 shutil.copytree(found, place, dirs_exist_ok=True, symlinks=True)
             else:
@@ -215,13 +215,13 @@ def _ask(python: str, url: str) -> str:
 
 
 def build_in_a_folder(folder: Path) -> None:
-    """Perform the Dockerfile's steps in `folder`, and try the result."""
+    """Perform the Dockerfile's instructions in `folder`, and try the result."""
     shutil.rmtree(folder, ignore_errors=True)
     context = folder / "context"
     copy_context(ROOT, context)
     image = ImageFolder(folder, context)
-    for step in read_steps(ROOT / "Dockerfile"):
-        image.perform(step)
+    for instruction in read_instructions(ROOT / "Dockerfile"):
+        image.perform(instruction)
     for command in image.left_out:
         print(f"left out, as it needs a container engine: {command}")
     try_it(image)
@@ -244,7 +244,10 @@ def main(arguments: Mapping[str, object]) -> None:
     if engine is not None:
         build_with(engine, str(arguments["tag"]))
         return
-    print("no container engine: the steps of the Dockerfile are performed in a folder")
+    print(
+        "no container engine: the instructions of the Dockerfile are performed in a "
+        "folder"
+    )
     build_in_a_folder(ROOT / "build" / "image")
 
 

@@ -71,24 +71,24 @@ class Action(Enum):
     FORGET = "remove it"
 
 
-class Step(NamedTuple):
-    """Consequence of an event."""
+class Transition(NamedTuple):
+    """The next state of a version, and the action."""
 
     state: State
     action: Action
 
 
-_LOAD = Step(State.LOADING, Action.LOAD)
-_OFFER = Step(State.ON_DEMAND, Action.OFFER)
-_SERVE = Step(State.READY, Action.SERVE)
-_KEEP = Step(State.READY, Action.KEEP)
-_RETRY = Step(State.FAILED, Action.RETRY)
-_AGAIN = Step(State.FAILED, Action.AGAIN)
-_FORGET = Step(State.UNLOADED, Action.FORGET)
+_LOAD = Transition(State.LOADING, Action.LOAD)
+_OFFER = Transition(State.ON_DEMAND, Action.OFFER)
+_SERVE = Transition(State.READY, Action.SERVE)
+_KEEP = Transition(State.READY, Action.KEEP)
+_RETRY = Transition(State.FAILED, Action.RETRY)
+_AGAIN = Transition(State.FAILED, Action.AGAIN)
+_FORGET = Transition(State.UNLOADED, Action.FORGET)
 
 #: Combinations that are missing here are bugs. Loads of one version wait for each
 #: other. After an interrupted load the version stays loading, or draining.
-LIFE: dict[State, dict[Event, Step]] = {
+LIFE: dict[State, dict[Event, Transition]] = {
     State.UNLOADED: {
         Event.LOAD: _LOAD,
         Event.OFFER: _OFFER,
@@ -98,7 +98,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOAD: _LOAD,
         Event.OFFER: _OFFER,
         # The version keeps taking requests, which wait.
-        Event.REQUEST: Step(State.ON_DEMAND, Action.LOAD),
+        Event.REQUEST: Transition(State.ON_DEMAND, Action.LOAD),
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
         Event.CUT_OFF: _AGAIN,
@@ -116,14 +116,14 @@ LIFE: dict[State, dict[Event, Step]] = {
     },
     State.READY: {
         # The former version serves until it is replaced.
-        Event.LOAD: Step(State.READY, Action.LOAD),
+        Event.LOAD: Transition(State.READY, Action.LOAD),
         Event.LOADED: _SERVE,
         Event.FAIL: _KEEP,
         Event.CUT_OFF: _KEEP,
         Event.NO_MEMORY: _KEEP,
-        Event.EVICT: Step(State.ON_DEMAND, Action.EVICT),
-        Event.FAULT: Step(State.FAILED, Action.STOP),
-        Event.UNLOAD: Step(State.DRAINING, Action.CLOSE),
+        Event.EVICT: Transition(State.ON_DEMAND, Action.EVICT),
+        Event.FAULT: Transition(State.FAILED, Action.STOP),
+        Event.UNLOAD: Transition(State.DRAINING, Action.CLOSE),
     },
     State.DRAINING: {
         Event.LOAD: _LOAD,
@@ -135,7 +135,7 @@ LIFE: dict[State, dict[Event, Step]] = {
         Event.LOAD: _LOAD,
         Event.OFFER: _OFFER,
         # The version is shown as failed until the load has ended.
-        Event.REQUEST: Step(State.FAILED, Action.LOAD),
+        Event.REQUEST: Transition(State.FAILED, Action.LOAD),
         Event.LOADED: _SERVE,
         Event.FAIL: _RETRY,
         Event.CUT_OFF: _AGAIN,

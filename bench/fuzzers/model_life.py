@@ -996,8 +996,8 @@ def unreached(lived: Counter[tuple[State, Event]]) -> list[tuple[State, Event]]:
     """Return the entries of `LIFE` that are not among those."""
     return [
         (state, event)
-        for state, steps in LIFE.items()
-        for event in steps
+        for state, transitions in LIFE.items()
+        for event in transitions
         if not lived[state, event]
     ]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from setuptools import find_packages
 
-from native.build_context import Ignored, context_files, copy_context, read_steps
+from native.build_context import Ignored, context_files, copy_context, read_instructions
 from native.image import ImageFolder
 from tests.native.installed import ROOT, install, run, serves_the_example
 
-STEPS = read_steps(ROOT / "Dockerfile")
+INSTRUCTIONS = read_instructions(ROOT / "Dockerfile")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_source_of_a_copy_is_in_the_context(context: Path) -> None:
     sources = [
         source
-        for step in STEPS
-        if step.name == "COPY" and not step.stage
-        for source in step.places[:-1]
+        for instruction in INSTRUCTIONS
+        if instruction.name == "COPY" and not instruction.stage
+        for source in instruction.places[:-1]
     ]
     assert len(sources) >= 3
     assert [name for name in sources if not (context / name).exists()] == []
@@ -82,7 +82,7 @@ def test_the_last_pattern_that_matches_decides(
     assert Ignored(rules).covers(path) is is_ignored
 
 
-def test_steps_are_performed_below_a_folder(tmp_path: Path) -> None:
+def test_instructions_are_performed_below_a_folder(tmp_path: Path) -> None:
     dockerfile = tmp_path / "Dockerfile"
     dockerfile.write_text(
         "FROM base AS build\nWORKDIR /src\nCOPY a.txt ./\n"
@@ -96,8 +96,8 @@ def test_steps_are_performed_below_a_folder(tmp_path: Path) -> None:
     context.mkdir()
     (context / "a.txt").write_text("content")
     image = ImageFolder(tmp_path / "image", context)
-    for step in read_steps(dockerfile):
-        image.perform(step)
+    for instruction in read_instructions(dockerfile):
+        image.perform(instruction)
     assert (image.root / "opt/app/a.txt").read_text() == "content"
     assert image.size() == len("content")
     assert image.left_out == ["apt-get update", "apt-get install -y gcc"]
@@ -111,7 +111,7 @@ def test_an_instruction_that_is_not_known_ends_the_command(tmp_path: Path) -> No
     code = (
         "from native.image import *\n"
         "image = ImageFolder(Path('i'), Path('c'))\n"
-        "for step in read_steps(Path('Dockerfile')): image.perform(step)"
+        "for each in read_instructions(Path('Dockerfile')): image.perform(each)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -30,10 +30,10 @@ BEGIN, END = "test_model_life` -->\n", "<!-- end -->"
 def drawing() -> str:
     """`LIFE` as the page has it: a diagram, and a row for all that ends alike."""
     arrows = {
-        (state.value, step.state.value): None
-        for state, steps in LIFE.items()
-        for step in steps.values()
-        if step.state is not state
+        (state.value, transition.state.value): None
+        for state, transitions in LIFE.items()
+        for transition in transitions.values()
+        if transition.state is not state
     }
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> unloaded"]
     lines += [f'    state "{State.ON_DEMAND.value}" as on_demand']
@@ -46,9 +46,9 @@ def drawing() -> str:
     ]
     for event in Event:
         alike: dict[tuple[State, Action], list[str]] = {}
-        for state, steps in LIFE.items():
-            if event in steps:
-                alike.setdefault(steps[event], []).append(state.value)
+        for state, transitions in LIFE.items():
+            if event in transitions:
+                alike.setdefault(transitions[event], []).append(state.value)
         lines += [
             f"| {event.value} | {', '.join(states)} | {then.value} | {action.value} |"
             for (then, action), states in alike.items()
@@ -63,22 +63,28 @@ def test_the_page_draws_the_table() -> None:
 
 
 def test_every_state_is_reached_and_left() -> None:
-    reached = {step.state for steps in LIFE.values() for step in steps.values()}
+    reached = {
+        transition.state
+        for transitions in LIFE.values()
+        for transition in transitions.values()
+    }
     assert reached == set(State)
     assert set(LIFE) == set(State)
-    used = {event for steps in LIFE.values() for event in steps}
+    used = {event for transitions in LIFE.values() for event in transitions}
     assert used == set(Event)
-    assert {s.action for steps in LIFE.values() for s in steps.values()} == set(Action)
+    assert {
+        t.action for transitions in LIFE.values() for t in transitions.values()
+    } == set(Action)
 
 
 def test_only_what_is_in_memory_is_ready() -> None:
     """What serves is there in one state only, and every way out of it gives it back."""
-    for state, steps in LIFE.items():
-        for step in steps.values():
-            stays = step.action in (Action.SERVE, Action.KEEP) or (
-                step.action is Action.LOAD and state is State.READY
+    for state, transitions in LIFE.items():
+        for transition in transitions.values():
+            stays = transition.action in (Action.SERVE, Action.KEEP) or (
+                transition.action is Action.LOAD and state is State.READY
             )
-            assert (step.state is State.READY) == stays
+            assert (transition.state is State.READY) == stays
 
 
 def _loaded(config: ModelConfig) -> LoadedModel:
