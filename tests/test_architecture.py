@@ -404,7 +404,7 @@ def test_the_list_of_large_classes_only_gets_shorter() -> None:
 NAMED_FOR_USERS = FACES | {"popgate", "popgate_client", "popgate_python_interface"}
 #: Names of several classes at module level. The list only gets shorter.
 HOMONYMS = frozenset(
-    {"Connection", "Graph", "ModelCalls", "ModelSource", "Reader", "Session", "Tensor"}
+    {"Connection", "Graph", "ModelSource", "Reader", "Session", "Tensor"}
 )
 
 

@@ -4,7 +4,7 @@ A call is a request like a client's. The called model is loaded on demand, and t
 request is queued, batched and counted, and ends at its deadline. The calling model's
 process sends it over a socket (popgate_python_messages/call_messages.py) or through a
 route (call_routes.py). Everything here belongs to the event loop's thread, except
-`ModelCalls.attach`.
+`PythonModelCalls.attach`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from popgate_python_models.shown_metrics import ShownMetrics
 logger = logging.getLogger("app.serving.calls.model_calls")
 
 
-class ModelCalls(Feeder):
+class PythonModelCalls(Feeder):
     """The calls of all models of a gateway (`app.serving.calls.calls_plugin`).
 
     `needs` returns the models that a model announces. `timeout` applies to a call
@@ -135,7 +135,7 @@ class ModelCalls(Feeder):
             process.close()
 
     def __repr__(self) -> str:
-        return f"<ModelCalls of {len(self._processes)} processes>"
+        return f"<PythonModelCalls of {len(self._processes)} processes>"
 
 
 class CallingProcess:
@@ -143,7 +143,7 @@ class CallingProcess:
 
     def __init__(
         self,
-        calls: ModelCalls,
+        calls: PythonModelCalls,
         name: str,
         sock: CallSocket,
         on_close: Callable[[CallingProcess], None],
