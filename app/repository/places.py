@@ -30,7 +30,7 @@ from app.repository.scan import (
     scan_named,
     scan_names,
 )
-from app.repository.source import ModelSource, is_model_name
+from app.repository.source import ScannedModel, is_model_name
 from engine import InvalidConfig
 
 #: Files of libraries for which `popgate pack` makes a model.
@@ -94,14 +94,14 @@ class ModelPlaces:
         found = scan_names(self.folder) if self.folder is not None else []
         return sorted({*found, *self.named})
 
-    def scan(self, name: str, override: str | None = None) -> ModelSource | None:
+    def scan(self, name: str, override: str | None = None) -> ScannedModel | None:
         """Return the model in its present state; None if it does not exist.
 
         Raises OSError.
         """
         place = self.named.get(name)
         if place is not None and not isinstance(place, Path):
-            return self._scan_remote(ModelSource(name, url=place), override)
+            return self._scan_remote(ScannedModel(name, url=place), override)
         if place is not None:
             found = scan_named(place, name, override)
         elif self.folder is not None:
@@ -119,14 +119,14 @@ class ModelPlaces:
             return False
         return any((self.folder / f"{name}{end}").exists() for end in ("", *SUFFIXES))
 
-    def scan_all(self) -> dict[str, ModelSource]:
+    def scan_all(self) -> dict[str, ScannedModel]:
         """Return every model by name. Raises OSError."""
         found = ((name, self.scan(name)) for name in self.names())
-        return {name: source for name, source in found if source is not None}
+        return {name: scanned for name, scanned in found if scanned is not None}
 
     def _scan_remote(
-        self, here: ModelSource, override: str | None, config: Path | None = None
-    ) -> ModelSource:
+        self, here: ScannedModel, override: str | None, config: Path | None = None
+    ) -> ScannedModel:
         """Return the cached files of a remote model; `config` is the file with
         its URL.
         """

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from app.config.model_config import ModelConfig
 from app.repository.model_life import LIFE, Action, Event, State
 from app.repository.saved_state import save_state
-from app.repository.source import ModelSource, VersionSource
+from app.repository.source import ScannedModel, VersionSource
 from app.serving.ensemble import Ensemble
 from app.serving.route_table import ModelRoutes
 from app.serving.runner import RequestScheduler
@@ -199,13 +199,13 @@ class ModelRecord:
         """Note that the folder is about to be read."""
         self.is_pending = True
 
-    def read(self, source: ModelSource) -> None:
+    def read(self, scanned: ScannedModel) -> None:
         """Take over what was read from the folder."""
         self.is_pending = False
-        self.reason = source.problem
-        self.stamp = source.stamp
-        if not source.problem:
-            self.config = source.config
+        self.reason = scanned.problem
+        self.stamp = scanned.stamp
+        if not scanned.problem:
+            self.config = scanned.config
 
     def fail(self, reason: str) -> None:
         """Keep why the model as a whole could not be loaded."""

@@ -17,7 +17,7 @@ from typing import Protocol
 from app.repository.model_life import Event, State
 from app.repository.records import LoadedModel, ModelRecord, ModelRecords, VersionRecord
 from app.repository.served_models import ServedModels
-from app.repository.source import ModelSource, VersionSource
+from app.repository.source import ScannedModel, VersionSource
 from app.serving.ensemble import Ensemble
 
 logger = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ class ModelRepository:
             self._served.publish(record)
 
     async def load(
-        self, source: ModelSource, *, lazily: bool = False, evict: bool = True
+        self, scanned: ScannedModel, *, lazily: bool = False, evict: bool = True
     ) -> None:
-        """Load a model, or swap it, to the state of `source`.
+        """Load a model, or swap it, to the state of `scanned`.
 
         Unchanged versions stay, new and changed ones are loaded, and missing ones are
         unloaded. If one fails, the former version keeps serving, and the record has the
@@ -65,26 +65,26 @@ class ModelRepository:
         replaces one in memory is loaded now. Without `evict`, versions that find no
         free memory are offered on demand too.
         """
-        record = self._records.record(source.name)
+        record = self._records.record(scanned.name)
         async with record.lock:
-            record.read(source)
-            if source.problem:
+            record.read(scanned)
+            if scanned.problem:
                 return
-            changed = [v for v in source.versions if _is_new(record, v, source)]
-            for version in source.versions:
+            changed = [v for v in scanned.versions if _is_new(record, v, scanned)]
+            for version in scanned.versions:
                 # the model serves, even if later loads failed
                 if version not in changed:
                     record.versions[version.version].fail("")
             later = [v for v in changed if lazily and not _is_loaded(record, v)]
             for version in changed:
                 entry = record.version(version.version, self._load_offered)
-                entry.take_sources(version, source.config)
+                entry.take_sources(version, scanned.config)
                 entry.on(Event.OFFER if version in later else Event.LOAD)
             if record.serving:  # requests need not wait for these loads
                 self._served.publish(record)
             now = [v for v in changed if v not in later]
             leaving = await self._loader.load(record, now, evict=evict)
-            leaving += self._swap(record, {v.version for v in source.versions})
+            leaving += self._swap(record, {v.version for v in scanned.versions})
             await self._served.drain(leaving)
 
     async def unload(self, name: str) -> None:
@@ -147,12 +147,12 @@ def _is_loaded(record: ModelRecord, version: VersionSource) -> bool:
     return entry is not None and entry.loaded is not None
 
 
-def _is_new(record: ModelRecord, version: VersionSource, source: ModelSource) -> bool:
-    """Return whether a version must be loaded or offered before `source` is served."""
+def _is_new(record: ModelRecord, version: VersionSource, scanned: ScannedModel) -> bool:
+    """Return whether a version must be loaded or offered before `scanned` is served."""
     entry = record.versions.get(version.version)
     if entry is None or entry.loaded is None:
         return True
     runner = entry.loaded.runner
     if isinstance(runner, Ensemble) and not runner.is_current:
         return True  # its members have changed or are missing
-    return not entry.loaded.is_from(version, source.config)
+    return not entry.loaded.is_from(version, scanned.config)

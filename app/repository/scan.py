@@ -36,7 +36,7 @@ from app.repository.model_sources import parse_url
 from app.repository.source import (
     PYTHON_MODEL,
     WARMUP_FOLDER,
-    ModelSource,
+    ScannedModel,
     VersionSource,
     is_model_name,
 )
@@ -93,7 +93,7 @@ def names_in(root: Path) -> tuple[list[str], list[str]]:
 
 def scan_model(
     root: Path, name: str, override: str | None = None, *, origin: Origin = REPOSITORY
-) -> ModelSource | None:
+) -> ScannedModel | None:
     """Return the model with that name in its present state; None if it does not exist.
 
     `override` is a configuration in JSON that overrides all others. Errors of the model
@@ -114,7 +114,7 @@ def scan_model(
 
 def scan_named(
     path: Path, name: str, override: str | None = None, *, origin: Origin = REPOSITORY
-) -> ModelSource | None:
+) -> ScannedModel | None:
     """Return the model in a file or folder named on the command line; None if it does
     not exist.
 
@@ -129,7 +129,7 @@ def scan_named(
 
 def _scan_entries(
     root: Path, name: str, entries: list[Path], override: str | None, origin: Origin
-) -> ModelSource:
+) -> ScannedModel:
     """Return the model that these entries of the folder `root` make."""
     stamp: Stamp = ()
     try:
@@ -150,7 +150,7 @@ def _scan_entries(
         problem = f"cannot be read: {type(e).__name__}: {e}; this is a bug"
     if len(problem) > MAX_PROBLEM:
         problem = f"{problem[:MAX_PROBLEM]}..."
-    return ModelSource(name, problem=problem, stamp=stamp)
+    return ScannedModel(name, problem=problem, stamp=stamp)
 
 
 def _stamp_of(root: Path, entries: Iterable[Path]) -> Stamp:
@@ -223,7 +223,7 @@ def _read_model(
     entries: list[Path],
     read: Callable[..., ModelOptions],
     origin: Origin,
-) -> ModelSource:
+) -> ScannedModel:
     folders = [e for e in entries if _inside(root, e).is_dir()]
     files = [_inside(root, e) for e in entries if e not in folders]
     folder = folders[0] if folders else None
@@ -258,7 +258,7 @@ def _read_model(
             f"into {name}/1/, or beside it as {name}.popef"
         )
         raise ScanError(msg)
-    return ModelSource(
+    return ScannedModel(
         name,
         tuple(
             replace(v, declared=options.declared, folder=folder)
@@ -269,7 +269,7 @@ def _read_model(
     )
 
 
-def _read_source(name: str, entries: list[Path], options: ModelOptions) -> ModelSource:
+def _read_source(name: str, entries: list[Path], options: ModelOptions) -> ScannedModel:
     """Return a model with remote files, which may have no files here."""
     beside = [e.name for e in entries if not is_folder(e)]
     for folder in filter(is_folder, entries):
@@ -290,7 +290,7 @@ def _read_source(name: str, entries: list[Path], options: ModelOptions) -> Model
         url = parse_url(options.config.source)
     except InvalidConfig as e:
         raise ScanError(f"{CONFIG_NAME}: source: {e}") from None
-    return ModelSource(name, config=options.config, url=url)
+    return ScannedModel(name, config=options.config, url=url)
 
 
 def _selected(

@@ -1,4 +1,4 @@
-"""`ModelSource`: a model as a scan finds it, before anything is loaded (scan.py)."""
+"""`ScannedModel`: a model as a scan finds it, before anything is loaded (scan.py)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class VersionSource:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
+class ScannedModel:
     """A model in the repository: its versions, ascending, and options.
 
     `stamp` differs when any part of the model has changed. `notes` names configuration

@@ -61,7 +61,7 @@ from app.repository.records import (
 )
 from app.repository.repository import ModelRepository
 from app.repository.served_models import ServedModels
-from app.repository.source import ModelSource, VersionSource
+from app.repository.source import ScannedModel, VersionSource
 from app.serving import table
 from app.serving.ensemble import Ensemble, Step
 from app.serving.service import Service
@@ -168,7 +168,7 @@ class Places:
     def names(self) -> list[str]:
         return sorted(self._world.folders)
 
-    def scan(self, name: str, override: str | None = None) -> ModelSource | None:
+    def scan(self, name: str, override: str | None = None) -> ScannedModel | None:
         folder = self._world.folders.get(name)
         if folder is None:
             return None
@@ -178,11 +178,11 @@ class Places:
             for n, files in sorted(folder.versions.items())
         )
         stamp: Any = (folder.memory, folder.queue, folder.problem, *versions)
-        return ModelSource(name, versions, config, folder.problem, stamp)
+        return ScannedModel(name, versions, config, folder.problem, stamp)
 
-    def scan_all(self) -> dict[str, ModelSource]:
+    def scan_all(self) -> dict[str, ScannedModel]:
         found = ((name, self.scan(name)) for name in self.names())
-        return {name: source for name, source in found if source is not None}
+        return {name: scanned for name, scanned in found if scanned is not None}
 
     def holds(self, name: str) -> bool:
         return name in self._world.folders

@@ -15,7 +15,7 @@ from app.repository.model_sources import RemoteUrl
 from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecord, ModelRecords, RepositoryError
 from app.repository.scan import scan_model
-from app.repository.source import ModelSource
+from app.repository.source import ScannedModel
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class LoadsModels(Protocol):
     """Loads models, or swaps them (`app.repository.repository`)."""
 
     async def load(
-        self, source: ModelSource, *, lazily: bool = False, evict: bool = True
+        self, scanned: ScannedModel, *, lazily: bool = False, evict: bool = True
     ) -> None: ...
 
 
@@ -64,7 +64,7 @@ class FolderLoads:
 
     async def scan(
         self, name: str, root: Path | None = None, config: str | None = None
-    ) -> ModelSource:
+    ) -> ScannedModel:
         """Return the model in the folder.
 
         Raises `RepositoryError` if it does not exist.
@@ -73,34 +73,34 @@ class FolderLoads:
         if root is not None:
             origin = Origin("the load request", is_trusted=False)
             scan = partial(scan_model, root, name, config, origin=origin)
-        source = await self._pool.run(scan)
-        if source is None:
+        scanned = await self._pool.run(scan)
+        if scanned is None:
             msg = (
                 f"failed to load '{name}', failed to poll from model repository: "
                 f"there is no such model in it"
             )
             raise RepositoryError(msg, found=False)
-        return source
+        return scanned
 
-    async def scan_all(self) -> dict[str, ModelSource]:
+    async def scan_all(self) -> dict[str, ScannedModel]:
         """Return all models in the folder."""
         return await self._pool.run(self._places.scan_all)
 
-    async def put(self, source: ModelSource) -> None:
+    async def put(self, scanned: ScannedModel) -> None:
         """Load a model at the start, or for another model, without unloading others.
 
         The record has the errors.
         """
-        await self._repository.load(source, lazily=self._lazily, evict=False)
-        if source.url is not None:
-            await self._settle_remote(self._records.record(source.name), source.url)
+        await self._repository.load(scanned, lazily=self._lazily, evict=False)
+        if scanned.url is not None:
+            await self._settle_remote(self._records.record(scanned.name), scanned.url)
 
-    async def follow(self, name: str, source: ModelSource) -> None:
+    async def follow(self, name: str, scanned: ScannedModel) -> None:
         """Load a model whose files have changed; log the outcome."""
-        await self._repository.load(source, lazily=self._lazily)
+        await self._repository.load(scanned, lazily=self._lazily)
         record = self._records.record(name)
-        if source.url is not None:
-            await self._settle_remote(record, source.url)
+        if scanned.url is not None:
+            await self._settle_remote(record, scanned.url)
         if record.problem:
             self.tell_failure(name, record.problem)
         else:
@@ -111,10 +111,14 @@ class FolderLoads:
         remove the replaced ones from the cache.
         """
         record = self._records.record(name)
-        source = await self._pool.run(partial(self._places.scan, name))
-        if source is None or source.url != url or source.problem == record.reason != "":
+        scanned = await self._pool.run(partial(self._places.scan, name))
+        if (
+            scanned is None
+            or scanned.url != url
+            or scanned.problem == record.reason != ""
+        ):
             return
-        await self.follow(name, source)
+        await self.follow(name, scanned)
         await self.remote.drop_unused(url)
 
     async def _settle_remote(self, record: ModelRecord, url: RemoteUrl) -> None:
@@ -129,8 +133,8 @@ class FolderLoads:
             return
         reasons = [v.reason for v in record.versions.values() if v.reason]
         problem = record.reason or reasons[0]
-        source = await self.scan(record.name)
-        await self._repository.load(source, lazily=self._lazily, evict=False)
+        scanned = await self.scan(record.name)
+        await self._repository.load(scanned, lazily=self._lazily, evict=False)
         if not record.problem:
             logger.warning("model %s: serving its former files", record.name)
             for version in record.versions.values():

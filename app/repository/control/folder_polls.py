@@ -11,7 +11,7 @@ from app.repository.control.folder_loads import FolderLoads
 from app.repository.control.remote_files import RemoteWatch
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.source import ModelSource
+from app.repository.source import ScannedModel
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +73,14 @@ class FolderPolls:
 
     async def poll_once(self) -> None:
         """Use the changes that have settled since the last scan."""
-        sources = await self._loads.scan_all()
+        models = await self._loads.scan_all()
         known = {record.name for record in self._records.all()}
-        for name in sorted(known | set(sources)):
-            source = sources.get(name)
+        for name in sorted(known | set(models)):
+            scanned = models.get(name)
             record = self._records.get(name)
             if self._known_only and not (record and record.stamp):
                 continue  # no request has loaded it yet
-            stamp = source.stamp if source is not None else None
+            stamp = scanned.stamp if scanned is not None else None
             before = record.stamp if record is not None else None
             if stamp == before:
                 self._unsettled.pop(name, None)
@@ -89,28 +89,28 @@ class FolderPolls:
             else:
                 del self._unsettled[name]
                 try:
-                    await self._follow_folder(name, source)
+                    await self._follow_folder(name, scanned)
                 except Exception as e:
                     logger.exception("model %s: unexpected", name)
                     reason = f"{type(e).__name__}: {e}; this is a bug"
                     self._records.record(name).fail(reason)
 
-    async def _follow_folder(self, name: str, source: ModelSource | None) -> None:
+    async def _follow_folder(self, name: str, scanned: ScannedModel | None) -> None:
         """Use changes in the folder.
 
         Remote models follow when their files have arrived, so no other model waits for
         them.
         """
         is_to_come = (
-            source is not None
-            and source.url is not None
-            and not await self._loads.remote.has(source.url)
+            scanned is not None
+            and scanned.url is not None
+            and not await self._loads.remote.has(scanned.url)
         )
-        self._watch.follow(name, source, at_once=is_to_come)
-        if source is None:
+        self._watch.follow(name, scanned, at_once=is_to_come)
+        if scanned is None:
             await self._repository.unload(name)
             self._repository.forget(name)
         elif is_to_come:
-            await self._repository.load(source)  # so that the poll waits for the load
+            await self._repository.load(scanned)  # so that the poll waits for the load
         else:
-            await self._loads.follow(name, source)
+            await self._loads.follow(name, scanned)

@@ -89,12 +89,12 @@ class ModelControl:
         self._check("load", name)
         root = await self._store(name, request) if request.files else None
         try:
-            source = await self._loads.scan(name, root, request.config)
-            if source.url is not None and not await self._remote.has(source.url):
-                await self._remote.fetch(name, source.url)
-                source = await self._loads.scan(name, root, request.config)
-            await self._repository.load(source)
-            self.watch.follow(name, source)
+            scanned = await self._loads.scan(name, root, request.config)
+            if scanned.url is not None and not await self._remote.has(scanned.url):
+                await self._remote.fetch(name, scanned.url)
+                scanned = await self._loads.scan(name, root, request.config)
+            await self._repository.load(scanned)
+            self.watch.follow(name, scanned)
         finally:
             if root is not None:
                 self._uploaded.setdefault(name, []).append(root)
@@ -182,14 +182,14 @@ class ModelControl:
         """
         record = self._records.record(name)
         try:
-            source = await self._loads.scan(name)
-            if source.url is not None and (
-                looks or not await self._remote.has(source.url)
+            scanned = await self._loads.scan(name)
+            if scanned.url is not None and (
+                looks or not await self._remote.has(scanned.url)
             ):
-                await self._remote.fetch(name, source.url)
-                source = await self._loads.scan(name)
-            await self._loads.put(source)
-            self.watch.follow(name, source)
+                await self._remote.fetch(name, scanned.url)
+                scanned = await self._loads.scan(name)
+            await self._loads.put(scanned)
+            self.watch.follow(name, scanned)
             problem = record.problem
         except FetchStopped:
             return

@@ -20,7 +20,7 @@ from app.repository.model_sources import (
     RemoteUrl,
 )
 from app.repository.records import ModelRecord, ModelRecords
-from app.repository.source import ModelSource
+from app.repository.source import ScannedModel
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +130,10 @@ class RemoteWatch:
             task.cancel()
 
     def follow(
-        self, name: str, source: ModelSource | None, *, at_once: bool = False
+        self, name: str, scanned: ScannedModel | None, *, at_once: bool = False
     ) -> None:
         """Poll a model at its present URL, if it has one, and forget its former URL."""
-        url = source.url if source is not None else None
+        url = scanned.url if scanned is not None else None
         before = self._watching.get(name)
         if before is not None and (before[0] != url or before[1].done()):
             before[1].cancel()

@@ -13,10 +13,10 @@ from tests.app.repository.test_scan import make
 
 
 def files(places: ModelPlaces, name: str) -> dict[int, list[str]]:
-    source = places.scan(name)
-    assert source is not None
-    assert source.problem == ""
-    return {v.version: [p.name for p in v.files] for v in source.versions}
+    scanned = places.scan(name)
+    assert scanned is not None
+    assert scanned.problem == ""
+    return {v.version: [p.name for p in v.files] for v in scanned.versions}
 
 
 def test_files_and_folders_are_models(tmp_path: Path) -> None:

@@ -22,16 +22,16 @@ def make(root: Path, *files: str) -> None:
 
 
 def versions(root: Path, name: str) -> dict[int, list[str]]:
-    source = scan_model(root, name)
-    assert source is not None
-    return {v.version: [p.name for p in v.files] for v in source.versions}
+    scanned = scan_model(root, name)
+    assert scanned is not None
+    return {v.version: [p.name for p in v.files] for v in scanned.versions}
 
 
 def problem(root: Path, name: str) -> str:
-    source = scan_model(root, name)
-    assert source is not None
-    assert not source.versions
-    return source.problem
+    scanned = scan_model(root, name)
+    assert scanned is not None
+    assert not scanned.versions
+    return scanned.problem
 
 
 def test_empty_folder(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_config_beside_a_single_file(tmp_path: Path) -> None:
     make(tmp_path, "m.popef")
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.toml").write_text("instances = 3")
-    source = scan_model(tmp_path, "m")
-    assert source is not None
-    assert source.config.instances == 3
+    scanned = scan_model(tmp_path, "m")
+    assert scanned is not None
+    assert scanned.config.instances == 3
     assert versions(tmp_path, "m") == {1: ["m.popef"]}
 
 
@@ -124,9 +124,9 @@ def test_a_folder_without_versions_is_one(tmp_path: Path) -> None:
 
 def test_a_version_with_nothing_in_it(tmp_path: Path) -> None:
     make(tmp_path, "m/1/m.popef", "m/2/readme.txt", "m/3/a.onnx", "m/3/b.onnx")
-    source = scan_model(tmp_path, "m")
-    assert source is not None
-    problems = {v.version: v.problem for v in source.versions}
+    scanned = scan_model(tmp_path, "m")
+    assert scanned is not None
+    problems = {v.version: v.problem for v in scanned.versions}
     assert problems[1] == ""
     assert "neither a .popef nor an .onnx" in problems[2]
     assert "several .onnx files: a.onnx, b.onnx" in problems[3]
@@ -169,9 +169,9 @@ def test_links_stay_inside(tmp_path: Path) -> None:
     (root / "conf" / "config.toml").symlink_to(outside / "config.toml")
     for name in ("file", "folder", "conf"):
         assert "a link to a place outside the model repository" in problem(root, name)
-    source = scan_model(root, "inner")
-    assert source is not None
-    assert [bool(v.problem) for v in source.versions] == [False, True, False]
+    scanned = scan_model(root, "inner")
+    assert scanned is not None
+    assert [bool(v.problem) for v in scanned.versions] == [False, True, False]
 
 
 def test_the_repository_itself_may_be_a_link(tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_stamps_change_with_the_files(tmp_path: Path) -> None:
     make(tmp_path, "m.popef", "n/1/m.onnx", "n/1/weights.bin", "n/2/m.onnx")
 
     def stamps(name: str) -> list[object]:
-        source = scan_model(tmp_path, name)
-        assert source is not None
-        return [source.stamp, *(v.stamp for v in source.versions)]
+        scanned = scan_model(tmp_path, name)
+        assert scanned is not None
+        return [scanned.stamp, *(v.stamp for v in scanned.versions)]
 
     before = stamps("m")
     assert stamps("m") == before

@@ -33,7 +33,7 @@ from app.repository.scan import CONFIG_NAME, SUFFIXES, is_folder, is_version, na
 from app.repository.source import (
     PYTHON_MODEL,
     WARMUP_FOLDER,
-    ModelSource,
+    ScannedModel,
     VersionSource,
 )
 from app.repository.warmup import warm_up
@@ -178,42 +178,42 @@ class _Previewer:
         """Return the model with that name; None if there is none."""
         if name in self._models:
             return self._models[name]
-        source = self._places.scan(name)
-        if source is None:
+        scanned = self._places.scan(name)
+        if scanned is None:
             return None
         self._begun.append(name)
-        found = self._preview(source)
+        found = self._preview(scanned)
         self._begun.pop()
         self._models[name] = found
         return found
 
-    def _preview(self, source: ModelSource) -> ModelPreview:
-        name = source.name
-        notes = [f"{name}/{note}" for note in source.notes]
-        if not any(version.format for version in source.versions):
+    def _preview(self, scanned: ScannedModel) -> ModelPreview:
+        name = scanned.name
+        notes = [f"{name}/{note}" for note in scanned.notes]
+        if not any(version.format for version in scanned.versions):
             notes += _odd_entries(self._root / name)
-        preview = ModelPreview(name, source.config, notes=tuple(notes))
-        if source.url is not None:
-            problem = self._elsewhere(source, notes)
+        preview = ModelPreview(name, scanned.config, notes=tuple(notes))
+        if scanned.url is not None:
+            problem = self._elsewhere(scanned, notes)
             preview = replace(preview, notes=tuple(notes))
-            if self._remote.of(source.url).folder_of(source.url) is None:
+            if self._remote.of(scanned.url).folder_of(scanned.url) is None:
                 if problem:
                     return replace(preview, problems=(problem,))
                 return replace(preview, to_come=True)
             notes += [f"{name}/{CONFIG_NAME}: {problem}"] if problem else []
-        if source.problem:
-            return replace(preview, problems=(_placed(name, source.problem),))
-        versions = [self._version(name, v, source.config) for v in source.versions]
+        if scanned.problem:
+            return replace(preview, problems=(_placed(name, scanned.problem),))
+        versions = [self._version(name, v, scanned.config) for v in scanned.versions]
         problems = [
             _placed(name, v.problem, f"{name}/{v.version}")
             for v in versions
             if v.problem
         ]
-        missing = [i for i in source.config.devices if i >= self._devices]
+        missing = [i for i in scanned.config.devices if i >= self._devices]
         if missing:
             versions = [replace(version, spec=None) for version in versions]
             problems.append(
-                f"{name}/{CONFIG_NAME}: devices = {list(source.config.devices)} needs "
+                f"{name}/{CONFIG_NAME}: devices = {list(scanned.config.devices)} needs "
                 f"{counted(max(missing) + 1, 'device')}, but {self._devices} would be "
                 f"attached (--devices cpu:{max(missing) + 1})"
             )
@@ -225,16 +225,16 @@ class _Previewer:
             notes=tuple(notes),
         )
 
-    def _elsewhere(self, source: ModelSource, notes: list[str]) -> str:
+    def _elsewhere(self, scanned: ScannedModel, notes: list[str]) -> str:
         """Return the problem with a remote model's URL, or an empty string. Add notes
         on the files that it would download.
         """
-        assert source.url is not None
+        assert scanned.url is not None
         try:
-            listing, cached = self._remote.of(source.url).preview(source.url)
+            listing, cached = self._remote.of(scanned.url).preview(scanned.url)
         except RemoteError as e:
-            why = str(e) if str(source.url) in str(e) else f"{source.url}: {e}"
-            return f"{source.name}/{CONFIG_NAME}: source: {why}"
+            why = str(e) if str(scanned.url) in str(e) else f"{scanned.url}: {e}"
+            return f"{scanned.name}/{CONFIG_NAME}: source: {why}"
         coming = [file for file in listing.files if file.name not in cached]
         size = size_text(sum(file.size or 0 for file in coming))
         what = (
@@ -242,7 +242,7 @@ class _Previewer:
             if coming
             else ("all files are in the cache")
         )
-        notes.append(f"{source.name}/{CONFIG_NAME}: {source.url}: {what}")
+        notes.append(f"{scanned.name}/{CONFIG_NAME}: {scanned.url}: {what}")
         return ""
 
     def _version(

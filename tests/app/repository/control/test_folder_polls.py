@@ -14,7 +14,7 @@ from app.repository.control.remote_files import RemoteFiles, RemoteWatch
 from app.repository.places import ModelPlaces
 from app.repository.records import ModelRecords
 from app.repository.repository import ModelRepository
-from app.repository.source import ModelSource
+from app.repository.source import ScannedModel
 
 
 class Recorder:
@@ -24,9 +24,9 @@ class Recorder:
         self.taken: list[tuple[str, int]] = []
         self._records = records
 
-    async def load(self, source: ModelSource, *, lazily: bool = False) -> None:
-        self.taken.append((source.name, len(source.versions)))
-        self._records.record(source.name).stamp = source.stamp
+    async def load(self, scanned: ScannedModel, *, lazily: bool = False) -> None:
+        self.taken.append((scanned.name, len(scanned.versions)))
+        self._records.record(scanned.name).stamp = scanned.stamp
 
     async def unload(self, name: str) -> None:
         self.taken.append((name, 0))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from app.repository.control.remote_files import RemoteWatch
 from app.repository.model_sources import RemoteUrl
-from app.repository.source import ModelSource
+from app.repository.source import ScannedModel
 
 
 class Remote:
@@ -31,7 +31,7 @@ def test_a_load_that_has_begun_ends_although_nothing_watches_the_model() -> None
             ended.set()
 
         watch = RemoteWatch(remote, use, polls=True, seconds=0.0)
-        watch.follow("m", ModelSource("m", url=url))
+        watch.follow("m", ScannedModel("m", url=url))
         await begun.wait()
         watch.follow("m", None)
         may_end.set()
