@@ -15,7 +15,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: The key of a scope for its `Connection`, if it came through our own protocol.
+#: The key of a scope for its `ThrottledConnection` (front.py), if it came through our
+#: own protocol.
 CONNECTION = "popgate.connection"
 #: The key of a scope for the base path removed from its path, and whether the request
 #: was for the base path alone, without a slash at the end.

@@ -78,8 +78,8 @@ _LINGER_BYTES = 64 << 20
 _COMPRESS_AT_ONCE = 64 * 1024
 
 
-class Connection(Protocol):
-    """The end of a request's connection (connection/ending.py)."""
+class ThrottledConnection(Protocol):
+    """A connection (connection/ending.py) whose client slows down after refusals."""
 
     def slow_down(self, refusals: float = 1.0) -> None: ...
     def drop_rest(self, refusals: float) -> None: ...
@@ -415,7 +415,7 @@ def _counted_as(send: Send, route: str) -> Send:
 
 
 def _slow_down(scope: Scope, refusals: float = 1.0) -> None:
-    connection: Connection | None = scope.get(CONNECTION)
+    connection: ThrottledConnection | None = scope.get(CONNECTION)
     if connection is not None:
         connection.slow_down(refusals)
 
@@ -440,7 +440,7 @@ async def _refuse_body(
         }
     )
     await send({"type": "http.response.body", "body": error.body, "more_body": True})
-    connection: Connection | None = scope.get(CONNECTION)
+    connection: ThrottledConnection | None = scope.get(CONNECTION)
     if connection is not None:
         connection.drop_rest(refused.size / READ)
         return

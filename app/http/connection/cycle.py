@@ -23,7 +23,7 @@ _FAILED: Final = error_body(
 )
 
 
-class Connection(Protocol):
+class CycleConnection(Protocol):
     """The part of a connection (protocol.py) that a cycle uses."""
 
     @property
@@ -39,7 +39,7 @@ class Connection(Protocol):
 class AsgiCycle:
     """The ASGI messages of one request, both ways."""
 
-    def __init__(self, scope: Scope, head: Head, connection: Connection) -> None:
+    def __init__(self, scope: Scope, head: Head, connection: CycleConnection) -> None:
         self.scope = scope
         self.head = head
         self.logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from app.http.asgi import BARE, BASE, CONNECTION, NAMES, Scope
 from app.http.asgi_call import wants_events
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.ends import Peer
-from app.http.connection.exchange import Connection, Exchange
+from app.http.connection.exchange import Exchange, ExchangeConnection
 from app.http.connection.framing import Head, bad_http
 from app.http.connection.known_head import LARGEST_BODY, KnownHead
 from app.http.connection_limit import Entry
@@ -46,7 +46,7 @@ class Dispatch:
         self._last_path = ""
 
     def exchange(
-        self, head: Head, connection: Connection, names: tuple[str, ...]
+        self, head: Head, connection: ExchangeConnection, names: tuple[str, ...]
     ) -> Exchange | None:
         """Return the exchange for a head; None if the application must answer it."""
         if head.method != b"POST" or head.version != "1.1":

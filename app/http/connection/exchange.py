@@ -43,7 +43,7 @@ class CommonHead:
         self.lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
 
-class Connection(Protocol):
+class ExchangeConnection(Protocol):
     """The part of a connection (protocol.py) that an exchange uses."""
 
     transport: asyncio.Transport
@@ -68,7 +68,7 @@ class Exchange(Call):
         path: str,
         url_path: str,
         headers: Mapping[bytes, bytes],
-        connection: Connection,
+        connection: ExchangeConnection,
         keep_alive: bool,
     ) -> None:
         # `super` would make one more object for every request.
