@@ -11,7 +11,7 @@ from app.http.connection.turns import Turns
 from app.http.floods import Floods
 
 
-class Reader(Protocol):
+class MessageReader(Protocol):
     """The part of a connection (protocol.py) that its intake uses."""
 
     def take(self, data: bytes, at: int) -> None:
@@ -44,14 +44,14 @@ class Intake:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: MessageReader,
         transport: asyncio.Transport,
         flow: Flow,
         turns: Turns,
         floods: Floods,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._reader: Reader | None = reader
+        self._reader: MessageReader | None = reader
         self._transport = transport
         self._flow = flow
         self._turns = turns
