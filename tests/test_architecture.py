@@ -403,7 +403,7 @@ def test_the_list_of_large_classes_only_gets_shorter() -> None:
 #: Packages whose class names are API. Users know them beside those of other packages.
 NAMED_FOR_USERS = FACES | {"popgate", "popgate_client", "popgate_python_interface"}
 #: Names of several classes at module level. The list only gets shorter.
-HOMONYMS = frozenset({"Graph", "Session", "Tensor"})
+HOMONYMS = frozenset({"Session"})
 
 
 def test_a_class_name_stands_for_one_thing() -> None:

@@ -84,13 +84,13 @@ class OpView(View, shows=popir.Operator):
 
     # Inputs and outputs.
 
-    def _in(self, index: int) -> popir.Tensor:
+    def _in(self, index: int) -> popir.IrTensor:
         at = self._at(index)
         if not self.hasInput(index):
             raise popir.IrError(f"{self._below} has no input {index}")
         return self._below.inputs[at]
 
-    def _out(self, index: int) -> popir.Tensor:
+    def _out(self, index: int) -> popir.IrTensor:
         if not self.hasOutput(index):
             raise popir.IrError(f"{self._below} has no output {index}")
         return self._below.outputs[index]
@@ -369,7 +369,7 @@ class OpView(View, shows=popir.Operator):
 
     def getHostStreamTensorId(self) -> str:
         """Return the id of the stream that it loads or stores."""
-        stream: popir.Tensor = self._below.attributes["stream"]
+        stream: popir.IrTensor = self._below.attributes["stream"]
         return stream.id
 
     def __repr__(self) -> str:

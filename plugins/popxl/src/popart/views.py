@@ -30,7 +30,7 @@ _KINDS = {
 class Consumers:
     """The operators that read a tensor."""
 
-    def __init__(self, below: popir.Tensor) -> None:
+    def __init__(self, below: popir.IrTensor) -> None:
         self._below = below
 
     def getOps(self) -> list[OpView]:
@@ -52,7 +52,7 @@ class Consumers:
 class TopoCons:
     """The order of the operators of a graph, as the program states it."""
 
-    def __init__(self, below: popir.Graph) -> None:
+    def __init__(self, below: popir.IrGraph) -> None:
         self._below = below
 
     def insert(self, before: OpView, after: OpView, tied: bool = False) -> None:
@@ -84,10 +84,10 @@ class TopoCons:
             each._below.after = tuple(kept)
 
 
-class TensorView(View, shows=popir.Tensor):
+class TensorView(View, shows=popir.IrTensor):
     """A tensor."""
 
-    _below: popir.Tensor
+    _below: popir.IrTensor
 
     @property
     def id(self) -> str:
@@ -128,7 +128,7 @@ class TensorView(View, shows=popir.Tensor):
         """Return its index among the outputs of its graph."""
         return self._below.graph.outputs.index(self._below)
 
-    def _relatives(self) -> list[popir.Tensor]:
+    def _relatives(self) -> list[popir.IrTensor]:
         return popir.sharing(self._below)
 
     def isModified(self) -> bool:
@@ -200,10 +200,10 @@ class _Ids:
         return id_ in self._tensors
 
 
-class GraphView(View, shows=popir.Graph):
+class GraphView(View, shows=popir.IrGraph):
     """A graph."""
 
-    _below: popir.Graph
+    _below: popir.IrGraph
 
     @property
     def id(self) -> GraphId:
@@ -279,7 +279,7 @@ class GraphView(View, shows=popir.Graph):
         """Return which output has that id."""
         return self._position(id_, self._below.outputs, "output")
 
-    def _position(self, id_: Any, tensors: list[popir.Tensor], word: str) -> int:
+    def _position(self, id_: Any, tensors: list[popir.IrTensor], word: str) -> int:
         for index, tensor in enumerate(tensors):
             if tensor.id == id_:
                 return index

@@ -40,7 +40,7 @@ from popir.float8 import (
     loss_of,
 )
 from popir.grouping import Groups, from_assignment, refined, shard_size, strided
-from popir.ir import Graph, Ir, Operator, Order, Stream, Tensor
+from popir.ir import Ir, IrGraph, IrTensor, Operator, Order, Stream
 from popir.placement import Placement
 from popir.records import (
     RECORDS,
@@ -75,10 +75,11 @@ __all__ = (
     "GradRule",
     "GradientConnection",
     "Gradients",
-    "Graph",
     "Groups",
     "Ir",
     "IrError",
+    "IrGraph",
+    "IrTensor",
     "NotYet",
     "OpCall",
     "Operator",
@@ -90,7 +91,6 @@ __all__ = (
     "RunError",
     "Spec",
     "Stream",
-    "Tensor",
     "Value",
     "ValueOutOfRange",
     "best_scale",

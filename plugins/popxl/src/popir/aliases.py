@@ -9,16 +9,16 @@ from heapq import heapify, heappop, heappush
 from math import prod
 
 from popir.errors import IrError
-from popir.ir import Graph, Operator, Tensor
+from popir.ir import IrGraph, IrTensor, Operator
 
-Roots = Mapping[Tensor, frozenset[Tensor]]
+Roots = Mapping[IrTensor, frozenset[IrTensor]]
 
 
-def roots_of(graph: Graph) -> Roots:
+def roots_of(graph: IrGraph) -> Roots:
     """Return for each tensor of `graph` the tensors whose storage it shares."""
-    found: dict[Tensor, frozenset[Tensor]] = {}
+    found: dict[IrTensor, frozenset[IrTensor]] = {}
 
-    def roots(tensor: Tensor) -> frozenset[Tensor]:
+    def roots(tensor: IrTensor) -> frozenset[IrTensor]:
         return found.get(tensor) or frozenset({tensor})
 
     for operator in _separate(graph.operators):
@@ -36,7 +36,7 @@ def roots_of(graph: Graph) -> Roots:
     return found
 
 
-def sharing(tensor: Tensor) -> list[Tensor]:
+def sharing(tensor: IrTensor) -> list[IrTensor]:
     """Return the tensors of its graph that share storage with `tensor`, including
     itself.
     """
@@ -50,7 +50,7 @@ def _separate(operators: Iterable[Operator]) -> Iterator[Operator]:
         yield from operator.attributes.get("parts", (operator,))
 
 
-def inner_graph(operator: Operator) -> tuple[Graph, int] | None:
+def inner_graph(operator: Operator) -> tuple[IrGraph, int] | None:
     """Return the graph that may change inputs of `operator`, and the number of inputs
     before them.
     """
@@ -81,7 +81,7 @@ def changed_inputs(operator: Operator) -> set[int]:
     return changed
 
 
-def changed_roots(graph: Graph) -> set[Tensor]:
+def changed_roots(graph: IrGraph) -> set[IrTensor]:
     """Return the tensors of `graph` whose storage its operators change."""
     roots = roots_of(graph)
     return {
@@ -92,7 +92,7 @@ def changed_roots(graph: Graph) -> set[Tensor]:
     }
 
 
-def check_order(graph: Graph) -> None:
+def check_order(graph: IrGraph) -> None:
     """Raise IrError if a result depends on an order that the program does not fix.
 
     An operator that changes storage must come before or after every other one that
@@ -114,15 +114,15 @@ def check_order(graph: Graph) -> None:
                 )
 
 
-def _contested(graph: Graph) -> dict[Tensor, list[tuple[Operator, bool]]]:
+def _contested(graph: IrGraph) -> dict[IrTensor, list[tuple[Operator, bool]]]:
     """Return storage that some operator changes and another uses: its users, and
     whether each changes it.
     """
     roots = roots_of(graph)
-    users: dict[Tensor, list[tuple[Operator, bool]]] = {}
+    users: dict[IrTensor, list[tuple[Operator, bool]]] = {}
     for operator in graph.operators:
         changed = changed_inputs(operator)
-        touched: dict[Tensor, bool] = {}
+        touched: dict[IrTensor, bool] = {}
         for index, tensor in enumerate(operator.inputs):
             for root in roots.get(tensor, ()):  # an input may not be connected yet
                 touched[root] = touched.get(root, False) or index in changed
@@ -153,7 +153,7 @@ def _is_view(operator: Operator) -> bool:
     return operator.record.put is not None
 
 
-def _predecessors(graph: Graph) -> dict[Operator, int]:
+def _predecessors(graph: IrGraph) -> dict[Operator, int]:
     """Return for each operator the operators that always run before it, as bits."""
     bit = {operator: 1 << n for n, operator in enumerate(graph.operators)}
     before: dict[Operator, int] = {}
@@ -166,7 +166,7 @@ def _predecessors(graph: Graph) -> dict[Operator, int]:
     return before
 
 
-def schedule(graph: Graph) -> list[Operator]:
+def schedule(graph: IrGraph) -> list[Operator]:
     """Return the operators of a graph in an order to run them.
 
     The order respects data, `in_sequence` and changes to storage. If several operators
@@ -196,7 +196,9 @@ def schedule(graph: Graph) -> list[Operator]:
     return found
 
 
-def orderings(graph: Graph, in_sequence: bool = True) -> dict[Operator, set[Operator]]:
+def orderings(
+    graph: IrGraph, in_sequence: bool = True
+) -> dict[Operator, set[Operator]]:
     """Return for each operator those that must run before it. in_sequence: include the
     program's own order, not only data and storage.
     """

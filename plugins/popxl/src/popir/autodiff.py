@@ -16,7 +16,7 @@ from popir.aliases import changed_inputs
 from popir.dependence import branches, dependents, reached_by
 from popir.errors import IrError, NotYet
 from popir.gradient_records import gradient_record
-from popir.ir import Graph, Operator, Tensor
+from popir.ir import IrGraph, IrTensor, Operator
 from popir.records import GradRule, OpCall, Spec, has_gradient
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class GradientConnection:
     """Meaning of an input or output of a gradient graph."""
 
-    tensor: Tensor
+    tensor: IrTensor
     """The tensor of the forward graph."""
     is_gradient: bool
     """True if its gradient is meant, not the tensor itself."""
@@ -37,25 +37,25 @@ class GradientConnection:
 class Gradients:
     """A gradient graph, and the meanings of its inputs and outputs, in order."""
 
-    graph: Graph
-    forward: Graph
+    graph: IrGraph
+    forward: IrGraph
     inputs: list[GradientConnection] = field(default_factory=list)
     outputs: list[GradientConnection] = field(default_factory=list)
 
 
-Known = dict[Graph, Gradients]
+Known = dict[IrGraph, Gradients]
 
 
-def gradient_name(tensor: Tensor) -> str:
+def gradient_name(tensor: IrTensor) -> str:
     """Return the name of the gradient of `tensor`."""
     return f"Gradient___{tensor.name}"
 
 
 def differentiate(
-    graph: Graph,
-    provided: Sequence[Tensor] | None = None,
-    required: Sequence[Tensor] | None = None,
-    known: Mapping[Graph, Gradients] | None = None,
+    graph: IrGraph,
+    provided: Sequence[IrTensor] | None = None,
+    required: Sequence[IrTensor] | None = None,
+    known: Mapping[IrGraph, Gradients] | None = None,
 ) -> Known:
     """Return the gradient graphs of `graph` and of the graphs that it calls.
 
@@ -78,10 +78,10 @@ def differentiate(
 class _Differentiation:
     def __init__(
         self,
-        graph: Graph,
-        provided: list[Tensor],
-        required: list[Tensor],
-        known: Mapping[Graph, Gradients],
+        graph: IrGraph,
+        provided: list[IrTensor],
+        required: list[IrTensor],
+        known: Mapping[IrGraph, Gradients],
         made: Known,
     ) -> None:
         self._graph = graph
@@ -94,11 +94,11 @@ class _Differentiation:
             op.type == "Call" and not op.graph.is_loop_body for op in graph.callers
         )
         self._connected = {*graph.inputs, *graph.outputs}
-        self._totals: dict[Tensor, Tensor] = {}
-        self._parts: dict[Tensor, list[Tensor]] = {}
-        self._forward: dict[Tensor, Tensor] = {}
+        self._totals: dict[IrTensor, IrTensor] = {}
+        self._parts: dict[IrTensor, list[IrTensor]] = {}
+        self._forward: dict[IrTensor, IrTensor] = {}
         """By forward tensor: its counterpart in the gradient graph."""
-        self._needed: dict[Tensor, Tensor] = {}
+        self._needed: dict[IrTensor, IrTensor] = {}
         """The forward tensors that are inputs of the gradient graph."""
 
     def run(self) -> Gradients:
@@ -127,9 +127,9 @@ class _Differentiation:
         self._made[self._graph] = result
         return result
 
-    def _backward_reach(self) -> dict[Tensor, int]:
+    def _backward_reach(self) -> dict[IrTensor, int]:
         """Return how many gradients arrive at each forward tensor."""
-        arriving: dict[Tensor, int] = {}
+        arriving: dict[IrTensor, int] = {}
         for tensor in self._provided:
             arriving[tensor] = arriving.get(tensor, 0) + 1
         for operator in reversed(self._graph.operators):
@@ -140,7 +140,9 @@ class _Differentiation:
                 arriving[tensor] = arriving.get(tensor, 0) + 1
         return arriving
 
-    def _given_by(self, operator: Operator, arriving: Collection[Tensor]) -> list[int]:
+    def _given_by(
+        self, operator: Operator, arriving: Collection[IrTensor]
+    ) -> list[int]:
         """Return the inputs to which `operator` passes gradients."""
         if operator.type in ("Call", "If"):
             return [
@@ -158,9 +160,9 @@ class _Differentiation:
     def _given_by_graph(
         self,
         operator: Operator,
-        called: Graph,
+        called: IrGraph,
         skipped: int,
-        arriving: Collection[Tensor],
+        arriving: Collection[IrTensor],
     ) -> list[int]:
         """Return the inputs to which a graph that `operator` runs passes gradients."""
         pairs = zip(called.outputs, operator.outputs, strict=False)
@@ -185,7 +187,7 @@ class _Differentiation:
             if any(operator.inputs[index] in self._depends for index in rule.gives)
         ]
 
-    def _total(self, tensor: Tensor) -> Tensor | None:
+    def _total(self, tensor: IrTensor) -> IrTensor | None:
         """Return the whole gradient of `tensor`: a Sum if several parts exist."""
         if tensor not in self._totals:
             parts = self._parts.get(tensor)
@@ -234,7 +236,7 @@ class _Differentiation:
         operator: Operator,
         call: OpCall,
         rule: GradRule,
-        gradients: list[Tensor | None],
+        gradients: list[IrTensor | None],
     ) -> None:
         inputs = []
         for need in rule.needs:
@@ -263,20 +265,20 @@ class _Differentiation:
         for index, result in zip(rule.gives, made.outputs, strict=True):
             self._arrived(operator.inputs[index], result)
 
-    def _name(self, tensor: Tensor) -> str:
+    def _name(self, tensor: IrTensor) -> str:
         name = gradient_name(tensor)
         return name if self._useful.get(tensor, 0) < 2 else f"{name}_part"
 
-    def _arrived(self, tensor: Tensor, gradient: Tensor) -> None:
+    def _arrived(self, tensor: IrTensor, gradient: IrTensor) -> None:
         if has_gradient(tensor.spec):
             self._parts.setdefault(tensor, []).append(gradient)
 
-    def _zero(self, like: Tensor) -> Tensor:
+    def _zero(self, like: IrTensor) -> IrTensor:
         attributes = {"dtype": like.dtype, "shape": like.shape, "meta_shape": ()}
         name = gradient_name(like)
         return self._backward.add("Init", [], [name], attributes).outputs[0]
 
-    def _here(self, tensor: Tensor) -> Tensor:
+    def _here(self, tensor: IrTensor) -> IrTensor:
         """Return a forward tensor in the gradient graph."""
         found = self._forward.get(tensor)
         if found is not None:
@@ -294,7 +296,7 @@ class _Differentiation:
         self._forward[tensor] = made
         return made
 
-    def _again(self, operator: Operator, wanted: Tensor) -> Tensor:
+    def _again(self, operator: Operator, wanted: IrTensor) -> IrTensor:
         """Compute the result of `operator` in the gradient graph too."""
         copy = self._backward.add(
             operator.record,
@@ -362,16 +364,16 @@ class _Differentiation:
     def _branch(
         self,
         operator: Operator,
-        called: Graph,
+        called: IrGraph,
         skipped: int,
         inner: Gradients | None,
         wanted: list[int],
-    ) -> Graph:
+    ) -> IrGraph:
         """Return the gradients of the inputs `wanted` if the branch
         `called` was taken.
         """
         graph = self._graph.ir.new_graph(f"{called.id}_bwd_branch")
-        results: dict[int, Tensor] = {}
+        results: dict[int, IrTensor] = {}
         if inner is not None:
             inputs = [
                 graph.add_input(t.spec, t.name.rpartition("/")[2])
@@ -395,8 +397,8 @@ class _Differentiation:
         return graph
 
     def _gradients_of(
-        self, operator: Operator, called: Graph, skipped: int
-    ) -> tuple[Gradients | None, list[Tensor]]:
+        self, operator: Operator, called: IrGraph, skipped: int
+    ) -> tuple[Gradients | None, list[IrTensor]]:
         """Return the gradients of a graph that `operator` runs, and their inputs; None
         if no gradient passes.
 
@@ -435,7 +437,7 @@ class _Differentiation:
         return inner, inputs
 
     def _inner(
-        self, called: Graph, provided: list[Tensor], required: list[Tensor]
+        self, called: IrGraph, provided: list[IrTensor], required: list[IrTensor]
     ) -> Gradients:
         """Return the gradient graph of a called graph, shared by calls that want the
         same.
@@ -453,7 +455,7 @@ class _Differentiation:
     def _finish_inputs(self, result: Gradients) -> None:
         result.inputs = [GradientConnection(t, True) for t in self._provided]
         graph = self._graph
-        added: list[Tensor] = []
+        added: list[IrTensor] = []
         for tensor in sorted(self._needed, key=lambda t: t.id):
             self._backward.inputs.append(self._needed[tensor])
             result.inputs.append(GradientConnection(tensor, False))
@@ -474,7 +476,7 @@ class _Differentiation:
             ]
 
 
-def _check(graph: Graph) -> None:
+def _check(graph: IrGraph) -> None:
     for operator in graph.operators:
         if operator.type != "Loop" and changed_inputs(operator):
             raise IrError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from popir.ir import Graph, Operator, Tensor
+from popir.ir import IrGraph, IrTensor, Operator
 from popir.records import has_gradient
 
 
-def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
+def dependents(graph: IrGraph, of: Iterable[IrTensor]) -> set[IrTensor]:
     """Return the tensors of `graph` that depend, differentiably, on some of `of`."""
     found = set(of)
     for operator in graph.operators:
@@ -35,7 +35,7 @@ def dependents(graph: Graph, of: Iterable[Tensor]) -> set[Tensor]:
     return found
 
 
-def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
+def reached_by(graph: IrGraph, outputs: Iterable[IrTensor]) -> set[IrTensor]:
     """Return the tensors of `graph` on which some of `outputs` depend,
     differentiably.
     """
@@ -60,7 +60,7 @@ def reached_by(graph: Graph, outputs: Iterable[Tensor]) -> set[Tensor]:
     return found
 
 
-def branches(operator: Operator) -> list[tuple[Graph, int]]:
+def branches(operator: Operator) -> list[tuple[IrGraph, int]]:
     """Return the graphs of a call or conditional, and the number of its first input for
     them.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from popir.ir import Graph, Ir
+from popir.ir import Ir, IrGraph
 
 
 def dot_of(ir: Ir) -> str:
@@ -18,7 +18,7 @@ def dot_of(ir: Ir) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _operators(graph: Graph) -> list[str]:
+def _operators(graph: IrGraph) -> list[str]:
     lines = []
     for op in graph.operators:
         lines.append(f"op{op.id} [shape=box, label={_quoted(op.type)}];")

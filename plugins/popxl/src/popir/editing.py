@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from popir.errors import IrError
-from popir.ir import Graph, Operator, Tensor
+from popir.ir import IrGraph, IrTensor, Operator
 from popir.rewriting import in_order
 
 
@@ -15,7 +15,7 @@ def disconnect(operator: Operator, index: int) -> None:
         _forget_reader(old, operator)
 
 
-def _forget_reader(tensor: Tensor, operator: Operator) -> None:
+def _forget_reader(tensor: IrTensor, operator: Operator) -> None:
     tensor.readers[:] = [each for each in tensor.readers if each is not operator]
 
 
@@ -45,7 +45,7 @@ def connect_output(operator: Operator, index: int, id_: str) -> None:
     tensor.producer = operator
 
 
-def copy_into(graph: Graph, operator: Operator) -> Operator:
+def copy_into(graph: IrGraph, operator: Operator) -> Operator:
     """Make a copy of an operator in `graph`, without connections."""
     graph.ir.check_open()
     made = Operator(
@@ -79,7 +79,7 @@ def erase(operator: Operator) -> None:
     operator.graph.forget([operator], None)
 
 
-def replace(old: Tensor, new: Tensor) -> None:
+def replace(old: IrTensor, new: IrTensor) -> None:
     """Replace `old` by `new` for all readers."""
     for reader in list(dict.fromkeys(old.readers)):
         for index, tensor in enumerate(reader.inputs):
@@ -121,7 +121,7 @@ def _all_before(operator: Operator) -> set[Operator]:
     return found
 
 
-def remove_isolated(graph: Graph, keep_inputs: bool = True) -> list[Tensor]:
+def remove_isolated(graph: IrGraph, keep_inputs: bool = True) -> list[IrTensor]:
     """Remove tensors that no operator or graph computes, reads or takes; return
     them.
     """

@@ -18,7 +18,7 @@ import numpy as np
 
 from popir.dtypes import Array, to_carrier
 from popir.errors import IrError, NotYet
-from popir.ir import Ir, Tensor
+from popir.ir import Ir, IrTensor
 
 if TYPE_CHECKING:
     from popef_io import Anchor, Metadata
@@ -124,7 +124,7 @@ def compile_whole(ir: Ir, check_order: bool = True) -> tuple[Program, bool]:
     return replace(plain, replicas=1), False
 
 
-def _differs(variable: Tensor) -> bool:
+def _differs(variable: IrTensor) -> bool:
     """Return whether replicas have different values of a variable."""
     groups = variable.placement.groups
     several = groups is not None and groups.num_groups > 1
@@ -187,7 +187,7 @@ def _rows(compiled: Program, batch: str, threads: int) -> BatchDecision:
     return decide_rows(compiled.executable, MAIN, weights, options)
 
 
-def _rest(ir: Ir, compiled: Program) -> list[Tensor]:
+def _rest(ir: Ir, compiled: Program) -> list[IrTensor]:
     """Return the variables that no operator uses."""
     used = set(compiled.variables)
     return [
@@ -195,14 +195,14 @@ def _rest(ir: Ir, compiled: Program) -> list[Tensor]:
     ]
 
 
-def _data(variable: Tensor) -> Array:
+def _data(variable: IrTensor) -> Array:
     assert variable.data is not None
     if variable.dtype.is_complex:
         raise IrError(f"{variable.id!r} is complex, which a file cannot hold")
     return np.ascontiguousarray(to_carrier(variable.data)).reshape(variable.data.shape)
 
 
-def _unstreamed(variable: Tensor) -> Anchor:
+def _unstreamed(variable: IrTensor) -> Anchor:
     from popef_io import Anchor, TensorInfo, TensorType
     from popir.lowering.assembly import data_type_of
 

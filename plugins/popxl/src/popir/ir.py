@@ -26,11 +26,11 @@ _ir_numbers = itertools.count()
 
 
 @dataclass(eq=False, slots=True)
-class Tensor:
+class IrTensor:
     """A value of a graph. Compared by identity."""
 
     id: str
-    graph: Graph
+    graph: IrGraph
     spec: Spec
     kind: Kind
     scopes: tuple[str, ...] = ()
@@ -71,9 +71,9 @@ class Operator:
     id: int
     type: str
     record: Record
-    graph: Graph
-    inputs: list[Tensor]
-    outputs: list[Tensor]
+    graph: IrGraph
+    inputs: list[IrTensor]
+    outputs: list[IrTensor]
     attributes: dict[str, Any]
     settings: OperatorSettings
     name: str = ""
@@ -92,14 +92,14 @@ class Operator:
         )
 
     @property
-    def connected(self) -> list[Tensor]:
+    def connected(self) -> list[IrTensor]:
         """Return its inputs except those that are connected later."""
         return [t for t in self.inputs if t.kind != "unconnected"]
 
     @property
-    def called_graphs(self) -> tuple[Graph, ...]:
+    def called_graphs(self) -> tuple[IrGraph, ...]:
         """Return the graphs that it runs."""
-        graphs: tuple[Graph, ...] = self.attributes.get("graphs", ())
+        graphs: tuple[IrGraph, ...] = self.attributes.get("graphs", ())
         return graphs
 
     def written(self) -> list[int]:
@@ -129,15 +129,15 @@ class _Previous:
     before_block: list[Operator] = field(default_factory=list)
 
 
-class Graph:
+class IrGraph:
     """Operators over tensors, in the order of their construction."""
 
     def __init__(self, ir: Ir, id_: str) -> None:
         self.ir = ir
         self.id = id_
-        self.tensors: dict[str, Tensor] = {}
-        self.inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
+        self.tensors: dict[str, IrTensor] = {}
+        self.inputs: list[IrTensor] = []
+        self.outputs: list[IrTensor] = []
         self.operators: list[Operator] = []
         self.callers: dict[Operator, None] = {}
         """The operators of all graphs that run it, in the order they were made."""
@@ -158,10 +158,10 @@ class Graph:
         name: str | None = None,
         scopes: Sequence[str] = (),
         data: Array | None = None,
-    ) -> Tensor:
+    ) -> IrTensor:
         """Return a tensor under a free id made of `scopes` and `name`."""
         parts = [*([self.id] if self.id else []), *scopes, name or "t"]
-        tensor = Tensor(
+        tensor = IrTensor(
             self.ir.free_id("/".join(parts), self.tensors), self, spec, kind
         )
         tensor.scopes = tuple(scopes)
@@ -175,7 +175,7 @@ class Graph:
         name: str | None = None,
         scopes: Sequence[str] = (),
         by_reference: bool = False,
-    ) -> Tensor:
+    ) -> IrTensor:
         """Return a further input; a scalar without a name is called `t`, as all are."""
         tensor = self.new_tensor(spec, "input", name, scopes)
         tensor.by_reference = by_reference
@@ -185,7 +185,7 @@ class Graph:
     def add(
         self,
         type_: str | Record,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[IrTensor],
         names: Sequence[str | None] = (),
         attributes: Mapping[str, Any] | None = None,
         settings: OperatorSettings | None = None,
@@ -230,13 +230,13 @@ class Graph:
             hook(operator)
         return operator
 
-    def unconnected(self, spec: Spec) -> Tensor:
+    def unconnected(self, spec: Spec) -> IrTensor:
         """Return a placeholder for an input that will be connected later. It belongs to
         no graph.
         """
-        return Tensor("", self, spec, "unconnected")
+        return IrTensor("", self, spec, "unconnected")
 
-    def connect(self, operator: Operator, index: int, tensor: Tensor) -> None:
+    def connect(self, operator: Operator, index: int, tensor: IrTensor) -> None:
         """Connect the input `index` of `operator`.
 
         Raises IrError if it does not fit.
@@ -295,14 +295,14 @@ class Graph:
             previous.operators.append(operator)
 
     def __repr__(self) -> str:
-        return f"<Graph {self.id!r} of {len(self.operators)} operators>"
+        return f"<IrGraph {self.id!r} of {len(self.operators)} operators>"
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
     """A stream between host and device; its tensor is in the main graph."""
 
-    tensor: Tensor
+    tensor: IrTensor
     is_input: bool
     uses: int = 0
     """How many operators load or store it."""
@@ -317,8 +317,8 @@ class Ir:
         self._suffixes = itertools.count()
         self._remote_buffers = itertools.count(1)
         self._subgraphs = itertools.count()
-        self.main = Graph(self, "")
-        self.graphs: dict[str, Graph] = {"": self.main}
+        self.main = IrGraph(self, "")
+        self.graphs: dict[str, IrGraph] = {"": self.main}
         self.streams: dict[str, Stream] = {}
         self.transfers = 1
         """Slices that each host array brings to one run (`num_host_transfers`)."""
@@ -339,23 +339,23 @@ class Ir:
         """Return the number of a further remote buffer."""
         return next(self._remote_buffers)
 
-    def new_graph(self, base: str = "graph") -> Graph:
+    def new_graph(self, base: str = "graph") -> IrGraph:
         """Return an empty graph called `base` and a number."""
         return self._keep(f"{base}_subgraph({next(self._subgraphs)})")
 
-    def new_named_graph(self, id_: str) -> Graph:
+    def new_named_graph(self, id_: str) -> IrGraph:
         """Make an empty graph with that id; IrError if it exists."""
         if id_ in self.graphs:
             raise IrError(f"there is a graph {id_!r} already")
         return self._keep(id_)
 
-    def new_gradient_graph(self, forward: Graph) -> Graph:
+    def new_gradient_graph(self, forward: IrGraph) -> IrGraph:
         """Return an empty graph for the gradients of `forward`."""
         return self._keep(self.free_id(f"{forward.id}_bwd", self.graphs))
 
-    def _keep(self, id_: str) -> Graph:
+    def _keep(self, id_: str) -> IrGraph:
         self.check_open()
-        self.graphs[id_] = Graph(self, id_)
+        self.graphs[id_] = IrGraph(self, id_)
         return self.graphs[id_]
 
     def add_stream(
@@ -366,13 +366,13 @@ class Ir:
         self.streams[stream.tensor.id] = stream
         return stream
 
-    def reachable(self) -> list[Graph]:
+    def reachable(self) -> list[IrGraph]:
         """Return the main graph and all that it calls, directly or not; callers
         first.
         """
-        found: dict[Graph, None] = {}
+        found: dict[IrGraph, None] = {}
 
-        def visit(graph: Graph) -> None:
+        def visit(graph: IrGraph) -> None:
             if graph not in found:
                 found[graph] = None
                 for called in called_by(graph):
@@ -394,6 +394,6 @@ class Ir:
             )
 
 
-def called_by(graph: Graph) -> Iterable[Graph]:
+def called_by(graph: IrGraph) -> Iterable[IrGraph]:
     """Return the graphs that operators of `graph` run, each once."""
     return dict.fromkeys(c for op in graph.operators for c in op.called_graphs)

@@ -225,4 +225,4 @@ class OperatorSettings:
     tile_set: str = "compute"
     fragment: str = "Normal"
     order: object = field(default=None, compare=False)
-    """Order of the operator for `Graph.add`: an `Order`, or None for no order."""
+    """Order of the operator for `IrGraph.add`: an `Order`, or None for no order."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from popir.aliases import orderings
-from popir.ir import Graph, Operator
+from popir.ir import IrGraph, Operator
 from popir.records import OpCall, Record, Spec, record_of, register
 
 _REMOTE = frozenset({"RemoteLoad", "RemoteLoadInplace", "RemoteStore"})
@@ -21,7 +21,7 @@ def _infer_parts(call: OpCall) -> list[Spec]:
 register(Record("MultiExchange", _infer_parts))
 
 
-def decompose_sums(graph: Graph) -> None:
+def decompose_sums(graph: IrGraph) -> None:
     """Replace each Sum of more than two inputs by an Init and an Add for each input."""
     for operator in [op for op in graph.operators if op.type == "Sum"]:
         if len(operator.inputs) < 3:
@@ -47,7 +47,7 @@ def decompose_sums(graph: Graph) -> None:
         _put_after(graph, [operator], made)
 
 
-def merge_exchanges(graph: Graph, made: Sequence[Operator]) -> list[Operator]:
+def merge_exchanges(graph: IrGraph, made: Sequence[Operator]) -> list[Operator]:
     """Merge loads and stores among `made` into one operator, as far as they do not wait
     for each other; return the remaining ones, with Inits.
     """
@@ -65,7 +65,7 @@ def merge_exchanges(graph: Graph, made: Sequence[Operator]) -> list[Operator]:
     return [*others, *merged]
 
 
-def _behind(graph: Graph, operator: Operator) -> set[Operator]:
+def _behind(graph: IrGraph, operator: Operator) -> set[Operator]:
     """Return the operators that must run before it, directly or not, because of data
     and storage.
     """
@@ -79,7 +79,7 @@ def _behind(graph: Graph, operator: Operator) -> set[Operator]:
     return seen
 
 
-def _merged(graph: Graph, parts: list[Operator]) -> list[Operator]:
+def _merged(graph: IrGraph, parts: list[Operator]) -> list[Operator]:
     if len(parts) < 2:
         return parts
     first = parts[0]
@@ -140,7 +140,7 @@ def in_order(
     return found
 
 
-def _put_after(graph: Graph, gone: Sequence[Operator], new: Operator) -> None:
+def _put_after(graph: IrGraph, gone: Sequence[Operator], new: Operator) -> None:
     """Order operators after `new` that were ordered after `gone`."""
     for operator in graph.operators:
         if operator is not new and any(each in gone for each in operator.after):

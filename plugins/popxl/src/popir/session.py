@@ -16,7 +16,7 @@ from popir.dtypes import Array, to_carrier
 from popir.errors import IrError, NotYet, RunError, ValueOutOfRange
 from popir.exchanges import Exchanges
 from popir.float8 import MAX_SCALE, MIN_SCALE
-from popir.ir import Ir, Operator, Tensor
+from popir.ir import Ir, IrTensor, Operator
 from popir.placement import collect, is_alone, retrieved, shares
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Session:
         self.host_is_current = True
 
     def run(
-        self, inputs: Mapping[Tensor, Array], outputs: Mapping[Tensor, Array]
+        self, inputs: Mapping[IrTensor, Array], outputs: Mapping[IrTensor, Array]
     ) -> None:
         """Run the main program once.
 
@@ -249,13 +249,13 @@ class Session:
         from popir.lowering.lower import weight_handle
 
         program = self.program
-        found: dict[Tensor, list[Array]] = {t: [] for t in program.variables}
+        found: dict[IrTensor, list[Array]] = {t: [] for t in program.variables}
         self._run([SAVE], {}, {weight_handle(t.id): found[t].append for t in found})
         for variable in program.variables:
             if variable in program.written:
                 self._collect(variable, found[variable])
 
-    def _collect(self, variable: Tensor, values: Sequence[Array]) -> None:
+    def _collect(self, variable: IrTensor, values: Sequence[Array]) -> None:
         """Set the host's copy to the replicas' values; `values`: of those here."""
         assert variable.data is not None
         at, first = variable.placement, self._own.start
@@ -266,13 +266,13 @@ class Session:
             everywhere |= self._instances.gathered(name, everywhere, wanted)
         collect(to_carrier(variable.data), at, everywhere, self._total)
 
-    def _shares(self, variable: Tensor) -> list[Array]:
+    def _shares(self, variable: IrTensor) -> list[Array]:
         """Return each local replica's part of a variable's host copy."""
         assert variable.data is not None
         data = to_carrier(variable.data)
         return shares(data, variable.placement, self._total)[self._own]
 
-    def _place(self, variable: Tensor) -> None:
+    def _place(self, variable: IrTensor) -> None:
         """Set the row of a remote variable to the host's value.
 
         A file that is mapped for writing is read and written in place, if no other
@@ -287,7 +287,7 @@ class Session:
             in_place = alone and np.may_share_memory(part, data)
             at.buffer.place(replica, at.offset, part, in_place)
 
-    def _fetch(self, variable: Tensor) -> None:
+    def _fetch(self, variable: IrTensor) -> None:
         """Copy the row of a remote variable to the host's copy."""
         at, data = variable.placement, variable.data
         assert at.buffer is not None
@@ -395,7 +395,7 @@ def _check_scale(value: Array) -> None:
         )
 
 
-def _rows(variable: Tensor) -> Array:
+def _rows(variable: IrTensor) -> Array:
     """Return a variable's host copy as a stream of one transfer, without a copy."""
     assert variable.data is not None
     return to_carrier(variable.data)[np.newaxis]

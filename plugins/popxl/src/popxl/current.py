@@ -11,7 +11,7 @@ class State:
     """
 
     def __init__(self) -> None:
-        self.graphs: list[popir.Graph] = []
+        self.graphs: list[popir.IrGraph] = []
         self.ipus: list[int | None] = []
         self.orders: list[popir.Order] = []
         self.tile_sets: list[str] = []
@@ -36,7 +36,7 @@ def settings() -> popir.OperatorSettings:
     )
 
 
-def push(graph: popir.Graph) -> None:
+def push(graph: popir.IrGraph) -> None:
     """Make `graph` the current one; RuntimeError for a graph of another Ir."""
     if state.graphs and state.graphs[0].ir is not graph.ir:
         raise RuntimeError(
@@ -50,7 +50,7 @@ def pop() -> None:
     state.graphs.pop()
 
 
-def graph() -> popir.Graph:
+def graph() -> popir.IrGraph:
     """Return the graph that operators are made in; RuntimeError outside of all."""
     if not state.graphs:
         raise RuntimeError(

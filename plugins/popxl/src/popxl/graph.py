@@ -16,14 +16,14 @@ from popxl.tensor import Constant, Tensor, Variable
 class Graph:
     """A graph; one handle each. Made by an Ir."""
 
-    _below: popir.Graph
+    _below: popir.IrGraph
     _ir: Program
 
     def __init__(self) -> None:
         raise TypeError("Cannot construct a popxl.Graph directly; use an Ir")
 
     @classmethod
-    def _of(cls, below: popir.Graph) -> Graph:
+    def _of(cls, below: popir.IrGraph) -> Graph:
         ir = Program._of(below.ir)
         found: Graph | None = ir._graphs.get(below)
         if found is None:

@@ -22,8 +22,8 @@ class Program:
 
     def _begin(self, below: popir.Ir) -> None:
         self._below = below
-        self._graphs: dict[popir.Graph, Any] = {}
-        self._tensors: dict[popir.Tensor, Any] = {}
+        self._graphs: dict[popir.IrGraph, Any] = {}
+        self._tensors: dict[popir.IrTensor, Any] = {}
         Program._ir_cache[below.number] = self
 
     @staticmethod

@@ -78,7 +78,7 @@ class Session:
             raise popir.IrError("the session was not prepared")
         return below
 
-    def _written(self) -> frozenset[popir.Tensor]:
+    def _written(self) -> frozenset[popir.IrTensor]:
         below = self._pb_session._running
         return frozenset() if below is None else below.program.written
 
@@ -149,11 +149,11 @@ class Session:
         }
         self._validate_run_inputs(given)
         self._validate_run_outputs(outputs or {})
-        arrays: dict[popir.Tensor, _Array] = {}
+        arrays: dict[popir.IrTensor, _Array] = {}
         for stream, data in given.items():
             form = self._h2d[stream]
             arrays[form.tensor] = _as_type(form.rows(data), form.dtype)
-        into: dict[popir.Tensor, _Array] = {}
+        into: dict[popir.IrTensor, _Array] = {}
         late: list[tuple[_Array, _Array]] = []
         for sink, array in (outputs or {}).items():
             form = self._d2h[sink]
@@ -299,7 +299,7 @@ class Session:
 class _Form:
     """Form of a stream's arrays."""
 
-    tensor: popir.Tensor
+    tensor: popir.IrTensor
     of_one: tuple[int, ...]
     """Of one transfer to one replica."""
     transfers: int

@@ -70,7 +70,7 @@ class _Location:
 class Tensor:
     """A value of a graph; one handle each."""
 
-    _below: popir.Tensor
+    _below: popir.IrTensor
     _ir: Program
 
     __iter__ = None
@@ -84,7 +84,7 @@ class Tensor:
         )
 
     @classmethod
-    def _of(cls, below: popir.Tensor) -> Tensor:
+    def _of(cls, below: popir.IrTensor) -> Tensor:
         ir = Program._of(below.graph.ir)
         found: Tensor | None = ir._tensors.get(below)
         if found is None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from popir import Graph, Ir, Operator, Tensor
+from popir import Ir, IrGraph, IrTensor, Operator
 
 Array = np.ndarray[Any, Any]
-Frame = dict[Tensor, Array]
+Frame = dict[IrTensor, Array]
 #: A run that stops at each collective, and goes on with its result.
 Run = Generator[tuple[Operator, Array], Array, None]
 
@@ -73,21 +73,21 @@ class Oracle:
             for _ in self._operator(op, self._kept):
                 raise AssertionError("nothing is exchanged as weights come")
 
-    def value(self, variable: Tensor) -> Array:
+    def value(self, variable: IrTensor) -> Array:
         """What a variable holds."""
         found: Array = self._heap[self._kept[variable]]
         return found
 
-    def run(self, inputs: Mapping[Tensor, Array]) -> dict[Tensor, list[Array]]:
+    def run(self, inputs: Mapping[IrTensor, Array]) -> dict[IrTensor, list[Array]]:
         """One run; what was stored to each stream, in order."""
         for _ in self.steps(inputs):
             raise AssertionError("one replica has nothing to exchange")
         return self.stored
 
-    def steps(self, inputs: Mapping[Tensor, Array]) -> Run:
+    def steps(self, inputs: Mapping[IrTensor, Array]) -> Run:
         """One run, stopping at collectives; `stored` has what it stored."""
-        self._inputs, self._read = inputs, Counter[Tensor]()
-        self.stored: dict[Tensor, list[Array]] = {}
+        self._inputs, self._read = inputs, Counter[IrTensor]()
+        self.stored: dict[IrTensor, list[Array]] = {}
         frame = dict(self._kept)
         for op in self._of_fragment("Normal"):
             yield from self._operator(op, frame)
@@ -108,11 +108,11 @@ class Oracle:
         self._heap[at] = array
         return at
 
-    def _graph(self, graph: Graph, frame: Frame) -> Run:
+    def _graph(self, graph: IrGraph, frame: Frame) -> Run:
         for operator in graph.operators:
             yield from self._operator(operator, frame)
 
-    def _at(self, tensor: Tensor, frame: Frame) -> Array:
+    def _at(self, tensor: IrTensor, frame: Frame) -> Array:
         if tensor.kind == "constant" and tensor not in frame:
             assert tensor.data is not None
             frame[tensor] = self._new(tensor.data)
@@ -187,7 +187,7 @@ class Oracle:
         frame[op.outputs[0]] = at if is_view else self._new(self._heap[at])
 
     def _call(
-        self, op: Operator, graph: Graph, at: list[Array], outputs: list[Tensor]
+        self, op: Operator, graph: IrGraph, at: list[Array], outputs: list[IrTensor]
     ) -> Generator[tuple[Operator, Array], Array, Frame]:
         inner: Frame = {}
         for tensor, outer in zip(graph.inputs, at, strict=True):
@@ -224,7 +224,9 @@ class Oracles:
         self.rows: list[dict[tuple[int, int], Array]] = [{} for _ in range(count)]
         self.replicas = [Oracle(ir, r, self.rows[r]) for r in range(count)]
 
-    def run(self, inputs: Mapping[Tensor, Array]) -> list[dict[Tensor, list[Array]]]:
+    def run(
+        self, inputs: Mapping[IrTensor, Array]
+    ) -> list[dict[IrTensor, list[Array]]]:
         """One run; what each replica stored. Arrays: transfers, replicas, data."""
         runs = [
             each.steps({t: array[:, r] for t, array in inputs.items()})
@@ -252,7 +254,7 @@ def _row(op: Operator, offset: Array) -> tuple[int, int]:
     return op.attributes["buffer"].number, int(offset)
 
 
-def _own_data(variable: Tensor, replica: int) -> Array:
+def _own_data(variable: IrTensor, replica: int) -> Array:
     """What a replica has of the host's data: of its group, or its shard of that."""
     data = np.asarray(variable.data)
     at = variable.placement

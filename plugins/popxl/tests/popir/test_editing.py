@@ -10,7 +10,7 @@ from popir.dtypes import FLOAT32
 SPEC = popir.Spec(FLOAT32, (2,))
 
 
-def graph_of_two() -> tuple[popir.Graph, popir.Operator, popir.Operator]:
+def graph_of_two() -> tuple[popir.IrGraph, popir.Operator, popir.Operator]:
     graph = popir.Ir().main
     x = graph.new_tensor(SPEC, "variable", "x")
     first = graph.add("Tanh", [x])

@@ -15,7 +15,7 @@ import numpy as np
 
 from popir.dtypes import DType
 from popir.grouping import Groups
-from popir.ir import Graph, Ir, Operator, Tensor
+from popir.ir import Ir, IrGraph, IrTensor, Operator
 from popir.placement import Placement
 from popir.records import OpCall, Spec
 from popir.remote import RemoteBuffer
@@ -53,7 +53,7 @@ def _of_spec(spec: Spec) -> tuple[object, ...]:
     return spec.dtype.name, spec.shape, spec.meta_shape
 
 
-def _of_tensor(tensor: Tensor) -> tuple[object, ...]:
+def _of_tensor(tensor: IrTensor) -> tuple[object, ...]:
     about = (tensor.kind, tensor.id, _of_spec(tensor.spec), tensor.by_reference)
     if tensor.kind == "constant":
         return (*about, _plain(tensor.data))
@@ -96,9 +96,9 @@ def _plain(value: Any) -> object:
 
 def _parts(value: Any) -> object:
     match value:
-        case Tensor():
+        case IrTensor():
             return value.graph.id, value.id
-        case Graph():
+        case IrGraph():
             return value.id
         case Groups():
             return value.assignment, value.stride

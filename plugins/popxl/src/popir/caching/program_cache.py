@@ -20,7 +20,7 @@ from popir.caching.fingerprint import NoFingerprint, fingerprint
 from popir.errors import IrError
 from popir.exchanges import Exchange, ExchangeStreams, RemoteLoad, RemoteStore
 from popir.grouping import Collective, Groups
-from popir.ir import Ir, Operator, Tensor
+from popir.ir import Ir, IrTensor, Operator
 from popir.remote import RemoteBuffer
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _decoded(about: Mapping[str, Any], executable: Executable, ir: Ir) -> Progra
     buffers = {b.number: b for b in _buffers(ir)}
     exchanges = [_exchange_decoded(each, buffers) for each in about["exchanges"]]
 
-    def named(ids: Mapping[str, str]) -> dict[str, Tensor]:
+    def named(ids: Mapping[str, str]) -> dict[str, IrTensor]:
         return {handle: tensors[id_] for handle, id_ in ids.items()}
 
     program = Program(

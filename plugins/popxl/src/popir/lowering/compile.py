@@ -10,7 +10,7 @@ from popef_io import Anchor, Metadata, ProgramFlow, TensorInfo, TensorType
 from popir.aliases import check_order
 from popir.errors import IrError
 from popir.exchanges import ExchangeStreams, RemoteStore
-from popir.ir import Ir, Operator, Tensor
+from popir.ir import Ir, IrTensor, Operator
 from popir.lowering.assembly import Assembly, data_type_of
 from popir.lowering.lower import (
     Lowered,
@@ -31,20 +31,20 @@ class Program:
 
     executable: Executable
     metadata: Metadata
-    variables: tuple[Tensor, ...]
+    variables: tuple[IrTensor, ...]
     """Variables that something reads or writes."""
-    written: frozenset[Tensor]
+    written: frozenset[IrTensor]
     """Variables that a run may change."""
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, IrTensor]
     """Stream handle to the tensor of the stream."""
-    outputs: Mapping[str, Tensor]
+    outputs: Mapping[str, IrTensor]
     prints: Mapping[str, Operator]
     """Stream handle to the operator that prints its values."""
     functions: Mapping[str, Operator]
     """Name to the operator that is a function of NumPy arrays."""
-    scales: Mapping[str, Tensor]
+    scales: Mapping[str, IrTensor]
     """Stream handle to a scale of float8 to check."""
-    remote: tuple[Tensor, ...]
+    remote: tuple[IrTensor, ...]
     """Variables that are rows of remote buffers."""
     ends: ExchangeStreams
     """Streams that the caller does not serve."""
@@ -116,7 +116,7 @@ def compile_ir(
     )
 
 
-def _stored(lowered: Lowered, remote: tuple[Tensor, ...]) -> frozenset[Tensor]:
+def _stored(lowered: Lowered, remote: tuple[IrTensor, ...]) -> frozenset[IrTensor]:
     """Return the remote variables that may be stored."""
     stores = [e for e, _ in lowered.ends.sent.values() if isinstance(e, RemoteStore)]
     return frozenset(
@@ -196,13 +196,13 @@ def metadata_of(
     )
 
 
-def _named(tensor: Tensor, handle: str, kind: TensorType) -> Anchor:
+def _named(tensor: IrTensor, handle: str, kind: TensorType) -> Anchor:
     """Return an anchor with the name of its stream, because several may show one
     tensor.
     """
     return replace(_anchor(tensor, handle, kind, MAIN), name=handle)
 
 
-def _anchor(tensor: Tensor, handle: str, kind: TensorType, program: int) -> Anchor:
+def _anchor(tensor: IrTensor, handle: str, kind: TensorType, program: int) -> Anchor:
     info = TensorInfo(tensor.shape, data_type_of(tensor.dtype.carrier))
     return Anchor(tensor.id, handle, info, kind, (program,))

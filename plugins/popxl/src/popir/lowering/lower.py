@@ -22,14 +22,14 @@ from popir.exchanges import (
     RemoteStore,
 )
 from popir.grouping import Collective
-from popir.ir import Graph, Ir, Operator, Tensor
+from popir.ir import Ir, IrGraph, IrTensor, Operator
 from popir.lowering.regions import Assignment, Branch, Loop, StepRegion
 from popir.lowering.storage import AliasView, Cell, Storage
 from popir.ops.float8 import SCALED
 from popir.records import Spec
 from popir.remote import RemoteBuffer
 
-Scope = dict[Tensor, Storage]
+Scope = dict[IrTensor, Storage]
 #: Fragments that run after weights come from the host, and before they go back.
 FROM_HOST, TO_HOST = "WeightsFromHostFragment", "WeightsToHostFragment"
 
@@ -46,14 +46,14 @@ class Lowered:
     """Steps before weights go to the host."""
     variables: dict[str, Value]
     """Variables that something reads or writes, by their ids."""
-    inputs: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[str, IrTensor] = field(default_factory=dict)
     """Stream handle to the tensor of a loaded stream."""
-    outputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, IrTensor] = field(default_factory=dict)
     prints: dict[str, Operator] = field(default_factory=dict)
     """Stream handle to the operator that prints its values."""
     functions: dict[str, Operator] = field(default_factory=dict)
     """Name to the operator that is a function of NumPy arrays."""
-    scales: dict[str, Tensor] = field(default_factory=dict)
+    scales: dict[str, IrTensor] = field(default_factory=dict)
     """Stream handle to a scale of float8 whose range is checked."""
     ends: ExchangeStreams = field(default_factory=ExchangeStreams)
     """The streams that the caller does not serve: remote rows, other replicas."""
@@ -185,7 +185,7 @@ class Lowering:
             raise IrError(f"{variable!r} is complex, which no device computes with")
         return Value(self._b, spec.dtype.carrier, spec.shape, variable=variable)
 
-    def _graph(self, graph: Graph, scope: Scope) -> None:
+    def _graph(self, graph: IrGraph, scope: Scope) -> None:
         self._operators(graph.operators, scope)
 
     def _operators(self, operators: Iterable[Operator], scope: Scope) -> None:
@@ -195,7 +195,7 @@ class Lowering:
             except AssertionError as wrong:  # a bug of popir: name the operator
                 raise AssertionError(f"lowering {operator}: {wrong}") from wrong
 
-    def _storage(self, tensor: Tensor, scope: Scope) -> Storage:
+    def _storage(self, tensor: IrTensor, scope: Scope) -> Storage:
         found = scope.get(tensor)
         if found is None and tensor.kind == "constant":
             assert tensor.data is not None
@@ -284,7 +284,7 @@ class Lowering:
             outer.set(own.get())
 
     def _results(
-        self, operator: Operator, graph: Graph, inner: Scope, scope: Scope
+        self, operator: Operator, graph: IrGraph, inner: Scope, scope: Scope
     ) -> None:
         for tensor, made in zip(operator.outputs, graph.outputs, strict=True):
             scope[tensor] = Cell(self._storage(made, inner).get())
@@ -406,7 +406,7 @@ class Lowering:
     # Streams
 
     def _host_load(self, operator: Operator, scope: Scope) -> None:
-        tensor: Tensor = operator.attributes["stream"]
+        tensor: IrTensor = operator.attributes["stream"]
         handle = input_handle(tensor.id)
         self._result.inputs[handle] = tensor
         spec = operator.outputs[0].spec
@@ -417,7 +417,7 @@ class Lowering:
         scope[operator.outputs[0]] = loaded
 
     def _host_store(self, operator: Operator, scope: Scope) -> None:
-        tensor: Tensor = operator.attributes["stream"]
+        tensor: IrTensor = operator.attributes["stream"]
         handle = output_handle(tensor.id)
         self._result.outputs[handle] = tensor
         value = self._storage(operator.inputs[0], scope).get()

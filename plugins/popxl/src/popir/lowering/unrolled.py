@@ -28,7 +28,7 @@ from popef_io import Anchor, Metadata, TensorInfo, TensorType
 from popir.errors import NotYet
 from popir.exchanges import Exchange, RemoteLoad, RemoteStore
 from popir.grouping import Collective
-from popir.ir import Tensor
+from popir.ir import IrTensor
 from popir.lowering.assembly import data_type_of
 from popir.lowering.compile import LOAD, MAIN, SAVE, Program
 from popir.lowering.lower import input_handle, weight_handle
@@ -121,7 +121,7 @@ class _Unrolling:
             return info
         return TensorInfo((len(self._all), *(info.shape or ())), info.data_type)
 
-    def _host_info(self, tensor: Tensor) -> TensorInfo:
+    def _host_info(self, tensor: IrTensor) -> TensorInfo:
         assert tensor.data is not None
         return TensorInfo(tensor.data.shape, data_type_of(tensor.dtype.carrier))
 
@@ -279,7 +279,7 @@ class _Unrolling:
 
     # Weights
 
-    def _from_host(self, tensor: Tensor, variable: str) -> tuple[Node, ...]:
+    def _from_host(self, tensor: IrTensor, variable: str) -> tuple[Node, ...]:
         whole = self._variable(f"%host {tensor.id}", self._host_info(tensor))
         nodes: list[Node] = [StreamIn(input_handle(tensor.id), whole)]
         for r in self._all:
@@ -288,7 +288,9 @@ class _Unrolling:
             nodes.append(Execute(graph, {"x": whole}, {"y": _of(variable, r)}))
         return tuple(nodes)
 
-    def _to_host(self, tensor: Tensor, variable: str, handle: str) -> tuple[Node, ...]:
+    def _to_host(
+        self, tensor: IrTensor, variable: str, handle: str
+    ) -> tuple[Node, ...]:
         whole = self._variable(f"%host {tensor.id}", self._host_info(tensor))
         placement = tensor.placement
         groups = placement.groups
@@ -298,7 +300,7 @@ class _Unrolling:
         inputs = {f"x{n}": _of(variable, r) for n, r in enumerate(order)}
         return (Execute(graph, inputs, {"y": whole}), StreamOut(whole, handle))
 
-    def _place(self, tensor: Tensor) -> tuple[Node, ...]:
+    def _place(self, tensor: IrTensor) -> tuple[Node, ...]:
         """Bring the data of a remote variable to its rows."""
         at = tensor.placement
         assert at.buffer is not None
@@ -308,7 +310,7 @@ class _Unrolling:
         nodes += [self._store(store, _of(variable, r), "", r) for r in self._all]
         return tuple(nodes)
 
-    def _fetch(self, tensor: Tensor) -> tuple[Node, ...]:
+    def _fetch(self, tensor: IrTensor) -> tuple[Node, ...]:
         """Bring the rows of a remote variable to the host."""
         at = tensor.placement
         assert at.buffer is not None
@@ -317,7 +319,7 @@ class _Unrolling:
         nodes: list[Node] = [self._load(load, _of(variable, r), r) for r in self._all]
         return (*nodes, *self._to_host(tensor, variable, weight_handle(tensor.id)))
 
-    def _row_variables(self, tensor: Tensor) -> str:
+    def _row_variables(self, tensor: IrTensor) -> str:
         buffer = tensor.placement.buffer
         assert buffer is not None
         name = f"%row {tensor.id}"

@@ -36,7 +36,7 @@ def connected(
     inputs_dict: Mapping[Tensor, Any] | None,
     check_inputs: bool,
     word: str = "called",
-) -> list[popir.Tensor]:
+) -> list[popir.IrTensor]:
     """Return the parent tensor of each input of `graph`, in order.
 
     Unless `check_inputs`, missing ones may be connected later.
@@ -207,7 +207,7 @@ def call_with_info(
     return CallSiteInfo(add_call(graph, outer))
 
 
-def add_call(graph: Graph, outer: list[popir.Tensor]) -> popir.Operator:
+def add_call(graph: Graph, outer: list[popir.IrTensor]) -> popir.Operator:
     """Return the operator of a call in the current graph."""
     below = graph._below
     if below is context.get_current_graph()._below:
@@ -269,7 +269,7 @@ def repeat_with_info(
     return CallSiteInfo(operator, 2)
 
 
-def _wrapper(below: popir.Graph) -> popir.Graph:
+def _wrapper(below: popir.IrGraph) -> popir.IrGraph:
     """Return a graph with counter, condition and the user's inputs as inputs, and with
     condition and outputs as outputs.
     """

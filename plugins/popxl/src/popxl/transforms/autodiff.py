@@ -23,7 +23,7 @@ class ExpectedConnectionType(Enum):
 class ExpectedConnection:
     """Meaning of an input or output of a gradient graph."""
 
-    _tensor: popir.Tensor
+    _tensor: popir.IrTensor
     _is_gradient: bool
 
     def __init__(self) -> None:
