@@ -402,8 +402,6 @@ def test_the_list_of_large_classes_only_gets_shorter() -> None:
 
 #: Packages whose class names are API. Users know them beside those of other packages.
 NAMED_FOR_USERS = FACES | {"popgate", "popgate_client", "popgate_python_interface"}
-#: Names of several classes at module level. The list only gets shorter.
-HOMONYMS = frozenset({"Session"})
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
@@ -413,7 +411,7 @@ def test_a_class_name_stands_for_one_thing() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(_module_name(path))
     several = {name: found for name, found in places.items() if len(found) > 1}
-    assert several.keys() == HOMONYMS, several
+    assert several == {}
 
 
 #: The attributes of other modules' objects that a file sets. Most are records whose

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from popir import DeviceError, IrError
-from popir.session import Session
+from popir.session import ProgramSession
 
 if TYPE_CHECKING:
     from engine import Device
@@ -66,7 +66,7 @@ class DeviceInfo:
         self._in_process = type_ is not DeviceType.Ipu
         self._device: Device | None = None
         #: Sessions on the device, which must leave it before it is detached.
-        self._users: WeakSet[Session] = WeakSet()
+        self._users: WeakSet[ProgramSession] = WeakSet()
 
     @property
     def is_on_pool(self) -> bool:

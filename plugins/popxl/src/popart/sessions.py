@@ -18,7 +18,7 @@ from popart.logs import log
 from popart.views import IrView
 from popir.caching import DEFAULT_SIZE, ProgramCache
 from popir.instances import Instances, connect
-from popir.session import Printer, Session
+from popir.session import Printer, ProgramSession
 
 _Array = np.ndarray[Any, Any]
 
@@ -72,7 +72,7 @@ class InferenceSession:
 
     _ir: popir.Ir
     _device: DeviceInfo
-    _running: Session | None
+    _running: ProgramSession | None
     printer: Printer | None
     """Shows the output of print operators."""
 
@@ -135,7 +135,7 @@ class InferenceSession:
         """Compile the program, and attach the device unless `loadEngine` is False."""
         options = self._ir.options
         instances = self._instances()
-        self._running = Session(
+        self._running = ProgramSession(
             self._ir,
             check_order=getattr(options, "enableInplaceAmbiguityChecking", True),
             check_scales=getattr(options, "throwIfLog2ScaleTensorNotInRange", False),
@@ -154,7 +154,7 @@ class InferenceSession:
         if loadEngine and not self._device.attach():
             raise popir.RunError(f"{self._device!r} could not be attached")
 
-    def _prepared(self) -> Session:
+    def _prepared(self) -> ProgramSession:
         if self._running is None:
             raise popir.IrError("the session is not prepared: call prepareDevice")
         if not self._running.is_attached and self._device.isAttached:

@@ -46,7 +46,7 @@ class ProgramRunner(Protocol):
     def close(self) -> None: ...
 
 
-class Session:
+class ProgramSession:
     """One compiled program.
 
     check_order: refuse programs whose result depends on an order that nothing fixes.

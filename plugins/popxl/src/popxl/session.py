@@ -12,7 +12,7 @@ import numpy as np
 
 import popart
 import popir
-from popir import session as running
+from popir.session import ProgramSession
 from popxl import utils
 from popxl.ir import Ir
 from popxl.streams import DeviceToHostStream, HostToDeviceStream, Stream
@@ -71,7 +71,7 @@ class Session:
             self.weights_from_host()
 
     @property
-    def _session(self) -> running.Session:
+    def _session(self) -> ProgramSession:
         """Return the running session; there is none if preparing was replaced."""
         below = self._pb_session._running
         if below is None:
