@@ -10,7 +10,7 @@ from engine.tensor import Tensor
 
 #: A function that moves a request to another replica, with its inputs. The first
 #: replica has not begun the request. Returns whether a replica took it.
-Heir = Callable[[Request, Mapping[str, Tensor], int], bool]
+Reroute = Callable[[Request, Mapping[str, Tensor], int], bool]
 #: Requests, with their inputs.
 Moving = list[tuple[Request, Mapping[str, Tensor]]]
 
@@ -22,10 +22,10 @@ class Failover:
     device guards `kept`, which are the requests' inputs by number.
     """
 
-    __slots__ = ("_heir", "_priority", "kept")
+    __slots__ = ("_priority", "_reroute", "kept")
 
-    def __init__(self, heir: Heir, priority: int) -> None:
-        self._heir = heir
+    def __init__(self, reroute: Reroute, priority: int) -> None:
+        self._reroute = reroute
         self._priority = priority
         self.kept: dict[int, Mapping[str, Tensor]] = {}
 
@@ -52,7 +52,7 @@ class Failover:
         The caller does not hold the lock of this device.
         """
         for request, tensors in moving:
-            if not request.done and not self._heir(request, tensors, self._priority):
+            if not request.done and not self._reroute(request, tensors, self._priority):
                 request.resolve(error)
 
     def __repr__(self) -> str:

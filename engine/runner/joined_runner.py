@@ -59,8 +59,8 @@ class JoinedRunner:
             raise lost
 
     def _open(self, device: JoinedDevice, number: int) -> None:
-        heir = self._inherit if self.description.moves else None
-        self._replicas.append(ReplicaLines(self.description, device, number, heir))
+        reroute = self._reroute if self.description.moves else None
+        self._replicas.append(ReplicaLines(self.description, device, number, reroute))
 
     # -- properties
 
@@ -134,11 +134,11 @@ class JoinedRunner:
             raise replicas[0].default.device.want()
         return lines.of(priority) if priority else lines.default
 
-    def _inherit(
+    def _reroute(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
     ) -> bool:
         try:
-            return self._pick(priority).inherit(request, tensors)
+            return self._pick(priority).requeue(request, tensors)
         except EngineError:
             return False
 

@@ -14,7 +14,7 @@ from engine.devices.request import OnDone, Request, RequestChannel
 from engine.errors import DeviceLost, EngineError, QueueFull, RunnerClosed
 from engine.runner.admission import Admission
 from engine.runner.channel_rings import LEAVING, RequestWriter, ResultReader
-from engine.runner.failover import Failover, Heir
+from engine.runner.failover import Failover, Reroute
 from engine.runner.in_flight import InFlight
 from engine.runner.request_numbers import request_numbers
 from engine.runner.runner_description import RunnerDescription
@@ -46,7 +46,7 @@ class ReplicaChannel(RequestChannel):
     A channel is one line of its replica (`ReplicaLines`). It has a `priority` level, a
     `weight` and a `lane`, each of them 0 if it has none. `lines` are all lines of the
     replica once there are several. If the device is lost, requests that have not begun
-    go to `heir`, or fail if `heir` is None.
+    are passed to `reroute`, or fail if it is None.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ReplicaChannel(RequestChannel):
         priority: int = 0,
         weight: int = 0,
         lane: int = 0,
-        heir: Heir | None = None,
+        reroute: Reroute | None = None,
         flusher: Flush | None = None,
         tracepoints: Tracepoints | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class ReplicaChannel(RequestChannel):
         )
         self._flusher = flusher
         stated = weighted(priority, weight, lane) if weight else priority
-        self._failover = None if heir is None else Failover(heir, stated)
+        self._failover = None if reroute is None else Failover(reroute, stated)
         self._numbers = request_numbers()
         in_order = description.batches.ragged is None
         channel = Channel.create(self.name, description.layout)
@@ -157,7 +157,7 @@ class ReplicaChannel(RequestChannel):
             request = Request(self, number, rows, 0, on_done, None, FILLS_UP)
             self._queue(request, tensors, 1)
 
-    def inherit(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
+    def requeue(self, request: Request, tensors: Mapping[str, Tensor]) -> bool:
         """Queue a request that another replica has not begun. Return whether there is
         room for it.
         """

@@ -15,7 +15,7 @@ from engine.config import weighted_with
 from engine.devices.linked_device import LinkedDevice
 from engine.errors import EngineError
 from engine.runner.admission import Admission
-from engine.runner.failover import Heir
+from engine.runner.failover import Reroute
 from engine.runner.replica_channel import Flush, ReplicaChannel
 from engine.runner.runner_description import RunnerDescription
 from engine.runner.service_time import ServiceTime
@@ -38,14 +38,14 @@ class ReplicaLines:
         description: RunnerDescription,
         device: LinkedDevice,
         number: int,
-        heir: Heir | None = None,
+        reroute: Reroute | None = None,
         flusher: Flush | None = None,
         tracepoints: Tracepoints | None = None,
     ) -> None:
         self._description = description
         self._device = device
         self.number = number
-        self._heir, self._flusher, self._tracepoints = heir, flusher, tracepoints
+        self._reroute, self._flusher, self._tracepoints = reroute, flusher, tracepoints
         self._service_time = ServiceTime(
             description.batches.depth, measured=description.measured
         )
@@ -72,7 +72,7 @@ class ReplicaLines:
             priority,
             weight,
             lane,
-            self._heir,
+            self._reroute,
             self._flusher,
             self._tracepoints,
         )

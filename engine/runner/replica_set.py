@@ -148,14 +148,14 @@ class ReplicaSet:
             return DeviceLost(text)
         return device.want()
 
-    def _inherit(
+    def _reroute(
         self, request: Request, tensors: Mapping[str, Tensor], priority: int
     ) -> bool:
         """Move a request that has not begun to another replica. Return whether one
         accepted it.
         """
         try:
-            return self.pick(None, priority).inherit(request, tensors)
+            return self.pick(None, priority).requeue(request, tensors)
         except EngineError:
             return False
 
@@ -275,7 +275,7 @@ class ReplicaSet:
                 self._description,
                 device,
                 int(number),
-                self._inherit if self._moves else None,
+                self._reroute if self._moves else None,
                 plan.flusher,
                 self.tracepoints(replica),
             )
