@@ -38,7 +38,7 @@ class Verdict(enum.Enum):
     IDLE = enum.auto()
     #: The client does not read the data that is ready for it.
     NOT_TAKEN = enum.auto()
-    #: `Clocks.stood` says for how long.
+    #: `Clocks.stalled` says for how long.
     HEAD_TOO_SLOW = enum.auto()
     BODY_STOPPED = enum.auto()
 
@@ -47,21 +47,21 @@ class Clocks:
     """The clocks of one connection, which may be idle for `keep_alive` seconds."""
 
     __slots__ = (
-        "_coming",
         "_is_closed",
-        "_leaving",
+        "_receiving",
+        "_sending",
         "idle_since",
         "keep_alive",
-        "stood",
+        "stalled",
     )
 
     def __init__(self, keep_alive: float, now: float) -> None:
         self.keep_alive = keep_alive
         self.idle_since = now
         #: The seconds without new data at the last check.
-        self.stood = 0.0
-        self._coming = Stall()
-        self._leaving = Stall()
+        self.stalled = 0.0
+        self._receiving = Stall()
+        self._sending = Stall()
         # Whether the connection was closed at the last check.
         self._is_closed = False
 
@@ -81,19 +81,19 @@ class Clocks:
         """
         if unsent:
             self.idle_since = now
-            if self._leaving.stands_still(self, unsent, now) > patience.send:
+            if self._sending.stalled_for(self, unsent, now) > patience.send:
                 return Verdict.NOT_TAKEN
         else:
-            self._leaving.forget()
+            self._sending.forget()
         if awaited in (REST_OF_HEAD, REST_OF_BODY):
-            self.stood = self._coming.stands_still(message, arrived, now)
+            self.stalled = self._receiving.stalled_for(message, arrived, now)
             if awaited == REST_OF_BODY:
-                late = self.stood > patience.body
+                late = self.stalled > patience.body
                 return Verdict.BODY_STOPPED if late else Verdict.STAYS
-            if self.stood > patience.head:
+            if self.stalled > patience.head:
                 return Verdict.HEAD_TOO_SLOW
         else:
-            self._coming.forget()
+            self._receiving.forget()
         if awaited != ANSWER and now - self.idle_since >= self.keep_alive:
             return Verdict.IDLE
         return Verdict.STAYS
@@ -108,7 +108,7 @@ class Clocks:
             return True
         self._is_closed = True  # first let the last write go out
         taken = acknowledged(transport)
-        return self._leaving.stands_still(transport, taken, now) > send
+        return self._sending.stalled_for(transport, taken, now) > send
 
     def __repr__(self) -> str:
         return f"<Clocks idle since {self.idle_since:.1f}>"

@@ -76,12 +76,12 @@ class Ending:
         self,
         error: BaseException,
         cycle: Exchange | AsgiCycle | None,
-        stood: float = 0.0,
+        stalled: float = 0.0,
     ) -> None:
         """Send the connection's last answer: to the request of `cycle`, or to input
         that could not be parsed.
 
-        The request took at least `stood` seconds.
+        The request took at least `stalled` seconds.
         """
         transport, connection = self._transport, self._connection
         if connection is None:
@@ -97,7 +97,7 @@ class Ending:
         else:
             asked, headers = asked_so_far(self._framer.so_far(), connection)
         transport.write(
-            last_answer(self._front, connection, error, asked, headers, stood)
+            last_answer(self._front, connection, error, asked, headers, stalled)
         )
         if cycle is not None:
             cycle.drop()
@@ -145,11 +145,11 @@ def last_answer(
     error: BaseException,
     asked: Asked,
     headers: Mapping[bytes, bytes],
-    stood: float,
+    stalled: float,
 ) -> bytes:
     """Return the bytes of an answer to a request that has not become a `Call`.
 
-    The answer is counted and logged. The request took `stood` seconds at least.
+    The answer is counted and logged. The request took at least `stalled` seconds.
     """
     answer = ErrorResponse.of(error, asked.request_id, close=True)
     lines = b"".join(b"%b: %b\r\n" % header for header in answer.headers)
@@ -159,7 +159,7 @@ def last_answer(
     key = front.access.label(headers, peer.ends.names)
     service.answers.count(route, answer.status, code, key)
     now, why = monotonic_ns(), str(error)
-    service.journal.fail(Failed(asked, None, answer.status, code, why, now, stood))
+    service.journal.fail(Failed(asked, None, answer.status, code, why, now, stalled))
     return b"%b%bx-request-id: %b\r\n\r\n%b" % (
         STATUS_LINE[answer.status],
         lines,

@@ -362,4 +362,4 @@ class GatewayProtocol(asyncio.Protocol):
         if not self.ending.is_ending or self.transport.is_closing():
             error = self._watch.look(now, self.cycle, self._receiving, patience)
             if error is not None:
-                self.ending.answer(error, self._receiving, self._clocks.stood)
+                self.ending.answer(error, self._receiving, self._clocks.stalled)

@@ -34,7 +34,7 @@ class Stall:
         self._arrived = 0
         self._since = 0.0
 
-    def stands_still(self, request: object, arrived: int, now: float) -> float:
+    def stalled_for(self, request: object, arrived: int, now: float) -> float:
         """Return the seconds since a byte of this request's body last arrived.
 
         `arrived` is any number that changes when bytes arrive.

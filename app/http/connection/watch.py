@@ -67,9 +67,9 @@ class Watch:
         elif found is Verdict.IDLE:
             transport.close()
         elif found is Verdict.HEAD_TOO_SLOW:
-            return _too_slow(clocks.stood)
+            return _too_slow(clocks.stalled)
         elif found is Verdict.BODY_STOPPED:
-            return BodyStopped(clocks.stood)
+            return BodyStopped(clocks.stalled)
         # The event loop does not notice this while it is not reading from the
         # connection.
         elif awaited == ANSWER and self._flow.read_paused and _has_gone(transport):

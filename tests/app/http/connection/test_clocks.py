@@ -44,7 +44,7 @@ def test_a_head_has_so_long_in_all() -> None:
         Verdict.STAYS,
         Verdict.HEAD_TOO_SLOW,
     ]
-    assert clocks.stood == 11.0
+    assert clocks.stalled == 11.0
     again = [(12.0, 0, REST_OF_HEAD, 2), (22.0, 0, REST_OF_HEAD, 2)]
     assert looks(clocks, *again) == [Verdict.STAYS, Verdict.STAYS]
 
@@ -55,7 +55,7 @@ def test_a_body_may_take_long_if_it_goes_on() -> None:
     assert set(looks(clocks, *seen)) == {Verdict.STAYS}
     still = [(now, 0, REST_OF_BODY, 99) for now in (401.0, 402.0)]
     assert looks(clocks, *still) == [Verdict.STAYS, Verdict.BODY_STOPPED]
-    assert clocks.stood == 6.0
+    assert clocks.stalled == 6.0
 
 
 def test_an_answer_may_take_any_time_but_has_to_be_taken() -> None:

@@ -21,17 +21,17 @@ LENGTH = b"Content-Length: %d\r\n\r\n"
 
 def test_it_stands_still_from_when_that_was_first_seen() -> None:
     stall, request = Stall(), object()
-    assert stall.stands_still(request, 10, now=5.0) == 0.0
-    assert stall.stands_still(request, 10, now=7.5) == 2.5
-    assert stall.stands_still(request, 11, now=8.0) == 0.0
-    assert stall.stands_still(object(), 11, now=9.0) == 0.0
+    assert stall.stalled_for(request, 10, now=5.0) == 0.0
+    assert stall.stalled_for(request, 10, now=7.5) == 2.5
+    assert stall.stalled_for(request, 11, now=8.0) == 0.0
+    assert stall.stalled_for(object(), 11, now=9.0) == 0.0
 
 
 def test_nothing_is_remembered_of_a_request_that_is_over() -> None:
     stall, request = Stall(), object()
-    stall.stands_still(request, 10, now=5.0)
+    stall.stalled_for(request, 10, now=5.0)
     stall.forget()
-    assert stall.stands_still(request, 10, now=9.0) == 0.0
+    assert stall.stalled_for(request, 10, now=9.0) == 0.0
 
 
 def test_who_stops_sending_is_told_and_disconnected(tmp_path: Path) -> None:
