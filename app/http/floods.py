@@ -91,7 +91,7 @@ class Floods:
         return f"<Floods, {'one' if self.is_on else 'none'} now>"
 
 
-class Door:
+class Acceptor:
     """A listening socket, and the connections accepted through it.
 
     Without a flood the event loop accepts every connection. In a flood the connections
@@ -209,7 +209,7 @@ class Door:
             connection.close()
 
     def __repr__(self) -> str:
-        return f"<Door {self._listener}>"
+        return f"<Acceptor {self._listener}>"
 
 
 def _has_gone(connection: socket.socket) -> bool:

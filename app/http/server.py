@@ -38,7 +38,7 @@ from app.http.connection.clocks import Patience
 from app.http.connection.dispatch import Dispatch
 from app.http.connection.protocol import GatewayProtocol, Listener
 from app.http.connection_limit import MOST_EXTRA, ConnectionLimit
-from app.http.floods import WAITING, Door, Floods
+from app.http.floods import WAITING, Acceptor, Floods
 from app.http.open_connections import OpenConnections
 from app.http.sockets import BACKLOG, refuse_new_connections
 from app.http.tls import Certificate
@@ -143,7 +143,7 @@ class GatewayServer(uvicorn.Server):
         self._abort = abort
         self._draining_since = 0.0
         self.floods = floods or Floods()
-        self._doors: list[Door] = []
+        self._acceptors: list[Acceptor] = []
         self._watches: list[Any] = []
 
     @property
@@ -240,7 +240,7 @@ class GatewayServer(uvicorn.Server):
         certificate = None if is_plain else self._certificate
         tls = None if certificate is None else certificate.context
         patience = self._header_timeout
-        door = Door(
+        acceptor = Acceptor(
             listener,
             make,
             # An operator must be able to connect during a flood.
@@ -250,14 +250,14 @@ class GatewayServer(uvicorn.Server):
             backlog=BACKLOG,
             waiting=max(1, min(WAITING, descriptors // _SHARE)),
         )
-        await door.open()
-        self._doors.append(door)
+        await acceptor.open()
+        self._acceptors.append(acceptor)
 
     def take_over(self, connection: socket.socket) -> None:
         """Serve a connection that another process has accepted on a socket like our
         first.
         """
-        self._doors[0].take_over(connection)
+        self._acceptors[0].take_over(connection)
 
     async def on_tick(self, counter: int) -> bool:
         stop = await super().on_tick(counter)
@@ -310,8 +310,8 @@ class GatewayServer(uvicorn.Server):
                 refuse_new_connections(listener)
         if not self.force_exit:
             await asyncio.sleep(2 * TICK)  # the loop accepts what the queue holds
-        for door in self._doors:
-            door.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for listener in sockets:
             listener.close()
 

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from app.config.keys import digest_of
-from app.http.floods import BURST, RATE, Door, Floods
+from app.http.floods import BURST, RATE, Acceptor, Floods
 from app.http.sockets import listen_tcp
 from tests.app.http.connection.test_protocol import Wire, expected, request
 from tests.app.served import Serve, ServedGateway
@@ -69,7 +69,7 @@ async def _let_in() -> None:
             entered.put_nowait(transport)
 
     with listen_tcp("127.0.0.1", 0) as listener, ExitStack() as stack:
-        door = Door(
+        acceptor = Acceptor(
             listener,
             Entering,
             floods=floods,
@@ -77,7 +77,7 @@ async def _let_in() -> None:
             handshake_timeout=None,
             backlog=100,
         )
-        await door.open()
+        await acceptor.open()
 
         def come(count: int) -> None:
             for _ in range(count):
@@ -110,7 +110,7 @@ async def _let_in() -> None:
         floods.charge(10 * RATE)  # and comes again
         come(3)
         await enter(3)
-        door.close()
+        acceptor.close()
 
 
 @pytest.fixture(scope="module")
