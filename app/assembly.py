@@ -75,7 +75,7 @@ def gateway_of(
     stage, pools, keys = Stage(), Pools(settings.load_threads), _keys(settings)
     mode = ControlMode(settings.model_control_mode)
     places = places_of(settings)
-    records = ModelRecords(places, mode.newcomer)
+    records = ModelRecords(places, mode.not_loaded_message)
     on_demand = OnDemandLoader(records)
     feeders = Feeders()
     metrics = MetricsRegistry(

@@ -335,12 +335,12 @@ class Places(Protocol):
 class ModelRecords:
     """The models of some places. For the event loop's thread.
 
-    `newcomer` is the message for a model added after the start; `{}` is its name.
+    `not_loaded` is the message for a model added after the start; `{}` is its name.
     """
 
-    def __init__(self, places: Places, newcomer: str) -> None:
+    def __init__(self, places: Places, not_loaded: str) -> None:
         self.places = places
-        self._newcomer = newcomer
+        self._not_loaded = not_loaded
         self._records: dict[str, ModelRecord] = {}
 
     def all(self) -> list[ModelRecord]:
@@ -371,7 +371,7 @@ class ModelRecords:
     def _explain(self, name: str, version: str | None) -> str | None:
         record = self._records.get(name)
         if record is None:
-            return self._newcomer.format(name) if self.places.holds(name) else None
+            return self._not_loaded.format(name) if self.places.holds(name) else None
         if version is None or not record.versions:
             return record.problem or record.absence
         for number, entry in record.versions.items():

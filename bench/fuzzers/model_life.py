@@ -516,7 +516,7 @@ class World(EventLog):
         anything: Any = None
         self.stage = Stage()
         self.places = cast("Any", Places(self))
-        self.records = ModelRecords(self.places, self.mode.newcomer)
+        self.records = ModelRecords(self.places, self.mode.not_loaded_message)
         self.on_demand = OnDemandLoader(self.records)
         metrics = MetricsRegistry()
         absent = AbsentModels(self.stage, self.records, self.on_demand)

@@ -31,7 +31,7 @@ class ControlMode(Enum):
         return self in (ControlMode.MANAGED, ControlMode.EXPLICIT)
 
     @property
-    def newcomer(self) -> str:
+    def not_loaded_message(self) -> str:
         """Return the message for a model added after the start; `{}` is its name."""
         if self.takes_requests:
             return NEVER_LOADED

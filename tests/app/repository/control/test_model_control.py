@@ -89,7 +89,7 @@ def test_polling_follows_the_folder(polled: ServedGateway) -> None:
 
 def test_listing_the_folder_does_not_wait_for_models_that_load(tmp_path: Path) -> None:
     places = ModelPlaces(tmp_path)
-    records = ModelRecords(places, ControlMode.MANAGED.newcomer)
+    records = ModelRecords(places, ControlMode.MANAGED.not_loaded_message)
     repository = cast("ModelRepository", None)  # nothing is loaded
     loading, scanning = DaemonPool(1, "load"), DaemonPool(1, "scan")
     remote = RemoteFiles(records, None, loading, loading)
