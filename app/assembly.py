@@ -194,7 +194,7 @@ def _models(
         table.routes.claim,
     )
     served = ServedModels(
-        table, metrics, budget, pools.unload, settings.shutdown_timeout, feeders.settled
+        table, metrics, budget, pools.unload, settings.shutdown_timeout, feeders.release
     )
     versions = VersionLoader(
         places,

@@ -83,9 +83,9 @@ class ModelRepository:
             if record.serving:  # requests need not wait for these loads
                 self._served.publish(record)
             now = [v for v in changed if v not in later]
-            leaving = await self._loader.load(record, now, evict=evict)
-            leaving += self._swap(record, {v.version for v in scanned.versions})
-            await self._served.drain(leaving)
+            to_drain = await self._loader.load(record, now, evict=evict)
+            to_drain += self._swap(record, {v.version for v in scanned.versions})
+            await self._served.drain(to_drain)
 
     async def unload(self, name: str) -> None:
         """Stop serving a model, after its last request."""
@@ -109,9 +109,9 @@ class ModelRepository:
             if not current or not entry.is_on_demand or entry.source is None:
                 return
             entry.on(Event.REQUEST)
-            leaving = await self._loader.load(record, [entry.source])
+            to_drain = await self._loader.load(record, [entry.source])
             self._served.publish(record)
-            await self._served.drain(leaving)
+            await self._served.drain(to_drain)
 
     async def save(self) -> None:
         """Save the state of all models to the places in their options."""
@@ -129,14 +129,14 @@ class ModelRepository:
 
     def _swap(self, record: ModelRecord, wanted: set[int]) -> list[LoadedModel]:
         """Make the versions `wanted` serve, and remove the others if any serve."""
-        leaving = []
+        to_drain = []
         if any(v in wanted for v in record.available):
             for number in [v for v in record.versions if v not in wanted]:
                 gone = record.versions.pop(number)
                 if gone.loaded is not None:
-                    leaving.append(gone.loaded)
+                    to_drain.append(gone.loaded)
         self._served.publish(record)
-        return leaving
+        return to_drain
 
     def __repr__(self) -> str:
         return f"<ModelRepository {self._records!r}>"

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class ServedModels:
     """Publishes the versions of a model, and closes those that serve no more.
 
-    `settled` returns when all processes of the server use the published table, and none
+    `release` returns when all processes of the server use the published table, and none
     has requests in flight on these runners any more. The memory of closed versions goes
     back to `budget`. `unload_pool` runs what closing waits for, `drain_timeout` seconds
     at most.
@@ -34,14 +34,14 @@ class ServedModels:
         budget: MemoryBudget,
         unload_pool: DaemonPool,
         drain_timeout: float,
-        settled: Callable[[Sequence[object]], Awaitable[None]],
+        release: Callable[[Sequence[object]], Awaitable[None]],
     ) -> None:
         self._table = table
         self._metrics = metrics
         self._budget = budget
         self._unload_pool = unload_pool
         self._drain_timeout = drain_timeout
-        self._settled = settled
+        self._release = release
 
     def publish(self, record: ModelRecord) -> None:
         """Let requests use the versions of a model that are in memory now."""
@@ -64,15 +64,15 @@ class ServedModels:
         routes = served[default].routes.routes if default in served else ()
         self._table.publish(record.name, entries, default=default, routes=routes)
 
-    async def drain(self, leaving: Iterable[LoadedModel]) -> None:
+    async def drain(self, to_drain: Iterable[LoadedModel]) -> None:
         """Close runners that get no new requests.
 
         A runner closes when no request is in flight and streams have had their last
         response, or after the drain timeout.
         """
-        leaving = list(leaving)
-        await self._settled([loaded.runner for loaded in leaving])
-        for loaded in leaving:
+        to_drain = list(to_drain)
+        await self._release([loaded.runner for loaded in to_drain])
+        for loaded in to_drain:
             end = time.monotonic() + self._drain_timeout
             if isinstance(loaded.scheduler, StatefulScheduler):
                 await loaded.scheduler.drain(self._drain_timeout)

@@ -22,9 +22,9 @@ class Feeder(Protocol):
         """Tell them that the table has changed for a model."""
         return
 
-    async def settled(self, leaving: Sequence[object]) -> None:
-        """Return when they use the published table, and have nothing in flight on the
-        runners `leaving`.
+    async def release(self, runners: Sequence[object]) -> None:
+        """Return when they use the published table, and have nothing in flight on these
+        runners.
         """
         return
 
@@ -54,9 +54,9 @@ class Feeders:
         for one in self._all:
             one.model_changed(name)
 
-    async def settled(self, leaving: Sequence[object]) -> None:
+    async def release(self, runners: Sequence[object]) -> None:
         for one in self._all:
-            await one.settled(leaving)
+            await one.release(runners)
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         return [found for one in self._all for found in one.counted(name, version)]
@@ -118,11 +118,11 @@ class FeedingProcess:
             self._news.clear()
             await self._news.wait()
 
-    async def released(self, leaving: Sequence[object], seconds: float) -> bool:
+    async def released(self, runners: Sequence[object], seconds: float) -> bool:
         """Wait until it holds none of these runners. Return whether it does so in
         time.
         """
-        ids = set(map(id, leaving))
+        ids = set(map(id, runners))
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.until(lambda: ids.isdisjoint(map(id, self.held.values())))

@@ -531,7 +531,7 @@ class World(EventLog):
             self.budget,
             unload_pool,  # type: ignore[arg-type]
             self._drain_timeout,
-            self._settled,
+            self._release,
         )
         versions = VersionLoader(
             self.places,
@@ -600,7 +600,7 @@ class World(EventLog):
             )
         return found
 
-    async def _settled(self, leaving: object) -> None:
+    async def _release(self, runners: object) -> None:
         """Stand for the wait until other processes use the table."""
         if self.random.random() < 0.3:
             await asyncio.sleep(self.random.choice((0.0, 0.01)))

@@ -48,7 +48,7 @@ class VersionLoader:
         self._budget = budget
         self._eviction = eviction
         self._served = served
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._draining: set[asyncio.Task[None]] = set()
         self._pool = pool
         self._compile_pool = compile_pool
         self._closing = False
@@ -73,7 +73,7 @@ class VersionLoader:
         beside = [entry for v, entry in record.versions.items() if v not in now]
         loads = (self._load_one(record, v, evict, beside) for v in versions)
         results = await asyncio.gather(*loads)
-        leaving = []
+        to_drain = []
         for version, result in zip(versions, results, strict=True):
             if isinstance(result, LoadedModel):
                 result = self._usable(record, result)
@@ -83,7 +83,7 @@ class VersionLoader:
             if isinstance(result, LoadedModel):
                 replaced = entry.on(Event.LOADED, loaded=result)
                 if replaced is not None:
-                    leaving.append(replaced)
+                    to_drain.append(replaced)
                 continue
             why = _without_root(str(result), self._places, version)
             if isinstance(result, NoMemory) and not evict:
@@ -93,7 +93,7 @@ class VersionLoader:
                 entry.on(event, reason=why, passing=result.code)
             else:
                 entry.on(Event.FAIL, reason=why)
-        return leaving
+        return to_drain
 
     async def _load_one(
         self,
@@ -159,9 +159,9 @@ class VersionLoader:
     def _let_go(self, loaded: LoadedModel) -> None:
         """Drain and close a version in the background."""
         drain = self._served.drain([loaded])
-        leaving = asyncio.get_running_loop().create_task(drain)
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        draining = asyncio.get_running_loop().create_task(drain)
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
 
 
 def _subscribe(

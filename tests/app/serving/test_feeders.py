@@ -26,8 +26,8 @@ class Told:
     def model_changed(self, name: str) -> None:
         self.told.append((self.name, name))
 
-    async def settled(self, leaving: Sequence[object]) -> None:
-        self.told.append((self.name, *leaving))
+    async def release(self, runners: Sequence[object]) -> None:
+        self.told.append((self.name, *runners))
 
     def counted(self, name: str, version: str) -> Iterable[ModelMetrics]:
         return (ModelMetrics(self.name, version),)
@@ -42,7 +42,7 @@ def test_all_of_them_are_told_in_order() -> None:
     feeders = Feeders()
     feeders.add(first, second)
     feeders.model_changed("m")
-    asyncio.run(feeders.settled(["runner"]))
+    asyncio.run(feeders.release(["runner"]))
     assert told == [
         *(("first", "m"), ("second", "m")),
         *(("first", "runner"), ("second", "runner")),
@@ -61,8 +61,8 @@ def test_a_process_releases_runners_or_ends() -> None:
         assert await process.released([object()], WAIT)
         assert not await process.released([second], 0.0)
         waits = [
-            asyncio.create_task(process.released(leaving, WAIT))
-            for leaving in ([first], [second])
+            asyncio.create_task(process.released(runners, WAIT))
+            for runners in ([first], [second])
         ]
         for key in (1, 2, 4):
             process.left(key)

@@ -110,14 +110,14 @@ class PythonModelCalls(Feeder):
             process.routes.count()
         return ()
 
-    async def settled(self, leaving: Sequence[object]) -> None:
+    async def release(self, runners: Sequence[object]) -> None:
         """Wait until no process has a route to these runners, which are about to be
         unloaded.
 
         If a process does not release its routes in time, its calls fail.
         """
         seconds = self._leave_timeout
-        found = (one.routes.released(leaving, seconds) for one in self._processes)
+        found = (one.routes.released(runners, seconds) for one in self._processes)
         await asyncio.gather(*found)
 
     def render(self, *, openmetrics: bool = False) -> Iterator[str]:

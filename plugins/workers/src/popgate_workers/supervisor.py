@@ -194,9 +194,9 @@ class Workers(OtherProcesses):
 
     # -- reports of the workers
 
-    async def settled(self, leaving: Sequence[object]) -> None:
+    async def release(self, runners: Sequence[object]) -> None:
         """Wait until all workers have applied the published table and have nothing in
-        flight on the runners `leaving`, which are about to be unloaded.
+        flight on these runners, which are about to be unloaded.
 
         A worker that is too slow is ended.
         """
@@ -205,7 +205,7 @@ class Workers(OtherProcesses):
                 for worker in self._workers:
                     await worker.caught_up()
         for worker in self._workers:
-            if not await worker.released(leaving, self._drain_timeout + LEAVE_GRACE):
+            if not await worker.released(runners, self._drain_timeout + LEAVE_GRACE):
                 logger.error(
                     "%r still holds an unloaded model: ending the worker", worker
                 )

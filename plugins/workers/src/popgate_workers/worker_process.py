@@ -320,12 +320,12 @@ class WorkerProcess:
             told = self._now.announcements
             await told.until(lambda: not told.is_behind)
 
-    async def released(self, leaving: Sequence[object], seconds: float) -> bool:
+    async def released(self, runners: Sequence[object], seconds: float) -> bool:
         """Wait until the worker runs none of these runners. Return whether it does so
         in time.
         """
         now = self._now
-        return now is None or await now.announcements.released(leaving, seconds)
+        return now is None or await now.announcements.released(runners, seconds)
 
     async def ask_journal(self) -> Any:
         """Return its journal of the last requests; None after a timeout."""
