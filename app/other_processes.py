@@ -9,7 +9,7 @@ from typing import Any
 from app.limits import Total
 from app.observe.log import LogSettings
 from app.observe.processes import OwnNumbers
-from app.serving.calls.requester import OtherRequesters
+from app.serving.calls.parent_request import RemoteParents
 from app.serving.feeders import Feeder
 from engine import Device
 
@@ -23,7 +23,7 @@ class WorkerState:
     restarts: int
 
 
-class OtherProcesses(Feeder, OtherRequesters):
+class OtherProcesses(Feeder, RemoteParents):
     """No other processes: this process takes the connections itself.
 
     The plugin for `--workers` has a subclass.

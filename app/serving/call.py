@@ -24,7 +24,7 @@ from app.give_way import AT_ONCE
 from app.observe.journal import Answered, Asked, NestedCall, Wire
 from app.observe.request_ids import HEADER, SpanIds, new_ids, taken_id, trace_context
 from app.serving.call_record import Sampled, failed_of, takes_sample, trace
-from app.serving.calls.requester import Asker, said_of
+from app.serving.calls.parent_request import ClientRequest, stated_by
 from app.serving.forms import Form, encoder_of, refusal_of
 from app.serving.keys import Key
 from app.serving.pending import NotOneResponse, Pending
@@ -179,8 +179,8 @@ class CallState(ABC):
         path = self.url_path
         return Asked(self.request_id, "POST", path, client, trace, key, span, wire)
 
-    def asker(self) -> Asker:
-        """Return the client for calls made on its behalf (requester.py)."""
+    def client_request(self) -> ClientRequest:
+        """Return the client for calls made on its behalf (parent_request.py)."""
         given, spans = self.headers.get(b"traceparent", b""), self.service.journal.spans
         if spans is not None:
             if self.span is None:
@@ -188,7 +188,7 @@ class CallState(ABC):
             known = self.span.traceparent
         else:
             known = given.decode() if trace_context(given) is not None else ""
-        return self.request_id.decode(), known, said_of(self.request, self.owner())
+        return self.request_id.decode(), known, stated_by(self.request, self.owner())
 
     def add_nested_call(self, call: NestedCall) -> None:
         """Record that a call on its behalf has ended."""

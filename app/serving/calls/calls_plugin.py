@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from app.plugins import MODEL_CALLS, first_plugin
-from app.serving.calls.requester import OtherRequesters
+from app.serving.calls.parent_request import RemoteParents
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable
 
@@ -39,7 +39,7 @@ class MakeModelCalls(Protocol):
         self,
         table: ModelTable,
         needs: Callable[[str], Iterable[str]],
-        others: OtherRequesters,
+        others: RemoteParents,
         timeout: float,
         leave_timeout: float,
     ) -> ModelCalls:

@@ -3,7 +3,7 @@
 Covers: plugins/python_models/src/popgate_python_models/call_graph.py,
 plugins/python_models/src/popgate_python_models/called_inputs.py,
 plugins/python_models/src/popgate_python_models/called_request.py,
-plugins/python_models/src/popgate_python_models/requesters.py,
+plugins/python_models/src/popgate_python_models/parent_requests.py,
 plugins/python_models/src/popgate_python_worker/calls/call_client.py,
 plugins/python_models/src/popgate_python_worker/calls/loop_driver.py,
 plugins/python_models/src/popgate_python_worker/calls/pending_call.py,

@@ -74,7 +74,7 @@ class Context:
     """
 
     __slots__ = (
-        "askers_now",
+        "client_requests_now",
         "config",
         "device",
         "folder",
@@ -96,7 +96,7 @@ class Context:
         models: CalledModels | None = None,
         metrics: OwnMetrics | None = None,
         run: PresentRun | None = None,
-        askers_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple,
+        client_requests_now: Callable[[], tuple[tuple[str, str, str], ...]] = tuple,
         rows_now: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self.folder = folder
@@ -118,7 +118,7 @@ class Context:
         ``context.metrics.family("cats_total", "Cats", "counter").series()``, which has
         `increment`."""
         # Not for authors.
-        self.askers_now = askers_now
+        self.client_requests_now = client_requests_now
         self.rows_now = rows_now
         self.run = run or PresentRun()
 
@@ -137,27 +137,29 @@ class Context:
         Empty without a server. The first use in a call asks the server, which takes as
         long as a call to an empty model.
         """
-        return tuple(request_id for request_id, _, _ in self.askers_now())
+        return tuple(request_id for request_id, _, _ in self.client_requests_now())
 
     @property
     def traceparents(self) -> tuple[str, ...]:
         """Return the W3C header ``traceparent`` for calls on behalf of each request of
         the present call, in order; empty if it is not traced.
         """
-        return tuple(traceparent for _, traceparent, _ in self.askers_now())
+        return tuple(traceparent for _, traceparent, _ in self.client_requests_now())
 
     @property
     def parameters(self) -> tuple[dict[str, Any], ...]:
         """Return the ``parameters`` of each request of the present call, in their
         order.
         """
-        return tuple(one.get("parameters", {}) for one in self.said())
+        return tuple(one.get("parameters", {}) for one in self.stated())
 
-    def said(self) -> list[dict[str, Any]]:
+    def stated(self) -> list[dict[str, Any]]:
         """Return the fields that each request states (``id``, ``timeout``,
         ``parameters``). Not for authors.
         """
-        return [json.loads(said or "{}") for _, _, said in self.askers_now()]
+        return [
+            json.loads(stated or "{}") for _, _, stated in self.client_requests_now()
+        ]
 
     @property
     def request_id(self) -> str:

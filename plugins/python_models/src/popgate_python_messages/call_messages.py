@@ -75,10 +75,10 @@ class Tensors(msgspec.Struct, frozen=True, array_like=True):
 #: For each request: its ``x-request-id``, its ``traceparent``, and a JSON document. The
 #: document has the request's id, timeout (in microseconds) and parameters, if it states
 #: any.
-Askers = tuple[tuple[str, str, str], ...]
+ClientRequests = tuple[tuple[str, str, str], ...]
 #: The tensors of a call, the requests behind a run, whether a model is ready, or an
 #: error.
-CallAnswer = Mapping[str, Tensor] | Askers | bool | EngineError
+CallAnswer = Mapping[str, Tensor] | ClientRequests | bool | EngineError
 
 
 # -- to the owner
@@ -129,7 +129,7 @@ class RouteLeft(Message, frozen=True):
     number: int
 
 
-class AskersAsked(Message, frozen=True):
+class ClientRequestsAsked(Message, frozen=True):
     """A model asks for the ids of the requests that it answers."""
 
     number: int
@@ -166,7 +166,7 @@ class MetricsTold(Message, frozen=True):
     series: tuple[MetricTold, ...]
 
 
-Question = ModelCall | AskersAsked | ReadyAsked
+Question = ModelCall | ClientRequestsAsked | ReadyAsked
 ToOwner = Question | CallGivenUp | RouteLeft | ResponseTaken | MetricsTold
 
 
@@ -191,9 +191,9 @@ class CallFailed(Message, frozen=True):
     report: ErrorReport
 
 
-class AskersTold(Message, frozen=True):
+class ClientRequestsTold(Message, frozen=True):
     number: int
-    askers: Askers
+    client_requests: ClientRequests
 
 
 class ReadyTold(Message, frozen=True):
@@ -227,15 +227,22 @@ class RouteWithdrawn(Message, frozen=True):
     number: int
 
 
-Answer = CallOutputs | CallFailed | AskersTold | ReadyTold
+Answer = CallOutputs | CallFailed | ClientRequestsTold | ReadyTold
 ToModel = Answer | RouteOffered | RouteWithdrawn
 
 TO_OWNER = Receiver[ToOwner](
-    *(ModelCall, AskersAsked, ReadyAsked, CallGivenUp, RouteLeft, ResponseTaken),
+    *(
+        ModelCall,
+        ClientRequestsAsked,
+        ReadyAsked,
+        CallGivenUp,
+        RouteLeft,
+        ResponseTaken,
+    ),
     MetricsTold,
 )
 TO_MODEL = Receiver[ToModel](
-    CallOutputs, CallFailed, AskersTold, ReadyTold, RouteOffered, RouteWithdrawn
+    CallOutputs, CallFailed, ClientRequestsTold, ReadyTold, RouteOffered, RouteWithdrawn
 )
 
 
@@ -277,7 +284,7 @@ class CallSocket:
         listens any more.
         """
         if isinstance(answer, tuple):
-            self.tell(AskersTold(number, answer))
+            self.tell(ClientRequestsTold(number, answer))
         elif isinstance(answer, bool):
             self.tell(ReadyTold(number, answer))
         elif isinstance(answer, EngineError):

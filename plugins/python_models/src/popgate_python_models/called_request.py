@@ -16,7 +16,7 @@ from app.codec.messages import Encoding, InferRequest
 from app.errors import ModelNotReady, RequestError, UnknownModel, labelled, row_of
 from app.observe.journal import NestedCall
 from app.observe.metrics import ModelMetrics
-from app.serving.calls.requester import Asker, Requester
+from app.serving.calls.parent_request import ClientRequest, ParentRequest
 from app.serving.pending import NotOneResponse, Pending, ResponseScheduler, Streamed
 from app.serving.runner import RequestScheduler, Submitted
 from app.serving.stateful import StatefulScheduler
@@ -35,7 +35,7 @@ from popgate_python_messages.call_messages import (
     ModelCall,
 )
 from popgate_python_models.called_inputs import called_inputs
-from popgate_python_models.requesters import owner_in
+from popgate_python_models.parent_requests import owner_in
 
 
 class Caller(Protocol):
@@ -44,13 +44,13 @@ class Caller(Protocol):
     def check(self, model: str) -> None:
         """Raise Refused if the call would lead back to the caller."""
 
-    def requesters(self, numbers: Sequence[int]) -> list[Requester | None]:
+    def parents(self, numbers: Sequence[int]) -> list[ParentRequest | None]:
         """Return the requests with these numbers, for which the call is made."""
 
-    def asker(self, numbers: Sequence[int]) -> Asker | int:
+    def client_request(self, numbers: Sequence[int]) -> ClientRequest | int:
         """Return the first of the requests for which the calls are made."""
 
-    async def askers(self, numbers: Sequence[int]) -> Sequence[Asker]:
+    async def client_requests(self, numbers: Sequence[int]) -> Sequence[ClientRequest]:
         """Return all requests for which the calls are made."""
 
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
@@ -86,25 +86,25 @@ class CalledRequest:
         self._nested_calls: list[NestedCall] = []
         self._called: ModelMetrics | None = None
         #: The requests for which it is made, if the call reveals them later.
-        self._requesters: list[Requester] = []
+        self._parents: list[ParentRequest] = []
         if table.keeps_nested_calls:
-            found = caller.requesters(message.requests)
-            self._requesters = [one for one in found if one is not None]
+            found = caller.parents(message.requests)
+            self._parents = [one for one in found if one is not None]
 
-    def asker(self) -> Asker | int:
+    def client_request(self) -> ClientRequest | int:
         """Return the first request for which the call is made, with the call's
         parameters.
         """
-        asker = self._caller.asker(self._message.requests)
-        if isinstance(asker, int):
-            return asker
-        said: dict[str, object] = {}
+        found = self._caller.client_request(self._message.requests)
+        if isinstance(found, int):
+            return found
+        stated: dict[str, object] = {}
         if self._message.parameters:
-            said["parameters"] = self._message.parameters
-        if (owner := owner_in(asker[2])) is not None:
-            said["key"] = owner
-        text = orjson.dumps(said, default=str).decode() if said else ""
-        return *asker[:2], text
+            stated["parameters"] = self._message.parameters
+        if (owner := owner_in(found[2])) is not None:
+            stated["key"] = owner
+        text = orjson.dumps(stated, default=str).decode() if stated else ""
+        return *found[:2], text
 
     def add_nested_call(self, call: NestedCall) -> None:
         """Record that the called model has called another one."""
@@ -112,7 +112,7 @@ class CalledRequest:
 
     def _keep(self, submitted: Submitted | None, code: str = "") -> None:
         """Record a span for the requests it was made for."""
-        if self._called is None or not self._requesters:
+        if self._called is None or not self._parents:
             return
         call = NestedCall(
             f"call {self._message.model}",
@@ -127,8 +127,8 @@ class CalledRequest:
             code,
             (*getattr(submitted, "nested_calls", ()), *self._nested_calls),
         )
-        for requester in self._requesters:
-            requester.add_nested_call(call)
+        for parent in self._parents:
+            parent.add_nested_call(call)
 
     def begin(self) -> None:
         """Look the model up and hand the request over."""
@@ -168,8 +168,8 @@ class CalledRequest:
             self._fail(error)
 
     async def _take_owner(self) -> None:
-        askers = await self._caller.askers(self._message.requests)
-        owners = {owner_in(said) or "" for _, _, said in askers}
+        found = await self._caller.client_requests(self._message.requests)
+        owners = {owner_in(stated) or "" for _, _, stated in found}
         if len(owners) > 1:
             msg = (
                 f"a call to model '{self._message.model}', which has sequences, was "

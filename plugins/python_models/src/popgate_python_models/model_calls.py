@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from app.observe.metrics import ModelMetrics
-from app.serving.calls.requester import Asker, OtherRequesters, Requester
+from app.serving.calls.parent_request import ClientRequest, ParentRequest, RemoteParents
 from app.serving.feeders import Feeder
 from app.serving.table import ModelTable, infer_path
 from engine import (
@@ -27,10 +27,10 @@ from engine import (
     Tensor,
 )
 from popgate_python_messages.call_messages import (
-    AskersAsked,
     CallAnswer,
     CallGivenUp,
     CallSocket,
+    ClientRequestsAsked,
     MetricsTold,
     ModelCall,
     ReadyAsked,
@@ -40,7 +40,7 @@ from popgate_python_messages.call_messages import (
 from popgate_python_models.call_graph import CallGraph
 from popgate_python_models.call_routes import CallRoutes
 from popgate_python_models.called_request import CalledRequest
-from popgate_python_models.requesters import Requesters
+from popgate_python_models.parent_requests import ParentRequests
 from popgate_python_models.shown_metrics import ShownMetrics
 
 logger = logging.getLogger("app.serving.calls.model_calls")
@@ -58,12 +58,12 @@ class PythonModelCalls(Feeder):
         self,
         table: ModelTable,
         needs: Callable[[str], Iterable[str]],
-        others: OtherRequesters,
+        others: RemoteParents,
         timeout: float,
         leave_timeout: float,
     ) -> None:
         self.table, self.graph = table, CallGraph(needs)
-        self.requesters = Requesters(table, others)
+        self.parents = ParentRequests(table, others)
         self.timeout = timeout
         #: The models' own metrics.
         self.metrics = ShownMetrics()
@@ -158,7 +158,7 @@ class CallingProcess:
             CallGivenUp: self._give_up,
             ResponseTaken: self._proceed,
             RouteLeft: self._route_left,
-            AskersAsked: self._tell_askers,
+            ClientRequestsAsked: self._tell_client_requests,
             ReadyAsked: self._tell_ready,
             MetricsTold: self._take_metrics,
         }
@@ -204,9 +204,9 @@ class CallingProcess:
     def _route_left(self, told: RouteLeft) -> None:
         self.routes.left(told.number)
 
-    def _tell_askers(self, asked: AskersAsked) -> None:
+    def _tell_client_requests(self, asked: ClientRequestsAsked) -> None:
         async def tell() -> None:
-            found = await self._calls.requesters.askers(self.name, asked.requests)
+            found = await self._calls.parents.client_requests(self.name, asked.requests)
             if self._sock.fileno() >= 0:
                 self._send_answer(asked.number, found)
 
@@ -226,14 +226,14 @@ class CallingProcess:
     def check(self, model: str) -> None:
         self._calls.graph.add(self.name, model)
 
-    def requesters(self, numbers: Sequence[int]) -> list[Requester | None]:
-        return self._calls.requesters.of(self.name, numbers)
+    def parents(self, numbers: Sequence[int]) -> list[ParentRequest | None]:
+        return self._calls.parents.of(self.name, numbers)
 
-    def asker(self, numbers: Sequence[int]) -> Asker | int:
-        return self._calls.requesters.first_asker(self.name, numbers)
+    def client_request(self, numbers: Sequence[int]) -> ClientRequest | int:
+        return self._calls.parents.first_client_request(self.name, numbers)
 
-    async def askers(self, numbers: Sequence[int]) -> Sequence[Asker]:
-        return await self._calls.requesters.askers(self.name, numbers)
+    async def client_requests(self, numbers: Sequence[int]) -> Sequence[ClientRequest]:
+        return await self._calls.parents.client_requests(self.name, numbers)
 
     def respond(self, message: ModelCall, outputs: Mapping[str, Tensor]) -> None:
         self._queue(partial(self._sock.answer, message.number, outputs, True))

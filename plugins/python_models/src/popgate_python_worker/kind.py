@@ -86,7 +86,7 @@ def executor(
             )
             ends.callback(metrics.close)
             about["models"] = ServerModels(client, given.models)
-            about["askers_now"] = client.askers
+            about["client_requests_now"] = client.client_requests
             about["metrics"] = metrics
         context = Context(file.parent, given.config, given.device, threads, **about)
         source = executable.graphs[GRAPH].model

@@ -167,10 +167,10 @@ class _Adapted:
             model_name=str(self.model_config.get("name", "")),
         )
 
-    def said(self, number: int) -> Mapping[str, Any]:
+    def stated(self, number: int) -> Mapping[str, Any]:
         """Return the id, timeout and parameters of a request of the present run."""
-        said = self.context.said()
-        return said[number] if number < len(said) else {}
+        stated = self.context.stated()
+        return stated[number] if number < len(stated) else {}
 
     def outputs_of(self, response: Any) -> dict[str, Array]:
         """Return the outputs of a response, or raise its error."""
@@ -195,7 +195,7 @@ class _Ordinary(_Adapted):
         requests = [self.request(part) for part in self._parts(feed)]
         waits = [_Wait() for _ in requests]
         for number, (request, wait) in enumerate(zip(requests, waits, strict=True)):
-            request.ask = partial(self.said, number)
+            request.ask = partial(self.stated, number)
             request.sender = pb_utils.InferenceResponseSender(
                 wait.give, lambda: self.context.cancelled
             )
@@ -271,7 +271,7 @@ class _Decoupled(_Adapted):
 
         request = self.request(feed)
         # Read this now: the model's threads may ask long after this run.
-        request.ask = partial(dict, self.said(0))
+        request.ask = partial(dict, self.stated(0))
         request.sender = pb_utils.InferenceResponseSender(give, gone.is_set)
         running: Any = None
         try:

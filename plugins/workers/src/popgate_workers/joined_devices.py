@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 
-from app.serving.calls.requester import Requester, requester_of
+from app.serving.calls.parent_request import ParentRequest, parent_of
 from engine import EngineError, JoinedDevice
 from popgate_workers.messages import JoinDevice
 
@@ -57,18 +57,22 @@ class JoinedDevices:
             if joined.device is not None:
                 yield joined.number, joined.device.in_flight
 
-    def requester(self, number: int) -> Requester | None:
+    def parent(self, number: int) -> ParentRequest | None:
         """Return the request with this number, while it is in flight."""
         devices = self.by_key().values()
         requests = (d.channels.request_of(number) for d in devices)
         request = next(filter(None, requests), None)
-        return None if request is None else requester_of(request.on_done)
+        return None if request is None else parent_of(request.on_done)
 
-    def askers(self, numbers: Iterable[int]) -> list[tuple[int, str, str, str]]:
+    def client_requests(
+        self, numbers: Iterable[int]
+    ) -> list[tuple[int, str, str, str]]:
         """Return the clients of the requests with these numbers."""
-        found = ((number, self.requester(number)) for number in numbers)
-        askers = ((number, one.asker()) for number, one in found if one is not None)
-        return [(number, *one) for number, one in askers if not isinstance(one, int)]
+        found = ((number, self.parent(number)) for number in numbers)
+        clients = (
+            (number, one.client_request()) for number, one in found if one is not None
+        )
+        return [(number, *one) for number, one in clients if not isinstance(one, int)]
 
     def close(self) -> None:
         """Leave all devices; requests in flight fail."""

@@ -179,14 +179,14 @@ class AskJournal(Message, frozen=True):
     ask: int
 
 
-class AskRequesters(Message, frozen=True):
+class AskParents(Message, frozen=True):
     """Asks for the clients of those of these requests that still exist."""
 
     ask: int
     numbers: tuple[int, ...]
 
 
-Question = PingWorker | AskJournal | AskRequesters
+Question = PingWorker | AskJournal | AskParents
 ToWorker = (
     JoinDevice
     | ModelChanged
@@ -233,20 +233,20 @@ class JournalTold(Message, frozen=True):
         return 1
 
 
-class RequestersTold(Message, frozen=True):
+class ParentsTold(Message, frozen=True):
     ask: int
-    requesters: tuple[tuple[int, str, str, str], ...]
+    parents: tuple[tuple[int, str, str, str], ...]
 
 
-Answer = Pong | JournalTold | RequestersTold
+Answer = Pong | JournalTold | ParentsTold
 ToSupervisor = Listening | Switched | Left | Answer
 
 START = Receiver[Start](Start, most=MOST)
 TO_WORKER = Receiver[ToWorker](
     *(JoinDevice, ModelChanged, SetLog, SetAccess, ServeConnection, SetDrained),
-    *(Drain, AddNestedCall, PingWorker, AskJournal, AskRequesters),
+    *(Drain, AddNestedCall, PingWorker, AskJournal, AskParents),
     most=MOST,
 )
 TO_SUPERVISOR = Receiver[ToSupervisor](
-    *(Listening, Switched, Left, Pong, JournalTold, RequestersTold), most=MOST
+    *(Listening, Switched, Left, Pong, JournalTold, ParentsTold), most=MOST
 )

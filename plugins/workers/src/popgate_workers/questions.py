@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from engine import SharedMemory
-from popgate_workers.messages import Answer, JournalTold, Question, RequestersTold
+from popgate_workers.messages import Answer, JournalTold, ParentsTold, Question
 
 
 class Questions:
@@ -48,8 +48,8 @@ class Questions:
         match answer:
             case JournalTold():
                 asked.set_result(_document(answer.size, fds))
-            case RequestersTold():
-                asked.set_result(answer.requesters)
+            case ParentsTold():
+                asked.set_result(answer.parents)
             case _:
                 asked.set_result(True)
 

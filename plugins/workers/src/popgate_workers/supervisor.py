@@ -165,12 +165,12 @@ class Workers(OtherProcesses):
         for worker in self._workers:
             worker.tell(SetAccess(text))
 
-    async def askers(
+    async def client_requests(
         self, numbers: Iterable[int]
     ) -> Mapping[int, tuple[str, str, str]]:
         wanted = list(numbers)
         asked = (
-            worker.ask_askers([n for n in wanted if process_of(n) == worker.pid])
+            worker.ask_parents([n for n in wanted if process_of(n) == worker.pid])
             for worker in self._workers
             if any(process_of(number) == worker.pid for number in wanted)
         )

@@ -37,17 +37,17 @@ from popgate_workers.messages import (
     TO_WORKER,
     AddNestedCall,
     AskJournal,
-    AskRequesters,
+    AskParents,
     Drain,
     JoinDevice,
     JournalTold,
     Left,
     Listening,
     ModelChanged,
+    ParentsTold,
     PingWorker,
     Pong,
     Question,
-    RequestersTold,
     ServeConnection,
     SetAccess,
     SetDrained,
@@ -200,9 +200,9 @@ class Worker:
             case SetAccess():
                 self.journal.set_access(message.text)
             case AddNestedCall():
-                requester = self._devices.requester(message.number)
-                if requester is not None:
-                    requester.add_nested_call(nested_call_of(message.call))
+                parent = self._devices.parent(message.number)
+                if parent is not None:
+                    parent.add_nested_call(nested_call_of(message.call))
             case question:
                 self._answer(question)
 
@@ -217,9 +217,9 @@ class Worker:
         match question:
             case PingWorker():
                 self._send(Pong(question.ask))
-            case AskRequesters():
-                askers = self._devices.askers(question.numbers)
-                self._send(RequestersTold(question.ask, tuple(askers)))
+            case AskParents():
+                clients = self._devices.client_requests(question.numbers)
+                self._send(ParentsTold(question.ask, tuple(clients)))
             case AskJournal():
                 self._tell_journal(question.ask)
 

@@ -20,7 +20,7 @@ from popgate_workers.messages import (
     MOST,
     TO_SUPERVISOR,
     AskJournal,
-    AskRequesters,
+    AskParents,
     Left,
     Listening,
     PingWorker,
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 JOURNAL_TIMEOUT = 2.0
 #: Seconds that a worker may take to name the clients of its last requests. A model in
 #: Python waits for the answer.
-ASKERS_TIMEOUT = 1.0
+PARENTS_TIMEOUT = 1.0
 #: Seconds before a dead worker is started again: the first, doubled up to the last.
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 #: A worker that has lived for this many seconds begins again with the first pause.
@@ -331,14 +331,14 @@ class WorkerProcess:
         """Return its journal of the last requests; None after a timeout."""
         return await self._ask(AskJournal, JOURNAL_TIMEOUT)
 
-    async def ask_askers(
+    async def ask_parents(
         self, numbers: Iterable[int]
     ) -> Sequence[tuple[int, str, str, str]]:
         """Return the requests with these numbers that the worker made, if they still
         exist.
         """
         wanted = tuple(numbers)
-        found = await self._ask(lambda n: AskRequesters(n, wanted), ASKERS_TIMEOUT)
+        found = await self._ask(lambda n: AskParents(n, wanted), PARENTS_TIMEOUT)
         return found or ()
 
     async def _ask(self, question: Callable[[int], Question], seconds: float) -> Any:

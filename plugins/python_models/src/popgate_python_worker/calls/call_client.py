@@ -28,12 +28,12 @@ from popgate_python_interface import PresentRun
 from popgate_python_messages.call_messages import (
     TO_MODEL,
     Answer,
-    Askers,
-    AskersAsked,
-    AskersTold,
     CallFailed,
     CallGivenUp,
     CallOutputs,
+    ClientRequests,
+    ClientRequestsAsked,
+    ClientRequestsTold,
     ModelCall,
     Question,
     ReadyAsked,
@@ -66,7 +66,7 @@ class CallClient:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
-        self._known: tuple[RunningBatch, Askers] | None = None
+        self._known: tuple[RunningBatch, ClientRequests] | None = None
         self._reader: threading.Thread | None = None
         #: None before the first route: the modules that join devices are imported only
         #: then.
@@ -168,7 +168,7 @@ class CallClient:
         """Return whether a model accepts requests now. Raises DeviceLost."""
         return bool(self._ask(lambda number: ReadyAsked(number, *target)))
 
-    def askers(self) -> Askers:
+    def client_requests(self) -> ClientRequests:
         """Return the ids of the requests that the present run answers. Ask for them
         once for each run.
 
@@ -179,9 +179,9 @@ class CallClient:
             return ()
         if self._known is None or self._known[0] is not running:
             requests = tuple(CallContext.of(running).requests)
-            askers = self._ask(lambda number: AskersAsked(number, requests))
-            assert isinstance(askers, tuple)
-            self._known = running, askers
+            found = self._ask(lambda number: ClientRequestsAsked(number, requests))
+            assert isinstance(found, tuple)
+            self._known = running, found
         return self._known[1]
 
     def _ask(self, question: Callable[[int], Question]) -> Result | None:
@@ -286,8 +286,8 @@ def _result_of(answer: Answer, fds: Sequence[int]) -> Result:
     match answer:
         case CallFailed():
             return answer.report.to_error()
-        case AskersTold():
-            return answer.askers
+        case ClientRequestsTold():
+            return answer.client_requests
         case ReadyTold():
             return answer.ready
     try:

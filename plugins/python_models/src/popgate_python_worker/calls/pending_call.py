@@ -9,10 +9,10 @@ from typing import TypeAlias
 
 from engine.errors import EngineError
 from engine.tensor import Array
-from popgate_python_messages.call_messages import Askers
+from popgate_python_messages.call_messages import ClientRequests
 
 Outputs: TypeAlias = dict[str, Array]
-Result: TypeAlias = Outputs | Askers | bool | EngineError
+Result: TypeAlias = Outputs | ClientRequests | bool | EngineError
 
 
 class PendingCall:

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 from app.observe.journal import NestedCall
-from app.serving.calls.requester import Asker, requester_of
+from app.serving.calls.parent_request import ClientRequest, parent_of
 from app.serving.pending import Pending
 
 
 class Client:
-    def asker(self) -> Asker:
+    def client_request(self) -> ClientRequest:
         return "id", "", ""
 
     def add_nested_call(self, call: NestedCall) -> None:
@@ -32,13 +32,13 @@ def nobody(pending: Any) -> None:
 
 def test_who_waits() -> None:
     client = Client()
-    assert requester_of(client.done) is client
+    assert parent_of(client.done) is client
     step = Pending({}, None, client.done, 0)
-    assert requester_of(partial(Between().passed_on, step)) is client
-    assert requester_of(partial(Between().passed_on, client.done)) is client
+    assert parent_of(partial(Between().passed_on, step)) is client
+    assert parent_of(partial(Between().passed_on, client.done)) is client
     outer = Pending({}, None, partial(Between().passed_on, step), 0)
-    assert requester_of(partial(Between().passed_on, outer)) is client
+    assert parent_of(partial(Between().passed_on, outer)) is client
     step.resolve()  # it has ended: nobody waits any more
-    assert requester_of(partial(Between().passed_on, outer)) is None
-    assert requester_of(nobody) is None
-    assert requester_of(None) is None
+    assert parent_of(partial(Between().passed_on, outer)) is None
+    assert parent_of(nobody) is None
+    assert parent_of(None) is None

@@ -15,16 +15,16 @@ import orjson
 from app.codec.messages import InferRequest
 from app.observe.journal import NestedCall
 
-Asker: TypeAlias = tuple[str, str, str]
+ClientRequest: TypeAlias = tuple[str, str, str]
 
 
 @runtime_checkable
-class Requester(Protocol):
+class ParentRequest(Protocol):
     """A request of a client, or a model's call to another model."""
 
-    def asker(self) -> Asker | int:
+    def client_request(self) -> ClientRequest | int:
         """Return the request's id, the header ``traceparent`` for calls on its behalf
-        (empty if it is not traced), and its description by `said_of`.
+        (empty if it is not traced), and its description by `stated_by`.
 
         A number stands for the request of another process.
         """
@@ -33,7 +33,7 @@ class Requester(Protocol):
         """Record that a call on its behalf has ended."""
 
 
-def said_of(request: InferRequest | None, owner: str | None) -> str:
+def stated_by(request: InferRequest | None, owner: str | None) -> str:
     """Return the id, timeout (in microseconds), parameters and owner of a request as
     JSON.
 
@@ -41,38 +41,40 @@ def said_of(request: InferRequest | None, owner: str | None) -> str:
     """
     if request is None:
         return ""
-    said: dict[str, object] = {}
+    stated: dict[str, object] = {}
     if owner is not None:
-        said["key"] = owner
+        stated["key"] = owner
     if request.id:
-        said["id"] = request.id
+        stated["id"] = request.id
     if request.timeout is not None:
-        said["timeout"] = int(request.timeout * 1e6)
+        stated["timeout"] = int(request.timeout * 1e6)
     if request.parameters:
-        said["parameters"] = dict(request.parameters)
-    return orjson.dumps(said, default=str).decode() if said else ""
+        stated["parameters"] = dict(request.parameters)
+    return orjson.dumps(stated, default=str).decode() if stated else ""
 
 
-class OtherRequesters(Protocol):
+class RemoteParents(Protocol):
     """The other processes of a server, by default none, for the requests that they
     made.
     """
 
-    async def askers(self, numbers: Iterable[int]) -> Mapping[int, Asker]:
+    async def client_requests(
+        self, numbers: Iterable[int]
+    ) -> Mapping[int, ClientRequest]:
         """Return the clients of the requests with these numbers that still exist."""
         return {}
 
     def add_nested_call(self, number: int, call: NestedCall) -> None:
-        """Record a call, as `Requester.add_nested_call` of a request."""
+        """Record a call, as `ParentRequest.add_nested_call` of a request."""
         return
 
 
-def requester_of(on_done: Callable[[Any], object] | None) -> Requester | None:
+def parent_of(on_done: Callable[[Any], object] | None) -> ParentRequest | None:
     """Return the client behind a callback, through any wrappers."""
     left = [on_done]
     while left:
         for holder in _holders(left.pop()):
-            if isinstance(holder, Requester):
+            if isinstance(holder, ParentRequest):
                 return holder
             if getattr(holder, "on_done", None) is not None:
                 left.append(holder.on_done)

@@ -1,0 +1,87 @@
+"""`ParentRequests`: the clients behind the requests to the models of a gateway."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import orjson
+
+from app.observe.journal import NestedCall
+from app.serving.calls.parent_request import (
+    ClientRequest,
+    ParentRequest,
+    RemoteParents,
+    parent_of,
+)
+from app.serving.table import ModelTable
+from engine import ModelRunner, process_of
+
+NOBODY: ClientRequest = ("", "", "")
+
+
+def owner_in(stated: str) -> str | None:
+    """Return the owner of a request from a string of `stated_by`."""
+    owner: str | None = orjson.loads(stated).get("key") if stated else None
+    return owner
+
+
+class RemoteParent:
+    """A request of another process, by its number."""
+
+    def __init__(self, number: int, others: RemoteParents) -> None:
+        self._number, self._others = number, others
+
+    def client_request(self) -> int:
+        return self._number
+
+    def add_nested_call(self, call: NestedCall) -> None:
+        self._others.add_nested_call(self._number, call)
+
+
+class ParentRequests:
+    """Clients behind the requests to the models of a gateway.
+
+    `others` know the requests of other processes.
+    """
+
+    def __init__(self, table: ModelTable, others: RemoteParents) -> None:
+        self._table, self._others = table, others
+
+    def of(self, model: str, numbers: Iterable[int]) -> list[ParentRequest | None]:
+        """Return the clients of the requests with these numbers; None for one that has
+        ended.
+        """
+        runners = [entry.runner for entry in self._table.entries(model)]
+        found: list[ParentRequest | None] = []
+        for number in numbers:
+            if process_of(number) != os.getpid():
+                found.append(RemoteParent(number, self._others))
+                continue
+            requests = (
+                runner.request_of(number)
+                for runner in runners
+                if isinstance(runner, ModelRunner)
+            )
+            request = next(filter(None, requests), None)
+            found.append(None if request is None else parent_of(request.on_done))
+        return found
+
+    def first_client_request(
+        self, model: str, numbers: Iterable[int]
+    ) -> ClientRequest | int:
+        """Return the first client whose request has not ended."""
+        found = self.of(model, numbers)
+        return next((one.client_request() for one in found if one is not None), NOBODY)
+
+    async def client_requests(
+        self, model: str, numbers: Iterable[int]
+    ) -> tuple[ClientRequest, ...]:
+        """Return all clients, including those of other processes."""
+        found = self.of(model, numbers)
+        clients = [NOBODY if one is None else one.client_request() for one in found]
+        elsewhere = [one for one in clients if isinstance(one, int)]
+        known = await self._others.client_requests(elsewhere) if elsewhere else {}
+        return tuple(
+            known.get(one, NOBODY) if isinstance(one, int) else one for one in clients
+        )
