@@ -28,7 +28,7 @@ class Region(Protocol):
         """Return a copy of the bytes there. Raises `InvalidRequest`."""
 
 
-class HeldPlaces(Protocol):
+class HeldRegions(Protocol):
     """The places of a request's outputs, and all regions that the request uses."""
 
     def __contains__(self, output: str) -> bool: ...
@@ -48,11 +48,11 @@ class Regions(Protocol):
 
     def hold(
         self,
-        places: Mapping[str, Extent] | None = None,
+        extents: Mapping[str, Extent] | None = None,
         read: Iterable[Region] = (),
         owner: str | None = None,
-    ) -> HeldPlaces:
-        """Keep the places of outputs, and the regions from which inputs were `read`,
+    ) -> HeldRegions:
+        """Keep the extents of outputs, and the regions from which inputs were `read`,
         until the request with the key `owner` ends.
         """
 

@@ -423,7 +423,7 @@ SET_FROM_OUTSIDE = {
     "app/codec/model.py": "classes encoding outputs",
     "app/codec/oip_binary.py": "binary",
     "app/codec/request_options.py": (
-        "binary binary_by_name classes nan null_is_nan outputs parameters places"
+        "binary binary_by_name classes extents nan null_is_nan outputs parameters"
         " priority timeout"
     ),
     "app/http/asgi_call.py": "owner",

@@ -15,8 +15,8 @@ from app.codec.chunks import Chunks
 from app.codec.inputs import Input
 from app.codec.messages import InferRequest, Reply, count_rows, new_request
 from app.codec.request_options import (
+    extent_of,
     not_allowed,
-    place_of,
     quoted,
     read_outputs,
     read_parameters,
@@ -98,7 +98,7 @@ class DocumentReader:
         if outputs is not None:
             known += 1
             read_outputs(request, outputs, self.spec, self._limits)
-            if request.places is not None and self._regions is None:
+            if request.extents is not None and self._regions is None:
                 raise not_allowed()
         identifier = get("id")
         if identifier is not None:
@@ -270,9 +270,9 @@ class DocumentReader:
         """
         if self._regions is None:
             raise not_allowed()
-        place = place_of(f"input '{model_input.name}'", parameters)
-        model_input.check_size(place.byte_size, accepted)
-        request.region_bytes += place.byte_size
+        extent = extent_of(f"input '{model_input.name}'", parameters)
+        model_input.check_size(extent.byte_size, accepted)
+        request.region_bytes += extent.byte_size
         if request.region_bytes > self._limits.max_body_bytes:
             msg = (
                 f"inputs of {request.region_bytes} bytes in shared memory exceed the "
@@ -280,8 +280,8 @@ class DocumentReader:
                 "Use --http-max-input-size to increase the limit."
             )
             raise BodyTooLarge(msg)
-        region = self._regions.find(place.region)
-        data = region.read(place.offset, place.byte_size)
+        region = self._regions.find(extent.region)
+        data = region.read(extent.offset, extent.byte_size)
         request.read_from = (*request.read_from, region)
         try:
             return model_input.from_bytes((data,) if data else (), len(data), accepted)
@@ -292,7 +292,7 @@ class DocumentReader:
             # held. Until then, no message may reveal its content.
             msg = (
                 f"input '{model_input.name}': the bytes in shared memory region "
-                f"'{place.region}' are not a tensor of this datatype and shape"
+                f"'{extent.region}' are not a tensor of this datatype and shape"
             )
             raise InvalidRequest(msg) from None
 

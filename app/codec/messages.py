@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from app.errors import InvalidRequest, InvalidTensor
-from app.regions import Extent, HeldPlaces, Region
+from app.regions import Extent, HeldRegions, Region
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Buffer, Tensor
@@ -75,7 +75,7 @@ class InferRequest:
     `outputs` are the requested names, None for all. `binary` says whether outputs are
     binary in a JSON response. `binary_by_name` overrides it for single outputs.
     `classes` maps outputs to the number of highest values to return instead of all.
-    `places` are the places in shared memory for outputs, and `held` keeps them while
+    `extents` are the places in shared memory for outputs, and `held` keeps them while
     the request is in flight. `region_bytes` were read from the regions `read_from`.
     `timeout` is in seconds, None if the request states none. `priority` is a level: 1
     is the highest, 0 the model's default. `owner` is the name of the key that sent the
@@ -89,6 +89,7 @@ class InferRequest:
         "binary_by_name",
         "classes",
         "encoding",
+        "extents",
         "held",
         "id",
         "inputs",
@@ -97,7 +98,6 @@ class InferRequest:
         "outputs",
         "owner",
         "parameters",
-        "places",
         "priority",
         "read_from",
         "region_bytes",
@@ -113,8 +113,8 @@ class InferRequest:
         self.binary = False
         self.binary_by_name: Mapping[str, bool] | None = None
         self.classes: Mapping[str, int] | None = None
-        self.places: Mapping[str, Extent] | None = None
-        self.held: HeldPlaces | None = None
+        self.extents: Mapping[str, Extent] | None = None
+        self.held: HeldRegions | None = None
         self.region_bytes = 0
         self.read_from: tuple[Region, ...] = ()
         self.parameters: Mapping[str, Any] | None = None
@@ -133,7 +133,7 @@ class InferRequest:
         twin.binary = self.binary
         twin.binary_by_name = self.binary_by_name
         twin.classes = self.classes
-        twin.places = self.places
+        twin.extents = self.extents
         twin.parameters = self.parameters
         twin.owner = self.owner
         twin.nan = self.nan

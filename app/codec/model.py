@@ -237,7 +237,7 @@ class ModelCodec:
         Accept insists.
         """
         names = request.outputs or tuple(self._outputs)
-        if request.places is not None:
+        if request.extents is not None:
             msg = "a .npy answer cannot refer to shared memory; request JSON"
             raise NotAcceptable(msg)
         if len(names) == 1:

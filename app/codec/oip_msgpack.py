@@ -29,7 +29,7 @@ from app.errors import (
 )
 from app.give_way import AT_ONCE, BLOCK, give_way
 from app.limits import LIST_WEIGHT, Limits
-from app.regions import HeldPlaces
+from app.regions import HeldRegions
 from app.sizes import counted
 from app.spec import ModelSpec
 from engine import Buffer, Tensor
@@ -368,7 +368,7 @@ class MsgpackWriter:
             remember(self._heads, key, found)
         return found
 
-    def _placed(self, name: str, tensor: Tensor, held: HeldPlaces) -> bytes:
+    def _placed(self, name: str, tensor: Tensor, held: HeldRegions) -> bytes:
         """Return the map of an output that goes to shared memory."""
         place = _pack({"parameters": held.put(name, tensor)})
         return self._prefixes[name] + _pack(tensor.shape) + place[1:]

@@ -128,8 +128,8 @@ def _read_output_parameters(
                 f"output '{name}' cannot set both 'shared_memory_region' and '{other}'"
             )
             raise InvalidRequest(msg)
-        place = place_of(f"output '{name}'", parameters)
-        request.places = {**(request.places or {}), name: place}
+        extent = extent_of(f"output '{name}'", parameters)
+        request.extents = {**(request.extents or {}), name: extent}
     if classes:
         _read_classes(request, output, classes)
 
@@ -151,7 +151,7 @@ def _read_classes(request: InferRequest, output: TensorSpec, count: object) -> N
     request.classes = {**(request.classes or {}), output.name: count}
 
 
-def place_of(what: str, parameters: dict[str, Any]) -> Extent:
+def extent_of(what: str, parameters: dict[str, Any]) -> Extent:
     """Return the place in shared memory that parameters name. Raises InvalidRequest."""
     region = parameters["shared_memory_region"]
     if type(region) is not str:

@@ -279,7 +279,7 @@ class EventCall(AsgiCall):
 
     def _submit(self, entry: ModelEntry, request: InferRequest) -> Submitted:
         is_binary = request.binary or request.binary_by_name
-        if self.form is None and (is_binary or request.places is not None):
+        if self.form is None and (is_binary or request.extents is not None):
             msg = (
                 "an event stream is JSON and can hold neither binary data nor outputs "
                 "in shared memory"

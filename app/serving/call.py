@@ -383,9 +383,9 @@ class Call(CallState):
         """Determine the deadline of the request, and submit it to its model."""
         self.request = request
         regions = entry.regions
-        if regions is not None and (request.places or request.read_from):
+        if regions is not None and (request.extents or request.read_from):
             read, owner = request.read_from, self.owner()
-            request.held = regions.hold(request.places, read, owner)
+            request.held = regions.hold(request.extents, read, owner)
         timeout, most = self.service.timeout, entry.max_timeout
         wanted = request.timeout
         if wanted is None and b"x-request-timeout" in self.headers:

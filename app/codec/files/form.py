@@ -274,7 +274,7 @@ def _outputs(
     if type(given) is list:
         given = [{"name": one} if type(one) is str else one for one in given]
     read_outputs(request, given, spec, limits)
-    if request.places is not None:
+    if request.extents is not None:
         raise InvalidRequest("a form cannot request outputs in shared memory")
 
 

@@ -263,7 +263,7 @@ def test_what_a_known_header_says_stays() -> None:
     said = InferRequest({}, Encoding.MSGPACK)
     said.id, said.outputs, said.binary = "i", ("y",), True
     said.binary_by_name, said.classes = {"y": True}, {"y": 3}
-    said.places = {"z": Extent("r", 1, 2)}
+    said.extents = {"z": Extent("r", 1, 2)}
     said.parameters, said.nan = {"a": 1}, NanPolicy.NULL
     said.timeout, said.priority, said.rows = 1.5, 2, 3
     # What belongs to one request only, not to all that say the same.

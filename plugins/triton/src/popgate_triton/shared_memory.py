@@ -187,46 +187,46 @@ class HeldSharedMemory:
     The regions are kept until `release`.
     """
 
-    __slots__ = ("_places", "_regions")
+    __slots__ = ("_extents", "_regions")
 
     def __init__(
         self,
-        places: dict[str, tuple[SharedMemoryRegion, Extent]],
+        extents: dict[str, tuple[SharedMemoryRegion, Extent]],
         regions: Iterable[SharedMemoryRegion],
     ) -> None:
-        self._places = places
+        self._extents = extents
         self._regions = tuple(regions)
         for region in self._regions:
             region.hold()
 
     def __contains__(self, output: str) -> bool:
-        return output in self._places
+        return output in self._extents
 
     def put(self, output: str, tensor: Tensor) -> Mapping[str, str | int]:
         """Write an output to its place; return the parameters that state the place."""
-        region, place = self._places[output]
-        if tensor.nbytes > place.byte_size:
+        region, extent = self._extents[output]
+        if tensor.nbytes > extent.byte_size:
             msg = (
                 f"shared memory size specified with the request for output '{output}' "
-                f"({place.byte_size} bytes) should be at least {tensor.nbytes} bytes "
+                f"({extent.byte_size} bytes) should be at least {tensor.nbytes} bytes "
                 "to hold the results"
             )
             raise InvalidRequest(msg)
-        region.write(place.offset, tensor)
+        region.write(extent.offset, tensor)
         return {
-            "shared_memory_region": place.region,
-            "shared_memory_offset": place.offset,
+            "shared_memory_region": extent.region,
+            "shared_memory_offset": extent.offset,
             "shared_memory_byte_size": tensor.nbytes,
         }
 
     def release(self) -> None:
         """Release the region. Does nothing the second time."""
-        regions, self._regions, self._places = self._regions, (), {}
+        regions, self._regions, self._extents = self._regions, (), {}
         for region in regions:
             region.release()
 
     def __repr__(self) -> str:
-        return f"<HeldSharedMemory {list(self._places)}>"
+        return f"<HeldSharedMemory {list(self._extents)}>"
 
 
 class RegionTable:
@@ -390,11 +390,11 @@ class RegionTable:
 
     def hold(
         self,
-        places: Mapping[str, Extent] | None = None,
+        extents: Mapping[str, Extent] | None = None,
         read: Iterable[SharedMemoryRegion] = (),
         owner: str | None = None,
     ) -> HeldSharedMemory:
-        """Keep the places of outputs, and the regions from which inputs were `read`,
+        """Keep the extents of outputs, and the regions from which inputs were `read`,
         until the request with the key `owner` ends.
 
         Raises `UnknownRegion`, also for a region of another key, or `InvalidRequest`,
@@ -402,12 +402,12 @@ class RegionTable:
         region has ended.
         """
         found = {}
-        for output, place in (places or {}).items():
-            region = self.find(place.region)
+        for output, extent in (extents or {}).items():
+            region = self.find(extent.region)
             if not _may_use(region, owner):
-                raise UnknownRegion(place.region)
-            region.check(place.offset, place.byte_size)
-            found[output] = (region, place)
+                raise UnknownRegion(extent.region)
+            region.check(extent.offset, extent.byte_size)
+            found[output] = (region, extent)
         used = [region for region, _ in found.values()]
         for region in read:
             name = region.status.name
