@@ -38,7 +38,7 @@ _NO_PROPERTIES = (
     "ragged_reason",
 )  # fmt: skip
 #: Returns a reason as this client may read it.
-Told: TypeAlias = Callable[[str], str]
+Redact: TypeAlias = Callable[[str], str]
 
 
 def is_serving(loaded: LoadedModel | None) -> bool:
@@ -68,28 +68,28 @@ def platform_of(loaded: LoadedModel) -> str:
     return "onnxruntime_onnx" if loaded.source.is_onnx else "popgate_popef"
 
 
-def version_status(record: VersionRecord, told: Told = str) -> VersionStatus:
+def version_status(record: VersionRecord, redact: Redact = str) -> VersionStatus:
     state, reason = record.state, record.explanation
     if state is State.READY and not is_serving(record.loaded):
         state, reason = State.FAILED, why_not_serving(record.loaded)
     return VersionStatus(
         version=str(record.version),
         state=state.word,
-        reason=told(reason),
+        reason=redact(reason),
         in_memory=record.loaded is not None,
     )
 
 
-def model_summary(record: ModelRecord, told: Told = str) -> ModelSummary:
-    """Return the list entry of a model, with reasons from `told`."""
-    return ModelSummary(**_summary(record, told))
+def model_summary(record: ModelRecord, redact: Redact = str) -> ModelSummary:
+    """Return the list entry of a model, with reasons as `redact` returns them."""
+    return ModelSummary(**_summary(record, redact))
 
 
 def model_details(
-    record: ModelRecord, loaded: LoadedModel | None, told: Told = str
+    record: ModelRecord, loaded: LoadedModel | None, redact: Redact = str
 ) -> ModelDetails:
     """Return the full description of a model; `loaded` is the requested version."""
-    values = _summary(record, told)
+    values = _summary(record, redact)
     if loaded is None:
         return ModelDetails(**values)
     spec = loaded.spec
@@ -129,10 +129,10 @@ def _properties(loaded: LoadedModel) -> dict[str, str]:
     if not isinstance(loaded.runner, ModelRunner):
         return {}
     options = loaded.runner.model.metadata.engine_options
-    told = {o.name.removeprefix("popgate."): o.value for o in options}
+    properties = {o.name.removeprefix("popgate."): o.value for o in options}
     return {
         name: value[:_LONGEST_PROPERTY]
-        for name, value in list(told.items())[:_MOST_PROPERTIES]
+        for name, value in list(properties.items())[:_MOST_PROPERTIES]
         if not name.endswith(_NO_PROPERTIES)
     }
 
@@ -155,13 +155,13 @@ def gives_several(loaded: LoadedModel) -> bool:
 
 
 def index_entries(
-    records: list[ModelRecord], *, ready: bool, told: Told = str
+    records: list[ModelRecord], *, ready: bool, redact: Redact = str
 ) -> list[IndexEntry]:
     """Return the repository index; with `ready`, only versions that answer."""
     entries = []
     for record in records:
         for _, version in sorted(record.versions.items()):
-            status = version_status(version, told)
+            status = version_status(version, redact)
             entries.append(
                 IndexEntry(
                     name=record.name,
@@ -171,14 +171,14 @@ def index_entries(
                 )
             )
         if not record.versions:
-            why = told(record.problem or record.absence)
+            why = redact(record.problem or record.absence)
             entries.append(
                 IndexEntry(name=record.name, state=record.state.word, reason=why)
             )
     return [e for e in entries if e.state == "READY" or not ready]
 
 
-def _summary(record: ModelRecord, told: Told) -> dict[str, Any]:
+def _summary(record: ModelRecord, redact: Redact) -> dict[str, Any]:
     default, number = record.default, record.default_version
     state, reason = record.state, record.problem or record.news()
     if state.word == "UNAVAILABLE" or state is State.ON_DEMAND:
@@ -189,10 +189,10 @@ def _summary(record: ModelRecord, told: Told) -> dict[str, Any]:
         "name": record.name,
         "state": state.word,
         "ready": state.word == State.READY.word,
-        "reason": told(reason),
+        "reason": redact(reason),
         "version": None if number is None else str(number),
         "versions": [
-            version_status(v, told) for _, v in sorted(record.versions.items())
+            version_status(v, redact) for _, v in sorted(record.versions.items())
         ],
         "instances": 0 if default is None else default.config.instances,
         "url": f"/v1/models/{quote(record.name)}/infer",

@@ -43,9 +43,9 @@ async def list_models(gateway: GatewayOf, viewer: ViewerOf) -> ModelList:
     """List every model of the repository, ready or not, with the reason if it
     is not.
     """
-    records, told = gateway.records.all(), partial(viewer.reason, gateway)
+    records, redact = gateway.records.all(), partial(viewer.reason, gateway)
     return ModelList(
-        models=[model_summary(r, told) for r in records if viewer.sees(r.name)]
+        models=[model_summary(r, redact) for r in records if viewer.sees(r.name)]
     )
 
 
@@ -68,8 +68,8 @@ async def get_version(
 ) -> ModelDetails:
     """Show one version of a model."""
     record = find_model(gateway, name)
-    told = partial(viewer.reason, gateway)
-    details = model_details(record, find_version(record, version), told)
+    redact = partial(viewer.reason, gateway)
+    details = model_details(record, find_version(record, version), redact)
     url = details.url.replace("/infer", f"/versions/{version}/infer")
     return details.model_copy(update={"version": version, "url": url})
 

@@ -143,8 +143,8 @@ async def repository_index(
         raise InvalidRequest(msg)
     await gateway.control.discover()
     records = [r for r in gateway.records.all() if viewer.sees(r.name)]
-    told = partial(viewer.reason, gateway)
-    return index_entries(records, ready=ready, told=told)
+    redact = partial(viewer.reason, gateway)
+    return index_entries(records, ready=ready, redact=redact)
 
 
 @router.post(
