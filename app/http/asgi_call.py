@@ -84,7 +84,7 @@ class AsgiCall(Call):
         return self.scheme, self.http_version
 
     def count_body(self, size: int) -> None:
-        self.share.take(size)
+        self.share.add(size)
 
     def watch(self) -> None:
         if self._watcher is None:

@@ -393,7 +393,7 @@ class InferFront(Application):
                 why = larger_than_allowed(said, limit, is_json=is_json)
                 raise BodyRefused(why, size=size, is_read=not more)
             if chunk or not (more or chunks):
-                share.take(len(chunk))
+                share.add(len(chunk))
                 chunks.append(chunk)
         return chunks
 

@@ -229,7 +229,7 @@ class Decoding:
 
 
 def _within(room: Reservation, call: Callable[[], T]) -> T:
-    with reserving(room.take):
+    with reserving(room.add):
         return call()
 
 

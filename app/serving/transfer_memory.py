@@ -128,7 +128,7 @@ class Reservation:
         self._memory = memory
         self.size = size
 
-    def take(self, count: int) -> None:
+    def add(self, count: int) -> None:
         """Count this many more bytes, in any thread. Raises `TransferMemoryFull`."""
         self.size += count
         if self.size > SMALL:
@@ -147,7 +147,7 @@ class Share:
         self._memory = memory
         self.size = 0
 
-    def take(self, count: int) -> None:
+    def add(self, count: int) -> None:
         """Count this many more bytes. Raises `TransferMemoryFull`."""
         self.size += count
         self._memory.held += count

@@ -58,8 +58,8 @@ class AsgiCycle:
 
     # -- calls from the connection
 
-    def take(self, parts: list[Buffer]) -> None:
-        """Take another part of the body, unless the answer is complete."""
+    def receive_body(self, parts: list[Buffer]) -> None:
+        """Receive another part of the body, unless the answer is complete."""
         if self.response_complete or self.disconnected or not parts:
             return
         for part in parts:

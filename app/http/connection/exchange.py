@@ -83,7 +83,7 @@ class Exchange(Call):
         return self.connection.ends.scheme, "1.1"
 
     def count_body(self, size: int) -> None:
-        self.connection.held.take(size)
+        self.connection.held.add(size)
 
     def be_last(self) -> None:
         """Close the connection after this answer."""

@@ -14,7 +14,7 @@ from app.http.floods import Floods
 class MessageReader(Protocol):
     """The part of a connection (protocol.py) that its intake uses."""
 
-    def take(self, data: bytes, at: int) -> None:
+    def read_message(self, data: bytes, at: int) -> None:
         """Read one message of `data[at:]`, or the part received so far."""
 
     def is_ready(self) -> bool:
@@ -89,7 +89,7 @@ class Intake:
             return True
         if backlog.data and reader.is_ready():
             data, at = backlog.take()
-            reader.take(data, at)
+            reader.read_message(data, at)
             self.read_on()
         return True
 

@@ -122,7 +122,7 @@ class GatewayProtocol(asyncio.Protocol):
             or self._known is None
             or not self._answer_known(data)
         ):
-            self.take(data, 0)
+            self.read_message(data, 0)
 
     def _answer_known(self, data: bytes) -> bool:
         """Start `data` if it is a whole request like the last; return whether it is."""
@@ -150,7 +150,7 @@ class GatewayProtocol(asyncio.Protocol):
             self.ending.answer(error, exchange)
         return True
 
-    def take(self, data: bytes, at: int) -> None:
+    def read_message(self, data: bytes, at: int) -> None:
         """Read one message of `data[at:]`, or what has come of it; hold the rest."""
         framer = self._framer
         learns = at == 0 and framer.state == IDLE and self._unlike < _UNLIKE
@@ -180,7 +180,7 @@ class GatewayProtocol(asyncio.Protocol):
                         return
                 else:
                     work += size_read + CALL * (1 + len(framer.body))
-                    receiving.take(framer.body)
+                    receiving.receive_body(framer.body)
                 if framer.has_ended:
                     has_ended = True
                     self._end_message(receiving)
@@ -217,7 +217,7 @@ class GatewayProtocol(asyncio.Protocol):
     def _count_body(self, exchange: Exchange, size: int) -> bool:
         """Count `size` bytes of a large body. Return whether there is memory for it."""
         try:
-            self.held.take(size)
+            self.held.add(size)
         except TransferMemoryFull as full:
             self.ending.answer(full, exchange)
             self.held.give_back()

@@ -84,7 +84,7 @@ def test_a_body_in_parts_is_answered() -> None:
         cycle = connection.cycle
         task = asyncio.ensure_future(cycle.run(echo))
         for part in (b"a", b"b"):
-            cycle.take([part])
+            cycle.receive_body([part])
             await asyncio.sleep(0)
         cycle.end_body()
         await task

@@ -28,7 +28,7 @@ class Reader:
         self.ready = False
         self.taken = b""
 
-    def take(self, data: bytes, at: int) -> None:
+    def read_message(self, data: bytes, at: int) -> None:
         self.taken += data[at:]
 
     def is_ready(self) -> bool:

@@ -196,11 +196,11 @@ def test_a_request_cannot_ask_for_more_time_than_there_is(serve: Serve) -> None:
 def test_a_share_is_counted_and_given_back() -> None:
     memory = TransferMemory(100_000)
     first, second = Share(memory), Share(memory)
-    first.take(90_000)
-    second.take(40_000)  # a small one has its place
+    first.add(90_000)
+    second.add(40_000)  # a small one has its place
     assert memory.is_full
     with pytest.raises(TransferMemoryFull):
-        first.take(1)
+        first.add(1)
     first.give_back()
     second.give_back()
     assert memory.held == 0
