@@ -24,7 +24,7 @@ class Entry(enum.Enum):
     REFUSED = enum.auto()
 
 
-class Guest(Protocol):
+class LimitedConnection(Protocol):
     """The part of a connection that the limit uses."""
 
     def has_asked(self) -> bool:
@@ -61,11 +61,11 @@ class ConnectionLimit:
         self._is_proxy = is_proxy
         # Connections in the order of their arrival: those without a request at the last
         # check, and all of an address if addresses are limited.
-        self._silent: dict[Guest, None] = {}
-        self._of_address: dict[str, dict[Guest, None]] = {}
-        self._evicted: set[Guest] = set()
+        self._silent: dict[LimitedConnection, None] = {}
+        self._of_address: dict[str, dict[LimitedConnection, None]] = {}
+        self._evicted: set[LimitedConnection] = set()
 
-    def enter(self, guest: Guest, address: str, count: int) -> Entry:
+    def enter(self, connection: LimitedConnection, address: str, count: int) -> Entry:
         """Count a connection from an address (empty: unknown); this process now has
         `count`.
         """
@@ -74,7 +74,7 @@ class ConnectionLimit:
             is_crowded = excess > self._most_extra
             if self._evict_silent(0 if is_crowded else self._most_extra):
                 excess -= 1
-        self._silent[guest] = None
+        self._silent[connection] = None
         entry = self._entry(excess, Entry.EXTRA)
         if self._per_address and address and not self._is_proxy(address):
             same = self._of_address.setdefault(address, {})
@@ -86,18 +86,18 @@ class ConnectionLimit:
                     self._silent.pop(silent, None)
                     self._evict(silent)
                     of_address -= 1
-            same[guest] = None
+            same[connection] = None
             if entry is Entry.FREE:
                 entry = self._entry(of_address, Entry.EXTRA_OF_ADDRESS)
         return entry
 
-    def leave(self, guest: Guest, address: str, count: int) -> None:
+    def leave(self, connection: LimitedConnection, address: str, count: int) -> None:
         """Count a closed connection; this process now has `count`."""
-        self._silent.pop(guest, None)
-        self._evicted.discard(guest)
+        self._silent.pop(connection, None)
+        self._evicted.discard(connection)
         same = self._of_address.get(address)
         if same is not None:
-            same.pop(guest, None)
+            same.pop(connection, None)
             if not same:
                 del self._of_address[address]
         if self._total is not None:
@@ -120,16 +120,16 @@ class ConnectionLimit:
         A connection that has sent a request leaves the list here.
         """
         while len(self._silent) > but:
-            guest = next(iter(self._silent))
-            del self._silent[guest]
-            if not guest.has_asked():
-                self._evict(guest)
+            connection = next(iter(self._silent))
+            del self._silent[connection]
+            if not connection.has_asked():
+                self._evict(connection)
                 return True
         return False
 
-    def _evict(self, guest: Guest) -> None:
-        self._evicted.add(guest)
-        guest.evict()
+    def _evict(self, connection: LimitedConnection) -> None:
+        self._evicted.add(connection)
+        connection.evict()
 
     def __repr__(self) -> str:
         return f"<ConnectionLimit {self._most}, {self._total!r}>"

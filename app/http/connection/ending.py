@@ -25,7 +25,7 @@ from app.observe.request_ids import id_of
 _LINGER: Final = 1.0
 
 
-class Ended(Peer, Protocol):
+class EndingConnection(Peer, Protocol):
     """The part of a connection (protocol.py) that its ending uses."""
 
     cycle: Exchange | AsgiCycle | None
@@ -52,14 +52,14 @@ class Ending:
 
     def __init__(
         self,
-        connection: Ended,
+        connection: EndingConnection,
         front: Application,
         transport: asyncio.Transport,
         framer: Framer,
         intake: Intake,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._connection: Ended | None = connection
+        self._connection: EndingConnection | None = connection
         self._front = front
         self._transport = transport
         self._framer = framer
@@ -117,7 +117,7 @@ class Ending:
         """Count a refusal. In a flood, delay reading from this client."""
         self._intake.slow_down(refusals)
 
-    def _close_gently(self, connection: Ended, refusals: float) -> None:
+    def _close_gently(self, connection: EndingConnection, refusals: float) -> None:
         """Close the connection after the client has had time to read the last
         answer.
         """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.http.connection_limit import ConnectionLimit, Entry, Guest
+from app.http.connection_limit import ConnectionLimit, Entry, LimitedConnection
 from app.http.floods import ENTRY, HANDSHAKE, Floods
 
 
 class Visit:
-    """Counts a new connection, `guest`, from an address (empty: unknown).
+    """Counts a new connection from an address (empty: unknown).
 
     `connections` are those of this process. `entry` is the decision of the limit.
     """
@@ -18,7 +18,7 @@ class Visit:
 
     def __init__(
         self,
-        guest: Guest,
+        connection: LimitedConnection,
         address: str,
         connections: set[Any],
         limit: ConnectionLimit,
@@ -28,14 +28,14 @@ class Visit:
         self._connections = connections
         self._limit = limit
         self._floods = floods
-        connections.add(guest)
+        connections.add(connection)
         floods.charge(ENTRY)
-        self.entry: Entry = limit.enter(guest, address, len(connections))
+        self.entry: Entry = limit.enter(connection, address, len(connections))
 
-    def end(self, guest: Guest) -> None:
+    def end(self, connection: LimitedConnection) -> None:
         """Count the connection as closed."""
-        self._connections.discard(guest)
-        self._limit.leave(guest, self._address, len(self._connections))
+        self._connections.discard(connection)
+        self._limit.leave(connection, self._address, len(self._connections))
 
     def judge(self, was_idle: bool, is_tls: bool) -> None:
         """Charge a closed connection that has sent no whole request, and forgive one

@@ -23,7 +23,7 @@ def test_each_has_a_part_and_what_died_has_none() -> None:
     mine.memory.close()
 
 
-class Guest:
+class Connection:
     """A connection that has sent a request."""
 
     is_evicted = False
@@ -38,10 +38,10 @@ class Guest:
 def test_connections_of_all_count() -> None:
     totals = SharedTotals.create(2)
     one, other = (ConnectionLimit(10, totals.connections(n)) for n in range(2))
-    assert one.enter(Guest(), "", 7) is Entry.FREE
-    assert other.enter(Guest(), "", 3) is Entry.FREE
-    assert other.enter(Guest(), "", 4) is Entry.EXTRA
-    one.leave(Guest(), "", 6)
-    assert other.enter(Guest(), "", 4) is Entry.FREE
+    assert one.enter(Connection(), "", 7) is Entry.FREE
+    assert other.enter(Connection(), "", 3) is Entry.FREE
+    assert other.enter(Connection(), "", 4) is Entry.EXTRA
+    one.leave(Connection(), "", 6)
+    assert other.enter(Connection(), "", 4) is Entry.FREE
     assert repr(one).startswith("<ConnectionLimit 10, <SharedTotal [6, 4]")
     totals.memory.close()

@@ -21,7 +21,7 @@ SILENT = 600
 LISTING = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-class Guest:
+class Connection:
     """A connection, as far as a limit knows it."""
 
     def __init__(self, asks: bool = False) -> None:
@@ -40,25 +40,25 @@ class Room:
 
     def __init__(self, limit: ConnectionLimit) -> None:
         self.limit = limit
-        self.there: list[tuple[Guest, str]] = []
+        self.there: list[tuple[Connection, str]] = []
 
-    def come(self, guest: Guest, address: str = "") -> Entry:
-        self.there.append((guest, address))
-        entry = self.limit.enter(guest, address, len(self.there))
+    def come(self, connection: Connection, address: str = "") -> Entry:
+        self.there.append((connection, address))
+        entry = self.limit.enter(connection, address, len(self.there))
         for one, where in list(self.there):
             if one.is_evicted:
                 self.leave(one, where)
         return entry
 
-    def leave(self, guest: Guest, address: str = "") -> None:
-        self.there.remove((guest, address))
-        self.limit.leave(guest, address, len(self.there))
+    def leave(self, connection: Connection, address: str = "") -> None:
+        self.there.remove((connection, address))
+        self.limit.leave(connection, address, len(self.there))
 
 
 def test_who_has_asked_nothing_for_longest_goes_first() -> None:
     room = Room(ConnectionLimit(4, most_extra=2))
-    asked = Guest(asks=True)
-    silent = [Guest() for _ in range(6)]
+    asked = Connection(asks=True)
+    silent = [Connection() for _ in range(6)]
     assert [room.come(g) for g in (asked, *silent)] == [Entry.FREE] * 7
     assert [g.is_evicted for g in silent] == [True] * 3 + [False] * 3
     assert not asked.is_evicted
@@ -66,37 +66,37 @@ def test_who_has_asked_nothing_for_longest_goes_first() -> None:
 
 def test_those_that_have_asked_stay() -> None:
     room = Room(ConnectionLimit(3, most_extra=2))
-    asked = [Guest(asks=True) for _ in range(3)]
-    for guest in asked:
-        assert room.come(guest) is Entry.FREE
-    extra = [Guest(), Guest()]
-    assert [room.come(guest) for guest in extra] == [Entry.EXTRA] * 2
+    asked = [Connection(asks=True) for _ in range(3)]
+    for connection in asked:
+        assert room.come(connection) is Entry.FREE
+    extra = [Connection(), Connection()]
+    assert [room.come(connection) for connection in extra] == [Entry.EXTRA] * 2
     # Silence makes room beyond the limit, too.
     extra[1].asks = True
-    late = Guest()
+    late = Connection()
     assert room.come(late) is Entry.EXTRA
     assert extra[0].is_evicted
     late.asks = True
-    assert room.come(Guest(asks=True)) is Entry.REFUSED
-    assert not any(guest.is_evicted for guest in asked)
-    for guest in (*asked, extra[1], late):
-        room.leave(guest)
-    assert room.come(Guest()) is Entry.FREE
+    assert room.come(Connection(asks=True)) is Entry.REFUSED
+    assert not any(connection.is_evicted for connection in asked)
+    for connection in (*asked, extra[1], late):
+        room.leave(connection)
+    assert room.come(Connection()) is Entry.FREE
 
 
 def test_an_address_has_its_own_limit() -> None:
     limit = ConnectionLimit(100, per_address=2, is_proxy="proxy".__eq__, most_extra=1)
     room = Room(limit)
-    silent = Guest()
+    silent = Connection()
     assert room.come(silent, "a") is Entry.FREE
-    assert [room.come(Guest(asks=True), "a") for _ in range(2)] == [Entry.FREE] * 2
+    assert [room.come(Connection(asks=True), "a") for _ in range(2)] == [Entry.FREE] * 2
     assert silent.is_evicted
-    assert room.come(Guest(asks=True), "a") is Entry.EXTRA_OF_ADDRESS
-    assert room.come(Guest(asks=True), "a") is Entry.REFUSED
+    assert room.come(Connection(asks=True), "a") is Entry.EXTRA_OF_ADDRESS
+    assert room.come(Connection(asks=True), "a") is Entry.REFUSED
     for address in ("b", "proxy", "proxy", "proxy", "", "", ""):
-        assert room.come(Guest(asks=True), address) is Entry.FREE
-    for guest, address in list(room.there):
-        room.leave(guest, address)
+        assert room.come(Connection(asks=True), address) is Entry.FREE
+    for connection, address in list(room.there):
+        room.leave(connection, address)
     assert limit._of_address == {}
 
 

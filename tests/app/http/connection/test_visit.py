@@ -7,7 +7,7 @@ from app.http.connection_limit import ConnectionLimit, Entry
 from app.http.floods import BURST, ENTRY, HANDSHAKE, Floods
 
 
-class Guest:
+class Connection:
     def has_asked(self) -> bool:
         return False
 
@@ -16,14 +16,14 @@ class Guest:
 
 
 def test_a_visit_is_counted_until_it_ends() -> None:
-    connections: set[Guest] = set()
-    guest, limit = Guest(), ConnectionLimit(most=1, most_extra=1)
-    visit = Visit(guest, "192.0.2.1", connections, limit, Floods())
-    assert (visit.entry, connections) == (Entry.FREE, {guest})
+    connections: set[Connection] = set()
+    connection, limit = Connection(), ConnectionLimit(most=1, most_extra=1)
+    visit = Visit(connection, "192.0.2.1", connections, limit, Floods())
+    assert (visit.entry, connections) == (Entry.FREE, {connection})
     assert repr(visit) == "<Visit of 192.0.2.1, FREE>"
-    visit.end(guest)
+    visit.end(connection)
     assert not connections
-    again = Visit(guest, "", connections, limit, Floods())
+    again = Visit(connection, "", connections, limit, Floods())
     assert (again.entry, repr(again)) == (
         Entry.FREE,
         "<Visit of an unknown address, FREE>",
@@ -33,7 +33,7 @@ def test_a_visit_is_counted_until_it_ends() -> None:
 def cost(was_idle: bool, is_tls: bool) -> float:
     """Return the refusals that a connection costs."""
     floods, now = Floods(lambda: 0.0), 0.0
-    visit = Visit(Guest(), "", set(), ConnectionLimit(), floods)
+    visit = Visit(Connection(), "", set(), ConnectionLimit(), floods)
     visit.judge(was_idle, is_tls)
     while not floods.charge(1.0):
         now += 1.0
