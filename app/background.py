@@ -13,15 +13,21 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from engine import lower_priority
+
 T = TypeVar("T")
 
 
 class DaemonPool:
-    """Pool of at most `size` daemon threads, each started when there is work."""
+    """Pool of at most `size` daemon threads, each started when there is work.
 
-    def __init__(self, size: int, name: str) -> None:
+    With `gives_way`, other threads have the processor before these.
+    """
+
+    def __init__(self, size: int, name: str, *, gives_way: bool = False) -> None:
         self._size = size
         self._name = name
+        self._gives_way = gives_way
         self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
@@ -69,6 +75,8 @@ class DaemonPool:
         return f"<DaemonPool {self._name} {len(self._threads)}/{self._size}>"
 
     def _run(self) -> None:
+        if self._gives_way:
+            lower_priority()
         while (job := self._work.get()) is not None:
             job.run()
             self._idle.release()

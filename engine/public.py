@@ -81,6 +81,7 @@ from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import PhaseValues, Tracepoints
 from engine.tensor import Array, Buffer, DataDesc, Tensor
+from engine.thread_priority import lower_priority
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
     MalformedMessage,
@@ -181,6 +182,7 @@ __all__ = [
     "is_requirement",
     "keep_large_blocks",
     "leave_ending_to_owner",
+    "lower_priority",
     "named_devices",
     "open_model",
     "parse_devices",

@@ -159,7 +159,7 @@ ROOMS: dict[str, dict[str, frozenset[str]]] = {
 GROUND: dict[str, frozenset[str]] = {
     "engine": frozenset(
         {"arrays", "config", "descriptors", "errors", "faults", "fork_guard", "logs"}
-        | {"owner", "run_failures", "telemetry", "tensor"}
+        | {"owner", "run_failures", "telemetry", "tensor", "thread_priority"}
     ),
     "app": frozenset(
         {

@@ -59,8 +59,8 @@ class Service:
         self.answers = answers or Answers()
         self.deadlines = Deadlines()
         # One thread only: with several, the event loop would run less often.
-        self._codec = DaemonPool(1, "popgate-codec")
-        self._inflating = DaemonPool(2, "popgate-inflate")
+        self._codec = DaemonPool(1, "popgate-codec", gives_way=True)
+        self._inflating = DaemonPool(2, "popgate-inflate", gives_way=True)
 
     async def inflate(self, encoding: bytes, body: Body, deadline: float) -> Body:
         """Return a compressed body uncompressed.

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from engine.tensor import Array, Buffer
+from engine.thread_priority import lower_priority
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class Copier:
         self._copies.put(copy)
 
     def _run(self) -> None:
+        lower_priority()
         while True:
             copy = self._copies.get()
             try:

@@ -22,28 +22,23 @@ The rules
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.errors import EngineBug
 from engine.run_failures import ResultsNotTaken
+from engine.thread_priority import lower_priority
 from engine.transport.anchor_ring import AnchorRing
 from engine.transport.link import Completions, Link
-from engine.transport.outcome import DeviceOutcome
 from engine.worker.client_channel import ClientChannel
 from engine.worker.command_queue import CommandQueue
 from engine.worker.connections import ClientProcess
 from engine.worker.replica import Replica
 
-#: How much the second thread gives way to others. It has a third of a processor that it
-#: shares with the first.
-NICENESS = 5
 #: Seconds between two looks for room in an output.
 LOOK_AGAIN = 0.001
 
@@ -56,24 +51,9 @@ class PassedOn(Completions):
         self._ring = link.completions
         self._queue = command_queue
 
-    def put(
-        self,
-        channel: int,
-        outcome: DeviceOutcome,
-        request: int,
-        queue_ns: int = 0,
-        compute_ns: int = 0,
-        rows: int = 0,
-        longest: int = 0,
-        text: str = "",
-    ) -> bool:
-        self._queue.do(
-            partial(
-                self._ring.put,
-                channel, outcome, request, queue_ns, compute_ns, rows, longest, text,
-            ),
-            beside=True,
-        )  # fmt: skip
+    def put(self, *completion: Any, **more: Any) -> bool:
+        put = partial(self._ring.put, *completion, **more)
+        self._queue.do(put, beside=True)
         return True
 
 
@@ -146,11 +126,7 @@ class LargeRuns:
         return ended
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            # Linux has a niceness for each thread.
-            thread = threading.get_native_id()
-            nice = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
-            os.setpriority(os.PRIO_PROCESS, thread, nice)
+        lower_priority()
         while True:
             replica = self._runs.get()
             try:

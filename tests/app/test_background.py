@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import weakref
 from functools import partial
@@ -14,6 +15,7 @@ from functools import partial
 import pytest
 
 from app.background import DaemonPool
+from engine.thread_priority import NICENESS
 
 WAIT = 10.0
 
@@ -30,6 +32,18 @@ def test_results_and_errors_come_back() -> None:
 
     assert asyncio.run(ask()) == 9
     pool.close()
+
+
+def test_threads_that_give_way() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    pool, other = DaemonPool(1, "test", gives_way=True), DaemonPool(1, "test")
+    mine = niceness()
+    assert pool.submit(niceness).result(WAIT) == min(19, mine + NICENESS)
+    assert other.submit(niceness).result(WAIT) == mine
+    pool.close()
+    other.close()
 
 
 class Large:

@@ -106,6 +106,15 @@ class Intake:
         if reader.wants_more():
             flow.resume_reading()
 
+    def spend(self, size: int) -> None:
+        """Count `size` bytes of a large body, or of one that is dropped. Read on in a
+        later turn if this turn's reads are used up.
+        """
+        reads = self._turns.reads
+        if reads.spend(size, self._loop):
+            self._flow.hold_reading()
+            reads.wait(self.read_on)
+
     def slow_down(self, refusals: float = 1.0) -> None:
         """Count a refusal. In a flood, delay reading from this client."""
         wait = self._floods.charge(refusals)

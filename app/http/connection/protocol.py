@@ -34,7 +34,7 @@ from app.http.connection.flow import Flow
 from app.http.connection.framing import CALL, HEAD, IDLE, PAST, Framer, Head
 from app.http.connection.intake import Intake
 from app.http.connection.known_head import KnownHead
-from app.http.connection.turns import ReadBudget, Turns
+from app.http.connection.turns import Turns
 from app.http.connection.visit import Visit
 from app.http.connection.watch import Watch
 from app.http.connection_limit import ConnectionLimit, Entry
@@ -61,7 +61,6 @@ class Listener:
     limit: ConnectionLimit
     common: CommonHead = field(default_factory=CommonHead)
     turns: Turns = field(default_factory=Turns)
-    budget: ReadBudget = field(default_factory=ReadBudget)
 
 
 class GatewayProtocol(asyncio.Protocol):
@@ -160,6 +159,7 @@ class GatewayProtocol(asyncio.Protocol):
         while at < size:
             if self.ending.closing is not None:  # no further request is answered
                 self._intake.slow_down((size - at) / DROPPED)
+                self._intake.spend(size - at)
                 return
             is_next = framer.state >= HEAD or (not has_ended and self._is_idle())
             if self._backlog.data or work >= _IN_A_TURN or not is_next:
@@ -222,9 +222,8 @@ class GatewayProtocol(asyncio.Protocol):
             self.ending.answer(full, exchange)
             self.held.give_back()
             return False
-        if not self._framer.has_ended and self._listener.budget.spend(size, self._loop):
-            self.flow.hold_reading()
-            self._listener.budget.wait(self._intake.read_on)
+        if not self._framer.has_ended:
+            self._intake.spend(size)
         return True
 
     def _end_message(self, cycle: Exchange | AsgiCycle | None) -> None:

@@ -4,9 +4,11 @@ The event loop handles every connection once in a turn, and each inference reque
 for the whole turn. Requests through ASGI, and requests behind an answer on their
 connection, therefore share a fixed part of each turn, whatever their number.
 
-Connections with large bodies share a number of bytes of each turn. Otherwise libuv
+Connections with large bodies share a number of reads of each turn. Otherwise libuv
 reads a connection up to 32 times, 256 KB each time, before it reads the next one. That
-makes 8 MiB, all in fresh pages of memory.
+makes 8 MiB, all in fresh pages of memory. Each read also waits for the interpreter's
+lock, which takes a millisecond while another thread decodes. So the number falls while
+turns are long.
 """
 
 from __future__ import annotations
@@ -19,19 +21,22 @@ from typing import Final
 
 #: Seconds of each turn that such work shares.
 PART: Final = 0.0003
-#: Bytes of large bodies that are read in each turn: about a millisecond.
-BYTES: Final = 1 << 20
-#: Connections with large bodies that resume in a turn. Each reads at least once.
-_AT_A_TIME: Final = 4
+#: The bytes of one read by uvloop.
+READ: Final = 250 * 1024
+#: The most reads of large bodies in a turn. They take about a millisecond.
+MOST_READS: Final = 4
+#: Seconds between two turns with reads. After a longer time, fewer reads follow.
+LONG: Final = 0.001
 
 
 class Turns:
-    """The queue of work that can wait; for the event loop's thread."""
+    """Queues of work that can wait, and of large bodies. For the loop's thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._line: deque[Callable[[], bool | None]] = deque()
         self._is_due = False
+        self.reads = ReadBudget(clock)
 
     def wait(
         self, go_on: Callable[[], bool | None], loop: asyncio.AbstractEventLoop
@@ -61,21 +66,25 @@ class Turns:
 
 
 class ReadBudget:
-    """Bytes left in a turn, and the connections that wait for the next turn.
+    """Reads left in a turn, and the connections that wait for the next turn.
 
     For the event loop's thread.
     """
 
-    def __init__(self) -> None:
-        self._left = BYTES
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reads = MOST_READS
+        self._left = MOST_READS * READ
         self._line: deque[Callable[[], None]] = deque()
+        self._began = 0.0
         self._is_due = False
 
     def spend(self, size: int, loop: asyncio.AbstractEventLoop) -> bool:
-        """Count bytes that were read; return whether this turn's bytes are used up."""
+        """Count bytes that were read; return whether this turn's reads are used up."""
         self._left -= size
         if not self._is_due:
             self._is_due = True
+            self._began = self._clock()
             loop.call_soon(self._begin_turn, loop)
         return self._left <= 0
 
@@ -84,12 +93,17 @@ class ReadBudget:
         self._line.append(read_on)
 
     def _begin_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = BYTES
-        self._is_due = len(self._line) > _AT_A_TIME
+        now = self._clock()
+        is_long = now - self._began > LONG
+        fewer, more = self._reads // 2, self._reads + 1
+        self._reads = max(1, fewer) if is_long else min(more, MOST_READS)
+        self._left = self._reads * READ
+        self._began = now
+        self._is_due = bool(self._line)
         if self._is_due:
             loop.call_soon(self._begin_turn, loop)
-        for _ in range(min(_AT_A_TIME, len(self._line))):
+        for _ in range(min(self._reads, len(self._line))):
             self._line.popleft()()
 
     def __repr__(self) -> str:
-        return f"<ReadBudget {self._left} bytes left, {len(self._line)} wait>"
+        return f"<ReadBudget of {self._reads} reads, {len(self._line)} wait>"

@@ -1,6 +1,7 @@
 """A large request runs beside small ones of other models.
 
-Covers: engine/worker/large_runs.py, engine/worker/present_runs.py.
+Covers: engine/worker/large_runs.py, engine/worker/present_runs.py,
+engine/thread_priority.py.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from engine import (
     weighted,
 )
 from engine.runner.channel_rings import MANY_STRINGS
+from engine.thread_priority import NICENESS
 from engine.transport.bulk_copy import COPIED_AT_ONCE
 from engine.transport.device_messages import RunTold
-from engine.worker.large_runs import NICENESS
 from tests.engine import models
 from tests.support import FOR_EVER, WAIT, until
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from app.http.connection.backlog import MOST
 from app.http.connection.flow import Flow
 from app.http.connection.intake import Intake
-from app.http.connection.turns import Turns
+from app.http.connection.turns import MOST_READS, READ, Turns
 from app.http.floods import BURST, Floods
 from app.serving.transfer_memory import Share, TransferMemory
 from tests.app.http.connection.test_flow import Transport
@@ -106,3 +106,17 @@ def test_nothing_is_handled_behind_the_end() -> None:
         transport.is_closed = True
 
     assert checked(close).taken == checked(disconnect).taken == b""
+
+
+def test_a_turn_reads_so_much_of_large_bodies() -> None:
+    def check(reader: Reader, transport: Wire, intake: Intake) -> None:
+        for _ in range(MOST_READS - 1):
+            intake.spend(READ)
+        assert transport.told == []
+        intake.spend(READ)
+        assert transport.told == ["pause"]
+        told.append(transport.told)
+
+    told: list[list[str]] = []
+    checked(check)
+    assert told == [["pause", "resume"]]

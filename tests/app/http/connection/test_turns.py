@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from app.http.asgi import Receive, Scope, Send
 from app.http.connection.dispatch import Dispatch
 from app.http.connection.protocol import GatewayProtocol, Listener
-from app.http.connection.turns import BYTES, PART, ReadBudget, Turns
+from app.http.connection.turns import LONG, MOST_READS, PART, READ, ReadBudget, Turns
 from app.http.connection_limit import ConnectionLimit
 from app.http.floods import Floods
 from app.http.front import InferFront
@@ -205,11 +205,12 @@ async def turns_of_loop(count: int) -> None:
 
 def test_a_turn_has_so_many_bytes_and_the_next_one_as_many() -> None:
     async def spend() -> None:
-        budget, loop = ReadBudget(), asyncio.get_running_loop()
+        budget, loop = ReadBudget(Clock()), asyncio.get_running_loop()
+        most = MOST_READS * READ
         for _ in range(3):
-            assert not budget.spend(BYTES // 2, loop)
-            assert not budget.spend(BYTES // 4, loop)
-            assert budget.spend(BYTES // 2, loop)
+            assert not budget.spend(most // 2, loop)
+            assert not budget.spend(most // 4, loop)
+            assert budget.spend(most // 2, loop)
             assert budget.spend(1, loop)
             await turns_of_loop(2)
 
@@ -219,16 +220,39 @@ def test_a_turn_has_so_many_bytes_and_the_next_one_as_many() -> None:
 
 def test_all_that_wait_go_on_in_their_order_some_in_a_turn() -> None:
     async def wait() -> None:
-        budget, loop = ReadBudget(), asyncio.get_running_loop()
+        budget, loop = ReadBudget(Clock()), asyncio.get_running_loop()
         gone_on: list[int] = []
         for number in range(10):
-            assert budget.spend(BYTES, loop)
+            assert budget.spend(MOST_READS * READ, loop)
             budget.wait(lambda number=number: gone_on.append(number))  # type: ignore[misc]
         assert gone_on == []
         await turns_of_loop(1)
         assert 0 < len(gone_on) < 10
         await turns_of_loop(4)
         assert gone_on == [*range(10)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(wait())
+
+
+def test_fewer_go_on_after_long_turns() -> None:
+    async def wait() -> None:
+        clock = Clock()
+        budget, loop = ReadBudget(clock), asyncio.get_running_loop()
+        gone_on: list[int] = []
+
+        async def turn(seconds: float) -> int:
+            before = len(gone_on)
+            clock.now += seconds
+            await turns_of_loop(1)
+            return len(gone_on) - before
+
+        for number in range(40):
+            budget.spend(READ, loop)
+            budget.wait(lambda number=number: gone_on.append(number))  # type: ignore[misc]
+        assert [await turn(2 * LONG) for _ in range(4)] == [2, 1, 1, 1]
+        assert [await turn(LONG / 2) for _ in range(4)] == [2, 3, 4, 4]
+        assert [await turn(2 * LONG) for _ in range(2)] == [2, 1]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(wait())
