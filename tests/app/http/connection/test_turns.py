@@ -256,3 +256,24 @@ def test_fewer_go_on_after_long_turns() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(wait())
+
+
+def test_a_turn_also_reads_so_much_of_what_is_dropped() -> None:
+    async def drop() -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            raise AssertionError("there is no request")
+
+        with Gateway(app) as gateway:
+            protocol, wire = await gateway.connect()
+            protocol.data_received(b"no request\r\n\r\n")
+            assert (await _answer(wire)).startswith(b"HTTP/1.1 400")
+            for _ in range(MOST_READS - 1):
+                protocol.data_received(bytes(READ))
+            assert not protocol.flow.is_held
+            protocol.data_received(bytes(READ))
+            assert protocol.flow.is_held
+            await turns_of_loop(2)
+            assert not protocol.flow.is_held
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(drop())
