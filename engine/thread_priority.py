@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Final
 
-#: How much such a thread gives way. It has a third of a processor that it shares with
-#: another thread.
+#: A thread of it has a third of a processor that it shares with an ordinary thread.
 NICENESS: Final = 5
 
 
 def lower_priority() -> None:
     """Let other threads have the processor before the calling thread."""
-    os.nice(NICENESS)  # on Linux, that of the calling thread only
+    with suppress(OSError):  # a sandbox may forbid it
+        os.nice(NICENESS)  # on Linux, that of the calling thread only
