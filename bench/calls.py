@@ -38,6 +38,22 @@ _OF_SLOW_REQUESTS = (
     "app/http/server.py",
     "app/run.py",
 )
+#: Calls with which the reading of a large body stops and goes on again. How often it
+#: does depends on how long turns of the event loop take (`ReadBudget`).
+_OF_LONG_TURNS = frozenset(
+    f"app/http/connection/{name}"
+    for name in (
+        "turns.py ReadBudget.wait",
+        "turns.py ReadBudget._begin_turn",
+        "intake.py Intake.read_on",
+        "flow.py Flow.hold_reading",
+        "flow.py Flow.pause_reading",
+        "flow.py Flow.release_reading",
+        "flow.py Flow.resume_reading",
+        "backlog.py Backlog.is_full",
+        "protocol.py GatewayProtocol.wants_more",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +158,7 @@ def _read(file: Path, requests: int) -> Calls:
                 for name, n in found.items()
                 if 2 * n >= requests
                 and not name.partition(" ")[0].endswith(_OF_SLOW_REQUESTS)
+                and name not in _OF_LONG_TURNS
             }
         )
     )

@@ -29,13 +29,19 @@ WAITING = {
 TIMED = frozenset({"futex", "getpid", "epoll_pwait", "epoll_wait"})
 #: The kernel decides in how many pieces large bodies arrive. After a long turn reading
 #: stops after each piece (`ReadBudget`), which tells the kernel twice (io_uring).
-PIECES = {"recvfrom": 6, "read": 6, "sendto": 2, "sendmsg": 2, "writev": 2, "write": 2}
-PIECES |= {"io_uring_enter": 8}
+PIECES = {
+    "recvfrom": 6,
+    "read": 6,
+    "sendto": 2,
+    "sendmsg": 2,
+    "writev": 2,
+    "write": 2,
+    "io_uring_enter": 8,
+}
 #: Calls of our functions. A device finds the next request before it sleeps, or after.
-#: The functions that read a large body are called for each of its pieces, and seven
-#: more if reading stops after it. Seven at the end of the answer to a swap were counted
-#: in some runs and not in others.
-CALLS = {"small": 2, "large": 60, "swap": 20}
+#: The functions that read a large body are called for each of its pieces. Seven at the
+#: end of the answer to a swap were counted in some runs and not in others.
+CALLS = {"small": 2, "large": 20, "swap": 20}
 #: Wake-ups. A swap has several messages, and a busy process finds two at once.
 WAKEUPS = {
     "waits": {"small": 1, "large": 4, "swap": 6},

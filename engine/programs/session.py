@@ -49,7 +49,7 @@ class GraphSession(Protocol):
     run_strings: RawRun
     """`raw_run` for a graph with strings, which the feed has as `bytes` or `str`."""
     is_onnx: bool
-    """Whether ONNX Runtime runs the graph. If so, outputs can be bound to memory, and
+    """True if ONNX Runtime runs the graph. Outputs can then be bound to memory, and
     BF16 must be bound.
     """
 

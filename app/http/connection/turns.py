@@ -74,7 +74,7 @@ class ReadBudget:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._reads = MOST_READS
-        self._left = MOST_READS * READ
+        self._left = self._reads * READ
         self._line: deque[Callable[[], None]] = deque()
         self._began = 0.0
         self._is_due = False
@@ -99,7 +99,7 @@ class ReadBudget:
         self._reads = max(1, fewer) if is_long else min(more, MOST_READS)
         self._left = self._reads * READ
         self._began = now
-        self._is_due = bool(self._line)
+        self._is_due = bool(self._line)  # their reads make the next turn long or short
         if self._is_due:
             loop.call_soon(self._begin_turn, loop)
         for _ in range(min(self._reads, len(self._line))):
