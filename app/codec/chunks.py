@@ -33,8 +33,8 @@ class Chunks:
         self._offset = 0
         self.left = left
 
-    def take(self, count: int) -> Sequence[memoryview]:
-        """Take the next `count` bytes as views, none of them empty."""
+    def read(self, count: int) -> Sequence[memoryview]:
+        """Read the next `count` bytes as views, none of them empty."""
         self.left -= count
         start, end = self._offset, self._offset + count
         chunk: Buffer = self._chunks[self._index] if count else b""
@@ -58,18 +58,18 @@ class Chunks:
                 count = 0
         return parts
 
-    def take_bytes(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
         """Return the next `count` bytes, joined."""
-        parts = self.take(count)
+        parts = self.read(count)
         return parts[0].tobytes() if len(parts) == 1 else b"".join(parts)
 
-    def take_array(self, count: int) -> npt.NDArray[np.uint8]:
+    def read_array(self, count: int) -> npt.NDArray[np.uint8]:
         """Return the next `count` bytes as an array, a view if they are in one chunk.
 
         If they must be copied, numpy releases the interpreter's lock meanwhile, which
         joining does not.
         """
-        parts = self.take(count)
+        parts = self.read(count)
         if len(parts) == 1:
             return np.frombuffer(parts[0], np.uint8)
         return _copied(parts, count)

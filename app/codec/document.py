@@ -315,7 +315,7 @@ class DocumentReader:
             if tail is None:
                 msg += "; the header Inference-Header-Content-Length is missing"
             raise InvalidTensor(msg)
-        parts = () if tail is None else tail.take(size)
+        parts = () if tail is None else tail.read(size)
         return model_input.from_bytes(parts, size, accepted)
 
     def _wrong_count(self, given: dict[str, Tensor]) -> InvalidTensor:

@@ -71,7 +71,7 @@ def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
     """Return the header at the start of a body; `chunks` then holds the data."""
     if chunks.left < 10:
         raise _malformed(f"it ends within the header, at byte {chunks.left}")
-    start = chunks.take_bytes(8)
+    start = chunks.read_bytes(8)
     version = (start[6], start[7])
     if not start.startswith(NPY_MAGIC) or version not in ((1, 0), (2, 0), (3, 0)):
         raise _malformed(
@@ -81,7 +81,7 @@ def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
     width = 2 if version == (1, 0) else 4
     if chunks.left < width:
         raise _malformed("it ends within the header")
-    length = int.from_bytes(chunks.take_bytes(width), "little")
+    length = int.from_bytes(chunks.read_bytes(width), "little")
     if length > limits.max_npy_header_bytes:
         raise _malformed(
             f"its header has {length} bytes; "
@@ -91,7 +91,7 @@ def read_header(chunks: Chunks, limits: Limits) -> NpyHeader:
         raise _malformed(
             f"its header states {counted(length, 'byte')}, but {chunks.left} follow"
         )
-    text = chunks.take_bytes(length)
+    text = chunks.read_bytes(length)
     found = _headers.get(text)
     if found is None:
         found = remember(_headers, text, _parse_header(text, 8 + width + length))
@@ -187,8 +187,8 @@ def read_array(
     accepted = model_input.accept_parsed(header.shape)
     is_text = dtype.kind in "SU"
     if not is_text and not header.is_fortran and dtype.isnative:
-        return model_input.from_bytes(chunks.take(left), left, accepted)
-    array = chunks.take_array(left).view(dtype)
+        return model_input.from_bytes(chunks.read(left), left, accepted)
+    array = chunks.read_array(left).view(dtype)
     # Fortran order needs one copy, the other byte order another. Strings need their
     # objects.
     reserve(left * (header.is_fortran + (not is_text and not dtype.isnative)))

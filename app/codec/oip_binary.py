@@ -120,7 +120,7 @@ class BinaryReader:
         if length == 0:
             return self._decode_raw(chunks, reply)
         check_json_size(length, self._limits)
-        header = chunks.take_bytes(length)
+        header = chunks.read_bytes(length)
         known = self._known.get(header)
         if known is not None and known.reply is reply and known.total == chunks.left:
             return self._decode_known(known, chunks)
@@ -137,7 +137,7 @@ class BinaryReader:
 
     def _decode_known(self, known: _ParsedHeader, chunks: Chunks) -> InferRequest:
         inputs = {
-            model_input.name: model_input.from_bytes(chunks.take(size), size, accepted)
+            model_input.name: model_input.from_bytes(chunks.read(size), size, accepted)
             for model_input, accepted, size in known.inputs
         }
         return known.request.over(inputs)
@@ -179,7 +179,7 @@ class BinaryReader:
         # A body without a document cannot choose: the answer is binary unless Accept
         # names JSON.
         request.binary = not reply.explicit or reply.encoding is not Encoding.JSON
-        request.inputs[model_input.name] = model_input.from_raw(chunks.take(size), size)
+        request.inputs[model_input.name] = model_input.from_raw(chunks.read(size), size)
         if self._spec.is_batched:
             count_rows(request, self._spec)
         return request

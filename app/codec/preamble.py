@@ -44,7 +44,7 @@ def _document(
         total = sum(map(len, body))
         length = parse_header_length(header_length, total)
         check_json_size(length, limits)
-        header = Chunks(body, total).take_bytes(length)
+        header = Chunks(body, total).read_bytes(length)
         return parse_json(header, limits) if length else None
     text = join(body)
     encoding = encoding_of(content_type, [text])

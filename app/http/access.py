@@ -195,7 +195,7 @@ class Access:
         if self._for_all or (group == "manage" and self.keys.table.keys):
             key = self._check_key(group, path, headers, names)
             if key is not None and group != "infer":
-                key.take()
+                key.count_request()
             return key
         if group == "manage" and not has_header:
             why = self._distrust(headers, client)

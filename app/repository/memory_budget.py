@@ -16,20 +16,20 @@ class MemoryBudget:
         self.limit = limit
         self.used = 0
 
-    def take(self, size: int) -> bool:
-        """Take `size` bytes if they are free; return whether they were."""
+    def reserve(self, size: int) -> bool:
+        """Reserve `size` bytes if they are free; return whether they were."""
         if self.limit and self.used + size > self.limit:
             return False
         self.used += size
         return True
 
-    def give(self, size: int) -> None:
-        """Release bytes that were taken."""
+    def release(self, size: int) -> None:
+        """Release reserved bytes."""
         self.used -= size
 
-    def correct(self, taken: int, size: int) -> None:
-        """Correct a size that was counted as `taken` bytes to `size`."""
-        self.used += size - taken
+    def correct(self, reserved: int, size: int) -> None:
+        """Correct a size that was counted as `reserved` bytes to `size`."""
+        self.used += size - reserved
 
     def __repr__(self) -> str:
         of = f" of {size_text(self.limit)}" if self.limit else ""

@@ -86,7 +86,7 @@ class ServedModels:
                 # Requests must be failed in this thread, which does nothing else
                 # meanwhile.
                 loaded.runner.close()
-            self._budget.give(loaded.memory)
+            self._budget.release(loaded.memory)
 
     async def save(self, loaded: LoadedModel) -> None:
         """Save the state of a version to the places in its options."""

@@ -50,7 +50,7 @@ class Lanes:
     def __init__(self) -> None:
         self._keys: dict[int, list[int]] = {}
 
-    def take(self, weight: int) -> int:
+    def join(self, weight: int) -> int:
         """Return a lane for one more key: the first of those with the fewest keys."""
         keys = self._keys.setdefault(weight, [0] * MOST_LANES)
         lane = keys.index(min(keys))
@@ -70,7 +70,7 @@ class OneLane(Lanes):
     def __init__(self, lane: int) -> None:
         self._lane = lane
 
-    def take(self, weight: int) -> int:
+    def join(self, weight: int) -> int:
         return self._lane
 
     def leave(self, weight: int, lane: int) -> None:
@@ -116,7 +116,7 @@ class Key:
         self.weight = config.weight or 0
         self.is_free = not (self.weight or self.is_limited)
         if self.in_flight and self.weight:
-            self.lane = self._lanes.take(self.weight)
+            self.lane = self._lanes.join(self.weight)
         self._models = (
             None
             if "*" in config.models
@@ -137,7 +137,7 @@ class Key:
         config = self.config
         return config.requests_per_second is not None or config.concurrent is not None
 
-    def take(self) -> None:
+    def count_request(self) -> None:
         """Count a request. Raises `HttpError` (429) above the rate."""
         rate = self.config.requests_per_second
         if rate is None:
@@ -163,9 +163,9 @@ class Key:
         if most is not None and self.in_flight >= most:
             msg = f"key '{self.config.name}' is limited to {most} requests in flight"
             raise HttpError(429, msg, "key_concurrency", ((b"retry-after", b"1"),))
-        self.take()
+        self.count_request()
         if self.weight and not self.in_flight:
-            self.lane = self._lanes.take(self.weight)
+            self.lane = self._lanes.join(self.weight)
         self.in_flight += 1
 
     def leave(self) -> None:

@@ -39,7 +39,7 @@ class RingsEcho:
     def run(self) -> None:
         """Run until the client closes our standard input, or ends."""
         while True:
-            submissions = self._link.submissions.take()
+            submissions = self._link.submissions.drain()
             for _ in submissions:
                 self._echo()
             if submissions:

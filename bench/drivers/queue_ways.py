@@ -99,9 +99,9 @@ class Rings:
         output = self._channel.outputs[0]
         messages = []
         completions: deque[Completion] = deque()
-        self._link.completions.take(completions)
+        self._link.completions.drain(completions)
         for _, _, number, *_ in completions:
-            taken = output.take(number)
+            taken = output.pop(number)
             assert taken is not None, "a completion without its data"
             messages.append(taken[1])
         return messages

@@ -186,7 +186,7 @@ class LinkedDevice(ABC):
             while self._copied:  # before the completions that follow
                 self._copied.popleft()()
             link = connection.link
-            link.completions.take(taken)
+            link.completions.drain(taken)
             count = len(taken)
             while taken:
                 completion = taken.popleft()

@@ -361,7 +361,7 @@ class ResultReader:
                     self.has_large_outputs = nbytes >= LARGE_OUTPUT
                     size += nbytes
                     if into is not None:
-                        into.take(name, data_type, shape, payload, start, nbytes)
+                        into.add(name, data_type, shape, payload, start, nbytes)
                     elif name not in outputs:
                         if size > COPIED_AT_ONCE and self._device.blocking.adopted:
                             self._copy_out(request, outputs, name)

@@ -163,7 +163,7 @@ class AnchorRing(RingCounters):
 
     # -- consumer
 
-    def take(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
+    def pop(self, request: int) -> tuple[tuple[int, ...], bytes] | None:
         """Return shape and a copy of the data of `request`, and release the data.
         Return None if the next data belongs to a later request.
 

@@ -122,7 +122,7 @@ class Submissions(RingCounters):
         self._control[0] = self.written = written + 1
         return True
 
-    def take(self) -> Sequence[int]:
+    def drain(self) -> Sequence[int]:
         """Return the channels that have one more request each, in order. A channel with
         several new requests occurs several times.
         """
@@ -194,7 +194,7 @@ class Completions(RingCounters):
         self._control[0] = self.written = written + 1
         return True
 
-    def take(self, taken: deque[Completion]) -> None:
+    def drain(self, into: deque[Completion]) -> None:
         """Append all completions since the last call.
 
         If this raises for lack of memory, the next call returns them again, and some of
@@ -210,7 +210,7 @@ class Completions(RingCounters):
             length = completion[7]
             if length:
                 completion = (*completion[:7], self._text(slot, length))
-            taken.append(completion)
+            into.append(completion)
         if not ORDERED_STORES:
             full_fence()
         self._next = self.released = self._written_seen = written

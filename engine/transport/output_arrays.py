@@ -29,7 +29,7 @@ class OutputArrays:
         #: The reason why outputs do not fit into the caller's arrays.
         self.failure: InvalidInput | None = None
 
-    def take(
+    def add(
         self,
         name: str,
         data_type: DataType,

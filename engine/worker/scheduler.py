@@ -181,7 +181,7 @@ class Scheduler:
                 large.commands.append(command)
         aside = large.replica
         for client in self.clients.values():
-            for number in client.link.submissions.take():
+            for number in client.link.submissions.drain():
                 found = client.channels.get(number)
                 if found is None or found[1] is aside:
                     self._receive(client, number)

@@ -47,7 +47,7 @@ class FileReader:
         if not size:
             msg = f"the body is empty; expected the bytes of input '{found.name}'"
             raise MalformedBody(msg)
-        parts = Chunks(body, size).take(size)
+        parts = Chunks(body, size).read(size)
         request.inputs[found.name] = found.from_file(parts)
 
     def __repr__(self) -> str:

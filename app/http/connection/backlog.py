@@ -30,7 +30,7 @@ class Backlog:
             data, at = self.data[self._at :] + data[at:], 0
         self.data, self._at = data, at
 
-    def take(self) -> tuple[bytes, int]:
+    def pop(self) -> tuple[bytes, int]:
         """Return the waiting bytes, and the offset at which they begin."""
         data, at = self.data, self._at
         self.clear()

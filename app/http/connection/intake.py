@@ -88,7 +88,7 @@ class Intake:
         if self._transport.is_closing() or reader is None:
             return True
         if backlog.data and reader.is_ready():
-            data, at = backlog.take()
+            data, at = backlog.pop()
             reader.read_message(data, at)
             self.read_on()
         return True

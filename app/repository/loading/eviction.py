@@ -61,7 +61,7 @@ class Eviction:
                 f"{size_text(budget.limit)} (--model-memory)"
             )
             raise LoadError(msg)
-        while not budget.take(size):
+        while not budget.reserve(size):
             victim = self._least_recently_used(beside) if evict else None
             if victim is not None:
                 await self._evict(*victim)

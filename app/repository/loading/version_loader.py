@@ -122,10 +122,10 @@ class VersionLoader:
             load = partial(self._loader.load, record.name, source, config, before)
             loaded = await self._pool.run(load)
         except LoadError as e:
-            self._budget.give(reserved)
+            self._budget.release(reserved)
             return e
         except Exception as e:  # one model's fault must not stop the others
-            self._budget.give(reserved)
+            self._budget.release(reserved)
             logger.exception("model %s/%s: unexpected", record.name, source.version)
             return LoadError(f"{type(e).__name__}: {e}; this is a bug")
         self._budget.correct(reserved, loaded.memory)

@@ -149,17 +149,17 @@ def test_texts_beyond_the_limit_are_refused_until_others_have_ended(
 def test_a_refusal_says_how_long_the_texts_in_flight_take() -> None:
     now = [100.0]
     admission = TextAdmission(10, lambda: now[0])
-    admission.take(6)
+    admission.acquire(6)
     now[0] += 3.0
-    admission.give_back(6, answered=True)  # half a second a text
-    admission.take(8)
+    admission.release(6, answered=True)  # half a second a text
+    admission.acquire(8)
     with pytest.raises(QueueFull) as refused:
-        admission.take(5)  # three too many
+        admission.acquire(5)  # three too many
     assert refused.value.retry_after == pytest.approx(1.5)
     assert admission.held == 8
     now[0] += 1.0
-    admission.give_back(8, answered=False)  # given up: says nothing of the speed
-    admission.take(10)
+    admission.release(8, answered=False)  # given up: says nothing of the speed
+    admission.acquire(10)
     with pytest.raises(QueueFull) as refused:
-        admission.take(1)
+        admission.acquire(1)
     assert refused.value.retry_after == pytest.approx(0.5)

@@ -13,18 +13,18 @@ DATA = bytes(range(100))
 @pytest.mark.parametrize("step", [1, 7, 33, 99])
 def test_bytes_of_several_chunks_are_copied_by_numpy(step: int) -> None:
     chunks = Chunks([DATA[i : i + step] for i in range(0, 100, step)], 100)
-    assert chunks.take_bytes(5) == DATA[:5]
-    array = chunks.take_array(95)
+    assert chunks.read_bytes(5) == DATA[:5]
+    array = chunks.read_array(95)
     assert array.tobytes() == DATA[5:]
     assert array.flags.owndata
     assert chunks.left == 0
-    assert chunks.take_array(0).tobytes() == b""
+    assert chunks.read_array(0).tobytes() == b""
 
 
 def test_bytes_of_one_chunk_are_not_copied() -> None:
     chunks = Chunks([DATA], 100)
-    chunks.take(5)
-    array = chunks.take_array(90)
+    chunks.read(5)
+    array = chunks.read_array(90)
     assert array.tobytes() == DATA[5:95]
     assert np.shares_memory(array, np.frombuffer(DATA, np.uint8))
     assert chunks.left == 5

@@ -121,20 +121,20 @@ def test_completions_carry_everything_and_never_overrun() -> None:
     device.words[PARKED] = 1
     assert client.submit(6)
     assert not device.words[PARKED]  # the side that clears it wakes
-    assert list(device.submissions.take()) == [5, 6]
-    assert not device.submissions.take()
+    assert list(device.submissions.drain()) == [5, 6]
+    assert not device.submissions.drain()
     for number in range(SLOTS):
         client.submit(number)
     with pytest.raises(QueueFull):
         client.submit(SLOTS)
-    assert list(device.submissions.take()) == list(range(SLOTS))  # round the end
+    assert list(device.submissions.drain()) == list(range(SLOTS))  # round the end
     top = (1 << 64) - 1
     most = (1 << 32) - 1
     device.completions.put(
         most, DeviceOutcome.FAILED, top, top, top, top, 7, "ä" * 2000
     )
     taken: deque[Completion] = deque()
-    client.completions.take(taken)
+    client.completions.drain(taken)
     (done,) = taken
     assert done[:7] == ((1 << 32) - 1, DeviceOutcome.FAILED, top, top, top, top, 7)
     assert done[7].startswith("ä" * 500)
@@ -142,9 +142,9 @@ def test_completions_carry_everything_and_never_overrun() -> None:
         assert device.completions.put(1, DeviceOutcome.DONE, number)
     assert not device.completions.put(1, DeviceOutcome.DONE, SLOTS)
     taken.clear()
-    client.completions.take(taken)
+    client.completions.drain(taken)
     assert [done[2] for done in taken] == list(range(SLOTS))
-    client.completions.take(taken)
+    client.completions.drain(taken)
     assert len(taken) == SLOTS
     assert device.completions.put(1, DeviceOutcome.DONE, SLOTS)
     device.close()
@@ -161,7 +161,7 @@ def test_data_of_a_run_that_failed_later_on_is_dropped() -> None:
         anchor.payload[offset : offset + 1] = data
         anchor.describe(0, request, offset, 1, (1,))
         anchor.write_complete()
-    assert anchor.take(1) == ((1,), b"a")
-    assert anchor.take(3) == ((1,), b"d")
-    assert anchor.take(4) is None
+    assert anchor.pop(1) == ((1,), b"a")
+    assert anchor.pop(3) == ((1,), b"d")
+    assert anchor.pop(4) is None
     channel.close()

@@ -89,7 +89,7 @@ class Written:
 
     def ended(self) -> list[tuple[int, DeviceOutcome]]:
         taken: deque[Completion] = deque()
-        self.link.completions.take(taken)
+        self.link.completions.drain(taken)
         return [(c[2], DeviceOutcome(c[1])) for c in taken]
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class Client:
     def take(self, channel: ClientChannel, ring: AnchorRing, size: int) -> int:
         """What waits for room calls this; the offset of the room that there is."""
         ended: deque[Completion] = deque()
-        self.link.completions.take(ended)
+        self.link.completions.drain(ended)
         if not ended or not self.is_there:
             raise ExecutionFailed("the client did not collect its results")
         for one in ended:
@@ -75,7 +75,7 @@ class Client:
         )
         self.replica._publish(batch, 0, 1)
         ended: deque[Completion] = deque()
-        self.link.completions.take(ended)
+        self.link.completions.drain(ended)
         return [*self.got, *((one[2], DeviceOutcome(one[1])) for one in ended)]
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class DeviceSession:
             if not message.resume:
                 self._prepare(programs)
             for data in message.data:
-                self._streams.take(data)
+                self._streams.store(data)
             self._executor.run(programs, self._streams, self._options)
             # Usually the next run has the same programs.
             self._prepare(programs)

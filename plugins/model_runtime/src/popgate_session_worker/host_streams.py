@@ -227,12 +227,12 @@ class HostStreams:
         return np.zeros(shape, info.data_type.numpy_dtype)
 
     def _expect(self, stream: InputStream) -> DataLocation:
-        place = stream.places.take_expected()
+        place = stream.places.allocate_expected()
         place.busy = True
         stream.expected.append(place)
         return place.location
 
-    def take(self, data: Data, fds: Sequence[int] = ()) -> None:
+    def store(self, data: Data, fds: Sequence[int] = ()) -> None:
         """Store data in the oldest waiting place of an anchor."""
         stream = self._all_inputs[data.anchor]
         place = stream.expected.popleft()
@@ -279,7 +279,7 @@ class HostStreams:
         """Return a place for an output. Wait if too many outputs wait for the host."""
         while stream.waiting >= _WRITES_AHEAD:
             self._receive()
-        return stream.places.take(nbytes)
+        return stream.places.allocate(nbytes)
 
     # -- the conversation
 
@@ -291,7 +291,7 @@ class HostStreams:
         try:
             match message:
                 case Data():
-                    self.take(message, fds)
+                    self.store(message, fds)
                 case Stored():
                     self._host_has(message)
                 case Abort():

@@ -95,14 +95,14 @@ class StreamPlaces:
                 return place
         return None
 
-    def take(self, nbytes: int = 0) -> Place:
+    def allocate(self, nbytes: int = 0) -> Place:
         """Return a free place for `nbytes`, new if there is none."""
         place = self.find(nbytes)
         return self._grow(nbytes) if place is None else place
 
-    def take_expected(self) -> Place:
+    def allocate_expected(self) -> Place:
         """Return a free place for the expected data."""
-        return self.take(self.room)
+        return self.allocate(self.room)
 
     def expect(self, nbytes: int) -> None:
         """Expect data of so many bytes, and drop smaller places."""

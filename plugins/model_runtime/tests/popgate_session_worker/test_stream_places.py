@@ -33,7 +33,7 @@ def places(sizes: list[int]) -> StreamPlaces:
 def test_a_place_is_taken_while_anything_refers_to_its_array(
     places: StreamPlaces,
 ) -> None:
-    place = places.take()
+    place = places.allocate()
     array = place.array((5, 5), F32)
     array[...] = 7
     row = array[2:3].reshape(-1)[1:]
@@ -41,27 +41,27 @@ def test_a_place_is_taken_while_anything_refers_to_its_array(
     gc.collect()
     assert not place.is_free
     assert (row == 7).all()
-    assert places.take() is not place
+    assert places.allocate() is not place
     del row
     assert place.is_free
-    assert places.take() is place
+    assert places.allocate() is place
 
 
 def test_a_busy_place_is_not_given_out(places: StreamPlaces) -> None:
-    first = places.take()
+    first = places.allocate()
     first.busy = True
-    second = places.take()
+    second = places.allocate()
     assert second is not first
     assert places.at(first.number, first.offset) is first
     assert places.at(99, 0) is None
     places.reclaim()
-    assert places.take() is first
+    assert places.allocate() is first
 
 
 def test_small_places_share_a_segment(places: StreamPlaces, sizes: list[int]) -> None:
     taken = []
     for _ in range(9):
-        place = places.take()
+        place = places.allocate()
         place.busy = True
         taken.append(place)
     assert sizes == [8 * 128, 8 * 128]
@@ -73,17 +73,17 @@ def test_small_places_share_a_segment(places: StreamPlaces, sizes: list[int]) ->
 
 
 def test_places_grow_with_what_comes(places: StreamPlaces, sizes: list[int]) -> None:
-    places.take()
-    assert places.take(1000).room >= 1000
+    places.allocate()
+    assert places.allocate(1000).room >= 1000
     assert len(places) == 8  # those that were too small are gone
     places.expect(1 << 20)
-    assert places.take_expected().room == 1 << 20
-    assert places.take_expected() is places.take_expected()
+    assert places.allocate_expected().room == 1 << 20
+    assert places.allocate_expected() is places.allocate_expected()
     assert sizes[-1] == 1 << 20
-    assert places.take(10).room == 1 << 20
+    assert places.allocate(10).room == 1 << 20
 
 
 def test_nothing_needs_no_place(places: StreamPlaces) -> None:
-    place = places.take()
+    place = places.allocate()
     assert place.array((0, 3), F32).shape == (0, 3)
     assert place.is_free

@@ -219,7 +219,7 @@ class CallingProcess:
         self._send_answer(asked.number, entry is not None and entry.ready)
 
     def _take_metrics(self, told: MetricsTold) -> None:
-        self._calls.metrics.take(self, self.name, told.series)
+        self._calls.metrics.record(self, self.name, told.series)
 
     # -- its calls
 

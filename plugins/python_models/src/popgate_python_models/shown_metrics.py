@@ -58,21 +58,21 @@ class ShownMetrics:
         self._counts: dict[str, int] = {}
         self._refused: set[tuple[str, str]] = set()
 
-    def take(self, process: object, model: str, told: Iterable[MetricTold]) -> None:
-        """Take the report of a model's process.
+    def record(self, process: object, model: str, told: Iterable[MetricTold]) -> None:
+        """Record the report of a model's process.
 
         Metrics that clash or exceed the limits are not shown, and the log says so once.
         """
         for one in told:
-            why = self._take(process, model, one)
+            why = self._record(process, model, one)
             if why and (model, one.name) not in self._refused:
                 self._refused.add((model, one.name))
                 logger.warning(
                     "metric %s of model %s is not shown: %s", one.name, model, why
                 )
 
-    def _take(self, process: object, model: str, told: MetricTold) -> str:
-        """Take one metric; return why it is refused, or an empty string."""
+    def _record(self, process: object, model: str, told: MetricTold) -> str:
+        """Record one metric; return why it is refused, or an empty string."""
         family = self._families.get(told.name)
         if family is not None and family.kind != told.kind and not family.is_live:
             for old in family.series.values():

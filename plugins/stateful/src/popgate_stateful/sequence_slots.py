@@ -33,7 +33,7 @@ class SequenceSlots(Generic[S]):
         self._active: Counter[str | None] = Counter()
         self._is_admitting = False
 
-    def take(self, sequence: S) -> bool:
+    def acquire(self, sequence: S) -> bool:
         """Return whether a sequence may run; otherwise it waits until a running one
         ends.
         """

@@ -204,7 +204,7 @@ class SequenceScheduler(StatefulScheduler):
 
     def _may_run(self, sequence: LiveSequence) -> bool:
         """Return whether a sequence has a slot; otherwise it waits for one."""
-        if self._slots.take(sequence):
+        if self._slots.acquire(sequence):
             return True
         self._touch(sequence)
         return False

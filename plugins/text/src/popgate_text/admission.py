@@ -30,7 +30,7 @@ class TextAdmission:
         self._seconds = _UNKNOWN
         self._is_measured = False
 
-    def take(self, texts: int) -> None:
+    def acquire(self, texts: int) -> None:
         """Admit the texts of a request, all or none.
 
         Raises `QueueFull` with the time after which a retry would be admitted if no
@@ -48,7 +48,7 @@ class TextAdmission:
             self._since = self._clock()
         self.held += texts
 
-    def give_back(self, texts: int, *, answered: bool) -> None:
+    def release(self, texts: int, *, answered: bool) -> None:
         """Record that the texts of a request have ended."""
         now = self._clock()
         if answered and texts:

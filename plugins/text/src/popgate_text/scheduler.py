@@ -154,14 +154,14 @@ class TextRun(Pending):
 
     def admit(self, texts: int) -> None:
         """Count the texts as in flight until the request ends. Raises `QueueFull`."""
-        self._admission.take(texts)
+        self._admission.acquire(texts)
         self._held = texts
 
     def end(self, *, answered: bool) -> None:
         """Release the texts that `admit` counted."""
         held, self._held = self._held, 0
         if held:
-            self._admission.give_back(held, answered=answered)
+            self._admission.release(held, answered=answered)
 
     def resolve(self, error: Exception | None = None) -> None:
         self.end(answered=error is None)

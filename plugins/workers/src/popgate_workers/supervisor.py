@@ -130,7 +130,7 @@ class Workers(OtherProcesses):
         is one.
         """
         found = itertools.islice(self._in_turn, self.count)
-        return any(worker.take(connection) for worker in found)
+        return any(worker.hand_over(connection) for worker in found)
 
     @property
     def are_alive(self) -> bool:

@@ -278,7 +278,7 @@ class WorkerProcess:
             now.counters.close()
         self._workers.totals.forget(self.number)
 
-    def take(self, connection: socket.socket) -> bool:
+    def hand_over(self, connection: socket.socket) -> bool:
         """Let the worker serve a connection, if it can."""
         now = self._now
         if now is None or not now.is_up or self._stand_in.is_needed:

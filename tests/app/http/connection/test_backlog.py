@@ -11,7 +11,7 @@ def test_bytes_come_out_in_their_order() -> None:
     backlog.hold(b"..ab", 2)
     backlog.hold(b"cd", 0)
     backlog.hold(b"...ef", 3)
-    data, at = backlog.take()
+    data, at = backlog.pop()
     assert data[at:] == b"abcdef"
     assert not backlog.data
     assert repr(backlog) == "<Backlog of 0 bytes>"
@@ -25,4 +25,4 @@ def test_it_is_full_by_what_waits_and_not_by_what_was_read() -> None:
     assert backlog.is_full
     backlog.clear()
     assert not backlog.is_full
-    assert backlog.take() == (b"", 0)
+    assert backlog.pop() == (b"", 0)

@@ -68,7 +68,7 @@ def test_a_full_backlog_stops_reading() -> None:
         intake.hold(bytes(MOST), 0)
         intake.read_on()
         assert transport.told == ["pause"]
-        intake.backlog.take()
+        intake.backlog.pop()
         intake.read_on()
         assert transport.told == ["pause", "resume"]
 

@@ -247,7 +247,7 @@ class CallClient:
             with contextlib.suppress(KeyError):
                 _, call = self._calls.popitem()
                 lost = DeviceLost("the connection to the server is lost")
-                call.take(lost, more=False)
+                call.receive(lost, more=False)
 
     def _take(self, message: Answer | RouteWithdrawn, fds: Sequence[int]) -> None:
         if isinstance(message, RouteWithdrawn):
@@ -257,14 +257,14 @@ class CallClient:
         number, more = message.number, isinstance(message, CallOutputs) and message.more
         call = self._calls.get(number) if more else self._calls.pop(number, None)
         if call is not None:
-            call.take(_result_of(message, fds), more)
+            call.receive(_result_of(message, fds), more)
 
     def _take_route(self, message: RouteOffered, fds: list[int]) -> None:
         if self._routes is None:
             from popgate_python_worker.calls.routes import Routes
 
             self._routes = Routes(self.tell)
-        self._routes.take(message, fds)
+        self._routes.accept(message, fds)
 
     def close(self) -> None:
         """Fail the calls under way, and end the thread."""

@@ -33,7 +33,7 @@ class PendingCall:
         self._done = threading.Event()
         self._result: Result | None = None
 
-    def take(self, result: Result, more: bool) -> None:
+    def receive(self, result: Result, more: bool) -> None:
         """Store an answer. `more` is true if further responses follow."""
         self._result = result
         self._done.set()
@@ -75,8 +75,8 @@ class PendingStream(PendingCall):
         #: None follows the last response.
         self._responses: queue.SimpleQueue[Outputs | None] = queue.SimpleQueue()
 
-    def take(self, result: Result, more: bool) -> None:
-        super().take(result, more)
+    def receive(self, result: Result, more: bool) -> None:
+        super().receive(result, more)
         if isinstance(result, dict) and result:
             self._responses.put(result)
         if not more:

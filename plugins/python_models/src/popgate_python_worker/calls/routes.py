@@ -157,8 +157,8 @@ class Routes:
 
     # -- messages of the owner
 
-    def take(self, offer: RouteOffered, fds: list[int]) -> None:
-        """Take an offered route. This object owns the descriptors from now on."""
+    def accept(self, offer: RouteOffered, fds: list[int]) -> None:
+        """Accept an offered route. This object owns the descriptors from now on."""
         doors = [socket.socket(fileno=fd) for fd in fds[: len(offer.devices)]]
         if offer.has_log:
             self._log = CallLog.attach(fds[-1])
