@@ -74,5 +74,5 @@ DEFAULT_LIMITS = Limits()
 class Total(Protocol):
     """A number that the processes of a server have together."""
 
-    def tell(self, part: int) -> int:
+    def publish(self, part: int) -> int:
         """Set this process's part; return the total."""

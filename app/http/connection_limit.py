@@ -101,11 +101,11 @@ class ConnectionLimit:
             if not same:
                 del self._of_address[address]
         if self._total is not None:
-            self._total.tell(count)
+            self._total.publish(count)
 
     def _excess(self, count: int) -> int:
         total = self._total
-        known = count if total is None else total.tell(count)
+        known = count if total is None else total.publish(count)
         return known - len(self._evicted) - self._most
 
     def _entry(self, excess: int, extra: Entry) -> Entry:

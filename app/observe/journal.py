@@ -289,7 +289,7 @@ class Journal:
         """Yield the last requests that were answered, the newest first."""
         return map(Answered._make, reversed(self.last))
 
-    def tell(self) -> dict[str, list[Any]]:
+    def snapshot(self) -> dict[str, list[Any]]:
         """Return the kept requests as a value for msgpack, for another process."""
 
         def plain(stamps: Stamps) -> list[Any]:

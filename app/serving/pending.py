@@ -61,9 +61,9 @@ class Pending:
         """Mark the request as done, with any outcome."""
         if not self.done:
             self.done, self.error = True, error
-            self.tell()
+            self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call the callback, once."""
         # The callback refers to this object. Nothing may wait for the garbage
         # collector.

@@ -68,7 +68,7 @@ class TransferMemory:
         others = 0
         if self._total is not None:
             mine = self.held + reserved
-            others = self._total.tell(mine) - mine
+            others = self._total.publish(mine) - mine
         self.limit = self._most - others - reserved
 
     @property
@@ -80,7 +80,7 @@ class TransferMemory:
     def used(self) -> int:
         """Return the present total of all processes."""
         mine = self.held + self.reserved
-        return mine if self._total is None else self._total.tell(mine)
+        return mine if self._total is None else self._total.publish(mine)
 
     @property
     def is_full(self) -> bool:

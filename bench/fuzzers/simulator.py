@@ -275,7 +275,7 @@ class Connected:
     def wake(self) -> None:
         pass
 
-    def tell_cancelled(self) -> None:
+    def notify_cancelled(self) -> None:
         running = self._process.running()
         if running is not None:
             terminate_if_cancelled(running)

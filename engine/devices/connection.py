@@ -54,7 +54,7 @@ class DeviceConnection:
     def wake(self) -> None:
         os.eventfd_write(self.wake_fd, 1)
 
-    def tell_cancelled(self) -> None:
+    def notify_cancelled(self) -> None:
         os.eventfd_write(self.cancel_fd, 1)
 
     @property

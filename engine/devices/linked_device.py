@@ -264,13 +264,13 @@ class LinkedDevice(ABC):
         self._copied.append(after)
         os.eventfd_write(self._result_fd, 1)
 
-    def tell_cancelled(self) -> None:
+    def notify_cancelled(self) -> None:
         """Tell the device that requests were marked as cancelled. A run of only such
         requests ends now.
         """
         with self.lock:
             if self._connection is not None:
-                self._connection.tell_cancelled()
+                self._connection.notify_cancelled()
 
     def open_channel(
         self, mine: RequestChannel, channel: Channel, layout: ChannelLayout

@@ -133,7 +133,7 @@ class InFlight:
             if self.is_open and self._writer.owns(request):
                 # Set the flag before the wake-up, so that the device finds it.
                 self._writer.channel.set_cancelled(request.slot)
-                self._device.tell_cancelled()
+                self._device.notify_cancelled()
             if request.predicted_ns and isinstance(error, DeadlineExceeded):
                 self._admission.service_time.learn(met=False)
             self._measure(request)
@@ -150,7 +150,7 @@ class InFlight:
                     self._writer.channel.set_cancelled(request.slot, leaves=True)
                 if not request.done:
                     self.end(request, error)
-            self._device.tell_cancelled()
+            self._device.notify_cancelled()
 
     def _measure(self, request: Request) -> None:
         """Set the queue time and running time of a request that ends without a
@@ -217,7 +217,7 @@ class InFlight:
             return
         for request in with_device:
             self._writer.channel.set_cancelled(request.slot)
-        self._device.tell_cancelled()
+        self._device.notify_cancelled()
 
     def close(self, error: EngineError) -> None:
         """Fail all requests and release the memory of the rings."""

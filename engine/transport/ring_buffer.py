@@ -242,7 +242,7 @@ class RingCounters:
         """Put all read-locked slots back at the front."""
         self._next = self.released
 
-    def tell_taken(self, but: int = 0) -> None:
+    def mark_in_use(self, but: int = 0) -> None:
         """Mark the read-locked slots as being used now, except the last ones."""
         self._control[_TAKEN_WORD] = self._next - but
 

@@ -238,7 +238,7 @@ class RegroupingReplica(Replica):
             wanted -= entry.rows - entry.ran
             if wanted <= 0:
                 break
-        self._tell_taken(len(entries))
+        self._mark_in_use(len(entries))
         self._batch.begin(entries, entries[0].ran, runs)
         error = self._execute(now)
         if error is not None:
@@ -247,13 +247,13 @@ class RegroupingReplica(Replica):
             self._queue.charge(entries, time.monotonic_ns() - now)
         self._forget_ended()
 
-    def _tell_taken(self, count: int) -> None:
+    def _mark_in_use(self, count: int) -> None:
         """Mark the first `count` open requests as running. The others still wait."""
         behind = dict.fromkeys(self._held, 0)
         for entry in islice(self._open, count, None):
             behind[entry.client] += 1
         for client, waiting in behind.items():
-            client.channel.requests.tell_taken(waiting)
+            client.channel.requests.mark_in_use(waiting)
 
     def _isolate_failure(
         self, entries: Sequence[OpenEntry], error: Exception, started: int

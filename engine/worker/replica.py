@@ -140,7 +140,7 @@ class Replica:
         for entry in entries:
             taken[entry.client] = taken.get(entry.client, 0) + 1
         for client in taken:
-            client.channel.requests.tell_taken()
+            client.channel.requests.mark_in_use()
         # Slots are released last, because the client may then reuse their memory, and
         # the batch has views of it until it has ended.
         if entries:

@@ -102,7 +102,7 @@ class FolderLoads:
         if scanned.url is not None:
             await self._settle_remote(record, scanned.url)
         if record.problem:
-            self.tell_failure(name, record.problem)
+            self.log_failure(name, record.problem)
         else:
             logger.info("loaded model '%s', %s", name, versions_text(record.available))
 
@@ -140,7 +140,7 @@ class FolderLoads:
             for version in record.versions.values():
                 version.fail(problem)
 
-    def tell_failure(self, name: str, problem: str) -> None:
+    def log_failure(self, name: str, problem: str) -> None:
         """Log why a model could not be loaded."""
         if self._is_ending:
             logger.info("'%s' is not loaded: the server ends", name)

@@ -101,7 +101,7 @@ class ModelControl:
             await self._clean_up(name)
         record = self._records.record(name)
         if record.problem:
-            self._loads.tell_failure(name, record.problem)
+            self._loads.log_failure(name, record.problem)
             raise RepositoryError(_failure(record), passing=record.passing)
         logger.info("loaded model '%s', %s", name, versions_text(record.serving))
         return record
@@ -202,7 +202,7 @@ class ModelControl:
             record.fail(problem)
         record.settle()
         if problem:
-            self._loads.tell_failure(name, problem)
+            self._loads.log_failure(name, problem)
 
 
 def _failure(record: ModelRecord) -> str:

@@ -11,12 +11,12 @@ from popgate_workers.shared_totals import SharedTotals
 def test_each_has_a_part_and_what_died_has_none() -> None:
     mine = SharedTotals.create(3)
     theirs = SharedTotals.attach(os.dup(mine.memory.fd), 3)
-    assert mine.connections(0).tell(5) == 5
-    assert theirs.connections(2).tell(4) == 9
-    assert theirs.bytes_held(2).tell(1 << 40) == 1 << 40
+    assert mine.connections(0).publish(5) == 5
+    assert theirs.connections(2).publish(4) == 9
+    assert theirs.bytes_held(2).publish(1 << 40) == 1 << 40
     mine.forget(2)
-    assert mine.connections(0).tell(1) == 1
-    assert mine.bytes_held(1).tell(0) == 0
+    assert mine.connections(0).publish(1) == 1
+    assert mine.bytes_held(1).publish(0) == 0
     assert repr(mine) == "<SharedTotals [1, 0, 0], [0, 0, 0]>"
     assert repr(mine.bytes_held(1)) == "<SharedTotal [0, 0, 0], of which mine is 1>"
     theirs.memory.close()

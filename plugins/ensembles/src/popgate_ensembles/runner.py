@@ -435,7 +435,7 @@ class EnsembleRequest(Pending):
             for submitted in list(self._running.values()):
                 submitted.abandon(gone)
         finally:
-            self.tell()
+            self.notify()
 
 
 def face_of(spec: ModelSpec) -> tuple[object, ...]:

@@ -284,19 +284,19 @@ class CallSocket:
         listens any more.
         """
         if isinstance(answer, tuple):
-            self.tell(ClientRequestsTold(number, answer))
+            self.send(ClientRequestsTold(number, answer))
         elif isinstance(answer, bool):
-            self.tell(ReadyTold(number, answer))
+            self.send(ReadyTold(number, answer))
         elif isinstance(answer, EngineError):
-            self.tell(CallFailed(number, ErrorReport.of(answer)))
+            self.send(CallFailed(number, ErrorReport.of(answer)))
         else:
             tensors, fds = Tensors.of(answer)
             try:
-                self.tell(CallOutputs(number, tensors, more), fds)
+                self.send(CallOutputs(number, tensors, more), fds)
             finally:
                 close_all(fds)
 
-    def tell(self, message: ToModel, fds: Sequence[int] = ()) -> None:
+    def send(self, message: ToModel, fds: Sequence[int] = ()) -> None:
         """Send a message. Raises the errors of `answer`, and MessageTooLong."""
         send(self._sock, message, fds)
 

@@ -125,7 +125,7 @@ class CallRoutes(FeedingProcess):
         )
         log, fds = self._log or CallLog.create(), list(doors.values())
         try:
-            self._sock.tell(offer, fds if self._log else [*fds, log.memory.fd])
+            self._sock.send(offer, fds if self._log else [*fds, log.memory.fd])
         except BaseException:
             if self._log is None:
                 log.close()
@@ -141,7 +141,7 @@ class CallRoutes(FeedingProcess):
                 continue
             if self._present(route.model, route.version) != route:
                 self._leaving.add(number)
-                self._send(partial(self._sock.tell, RouteWithdrawn(number)))
+                self._send(partial(self._sock.send, RouteWithdrawn(number)))
 
     def left(self, number: int) -> None:
         """Record that the process has left a route; 0 means that there are calls to

@@ -80,7 +80,7 @@ def executor(
             client = CallClient(sock, run, running)
             ends.callback(client.close)
             metrics = OwnMetrics(
-                lambda rows: client.tell(
+                lambda rows: client.send(
                     MetricsTold(tuple(MetricTold(*row) for row in rows))
                 )
             )

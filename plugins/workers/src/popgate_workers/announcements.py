@@ -45,7 +45,7 @@ class Announcements(FeedingProcess):
         self._wanted = asyncio.Event()
         self._wanted.set()
 
-    def tell(self, message: ToWorker, fds: Sequence[int] = ()) -> bool:
+    def try_send(self, message: ToWorker, fds: Sequence[int] = ()) -> bool:
         """Send a message if the socket has room. Return whether it was sent."""
         with contextlib.suppress(OSError):
             send_message(self._sock, message, fds, MOST)

@@ -118,7 +118,7 @@ class Workers(OtherProcesses):
         """Tell all workers to finish. May be called from a signal handler."""
         self.is_ending = True
         for worker in self._workers:
-            worker.tell(Drain())
+            worker.send(Drain())
 
     def close_listeners(self) -> None:
         """Stop restarting workers: connections they close stay closed for clients."""
@@ -158,12 +158,12 @@ class Workers(OtherProcesses):
     def log_changed(self, settings: LogSettings) -> None:
         self._start_with(log=settings)
         for worker in self._workers:
-            worker.tell(SetLog(settings))
+            worker.send(SetLog(settings))
 
     def access_changed(self, text: str) -> None:
         self._start_with(access=text)
         for worker in self._workers:
-            worker.tell(SetAccess(text))
+            worker.send(SetAccess(text))
 
     async def client_requests(
         self, numbers: Iterable[int]
@@ -180,12 +180,12 @@ class Workers(OtherProcesses):
     def add_nested_call(self, number: int, call: NestedCall) -> None:
         for worker in self._workers:
             if worker.pid == process_of(number):
-                worker.tell(AddNestedCall(number, nested_call_message(call)))
+                worker.send(AddNestedCall(number, nested_call_message(call)))
 
     def drain(self) -> None:
         self._start_with(is_drained=True)
         for worker in self._workers:
-            worker.tell(SetDrained())
+            worker.send(SetDrained())
 
     def model_changed(self, name: str) -> None:
         for changed in self.published.changed_with(name):

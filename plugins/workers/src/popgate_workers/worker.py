@@ -224,7 +224,7 @@ class Worker:
                 self._tell_journal(question.ask)
 
     def _tell_journal(self, ask: int) -> None:
-        raw = msgpack.packb(self.journal.tell())
+        raw = msgpack.packb(self.journal.snapshot())
         with SharedMemory.create("journal", len(raw)) as memory:
             memory.view[: len(raw)] = raw
             self._send(JournalTold(ask, len(raw)), (memory.fd,))

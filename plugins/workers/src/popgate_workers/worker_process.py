@@ -119,7 +119,7 @@ class StartedWorker:
         mine.setblocking(False)
         self.counters.memory.detach_fd()
         self.announcements = Announcements(workers.published, mine)
-        self.questions = Questions(self.announcements.tell)
+        self.questions = Questions(self.announcements.try_send)
         logger.debug("worker %d is process %d", number, self.pid)
 
     @property
@@ -284,7 +284,7 @@ class WorkerProcess:
         if now is None or not now.is_up or self._stand_in.is_needed:
             return False
         told = now.announcements
-        return told.tell(ServeConnection(), [connection.fileno()])
+        return told.try_send(ServeConnection(), [connection.fileno()])
 
     @property
     def is_alive(self) -> bool:
@@ -305,9 +305,9 @@ class WorkerProcess:
 
     # -- messages
 
-    def tell(self, message: ToWorker) -> None:
+    def send(self, message: ToWorker) -> None:
         if self._now is not None:
-            self._now.announcements.tell(message)
+            self._now.announcements.try_send(message)
 
     def mark(self, name: str) -> None:
         """Mark a model as changed."""

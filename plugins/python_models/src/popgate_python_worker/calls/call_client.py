@@ -149,7 +149,7 @@ class CallClient:
 
     def go_on(self, call: PendingStream) -> None:
         """Record that the caller took a response, so the next one may follow."""
-        self.tell(ResponseTaken(call.number))
+        self.send(ResponseTaken(call.number))
 
     def driver(self, loop: asyncio.AbstractEventLoop) -> LoopDriver:
         """Return the object that drives routed calls for the coroutines of a loop."""
@@ -220,7 +220,7 @@ class CallClient:
         finally:
             close_all(fds)
 
-    def tell(self, message: ToOwner) -> None:
+    def send(self, message: ToOwner) -> None:
         """Send a message that has no answer."""
         with contextlib.suppress(OSError):
             send(self._sock, message)
@@ -228,7 +228,7 @@ class CallClient:
     def _give_up(self, number: int) -> None:
         """Cancel a call. Do nothing if it is done."""
         if self._calls.pop(number, None) is not None:
-            self.tell(CallGivenUp(number))
+            self.send(CallGivenUp(number))
 
     def _read(self) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError):
@@ -263,7 +263,7 @@ class CallClient:
         if self._routes is None:
             from popgate_python_worker.calls.routes import Routes
 
-            self._routes = Routes(self.tell)
+            self._routes = Routes(self.send)
         self._routes.accept(message, fds)
 
     def close(self) -> None:
