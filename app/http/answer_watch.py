@@ -82,7 +82,7 @@ class AnswerWatch:
         elif not self._is_counted:
             self._count(self._status, message.get("body", b""))
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Record that the application has returned or raised an exception."""
         if self._is_counted:
             return

@@ -172,7 +172,7 @@ class InferFront(Application):
         try:
             await self.answer(log.scope, receive, log.send)
         finally:
-            log.end()
+            log.finish()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request over HTTP, whose id is in its scope."""

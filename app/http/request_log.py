@@ -77,10 +77,10 @@ class RequestLog:
             self._text = (self._text + message.get("body", b""))[:_MOST_TEXT]
         await self._send(message)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Log the request at its end, unless a call does."""
         if self._watch is not None:
-            self._watch.end()
+            self._watch.finish()
         scope = self.scope
         # The two refer to each other, and the garbage collector runs rarely.
         scope.pop(KEY, None)
@@ -106,7 +106,7 @@ class RequestLog:
         is_answer = self._status == 503 and group_of(scope["path"]) == "health"
         if 0 < self._status < 400 or is_answer:
             self._audit(asked, self._status)
-            self._journal.end(asked, self._status, seconds)
+            self._journal.log_without_model(asked, self._status, seconds)
             return
         status = self._status
         code, why = read_error(self._text)

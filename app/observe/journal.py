@@ -416,7 +416,7 @@ class Journal:
         fields["help"] = help_address(failed.code)
         self._log(failed.asked, failed.status, failed.seconds, fields)
 
-    def end(self, asked: Asked, status: int, seconds: float) -> None:
+    def log_without_model(self, asked: Asked, status: int, seconds: float) -> None:
         """Log an answered request without a model."""
         if self.access.wants_answered():
             self.write_gathered()

@@ -107,8 +107,8 @@ class FeedingProcess:
         self.held.pop(key, None)
         self._news.set()
 
-    def end(self) -> None:
-        """Note that it has ended, and holds nothing."""
+    def process_ended(self) -> None:
+        """Note that the process has ended, and holds nothing."""
         self.held.clear()
         self._news.set()
 

@@ -73,7 +73,7 @@ class Launcher:
         Raises DeviceLost if it cannot be started.
         """
         # The thread that noticed the loss may still be ending the old process.
-        self.end(kill=True)
+        self.stop(kill=True)
         self._latest = LaunchedProcess(
             self._name,
             self.address,
@@ -89,10 +89,10 @@ class Launcher:
         if self._latest is not None:
             self._latest.kill()
 
-    def end(self, *, kill: bool) -> None:
+    def stop(self, *, kill: bool) -> None:
         """Wait until the process has ended, if there is one."""
         if self._latest is not None:
-            self._latest.end(kill=kill)
+            self._latest.stop(kill=kill)
 
     def abandon(self) -> None:
         """Forget the process in a forked child, because it belongs to the parent."""
@@ -252,11 +252,11 @@ class LaunchedProcess:
         ended. For one thread at a time.
         """
         if self._judged is None:
-            self.end(kill=True)
+            self.stop(kill=True)
             self._judged = judge(self.death)
         return self._judged
 
-    def end(self, *, kill: bool) -> None:
+    def stop(self, *, kill: bool) -> None:
         """Wait until the process has ended by itself, or kill it. Return when it has
         ended.
 

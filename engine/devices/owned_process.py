@@ -104,7 +104,7 @@ class OwnedProcess:
         except TimeoutError:
             # The process may have died meanwhile, and another one may have started.
             if self._is_present(process):
-                self.end(f"it has not answered a ping for {ping_timeout:g} s")
+                self.kill_and_wait(f"it has not answered a ping for {ping_timeout:g} s")
             return False
         except (DeviceClosed, DeviceLost):
             return False
@@ -147,7 +147,7 @@ class OwnedProcess:
             sock = control.connect(self.address, limit)
             device.connect(DeviceConnection(sock, device.fileno(), liveness))
         except BaseException as error:
-            process.end(kill=True)
+            process.stop(kill=True)
             said = process.last_words()
             if said and isinstance(error, DeviceLost):
                 raise DeviceLost(
@@ -176,12 +176,12 @@ class OwnedProcess:
         self._launcher.kill()
         self._device.lose()
 
-    def end(self, why: str) -> None:
+    def kill_and_wait(self, why: str) -> None:
         """Kill the process. Callable from any thread. If an event loop drives the
         device, the loop handles the death in its own thread.
         """
         self._killed_for = why
-        self._launcher.end(kill=True)
+        self._launcher.stop(kill=True)
         if not self._device.blocking.adopted:
             self._device.lose()
 
@@ -195,7 +195,7 @@ class OwnedProcess:
                 close_all(fds)
             except (EngineError, OSError):
                 kill = True  # the process has died or hangs
-        self._launcher.end(kill=kill)
+        self._launcher.stop(kill=kill)
 
     def abandon(self) -> None:
         """Forget the process in a forked child, because it belongs to the parent."""

@@ -379,7 +379,7 @@ class ResultReader:
         if request is not None:
             request.outputs = outputs
             if request.into is not None:
-                request.into.end()
+                request.into.finish()
         return failure
 
     def _copy_out(

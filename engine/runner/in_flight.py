@@ -107,7 +107,7 @@ class InFlight:
                     "flight"
                 )
 
-    def end(self, request: Request, error: EngineError) -> None:
+    def fail(self, request: Request, error: EngineError) -> None:
         """Resolve a request with an error."""
         self._admission.rows -= request.rows or 1
         request.resolve(error)
@@ -120,7 +120,7 @@ class InFlight:
         self.keep_here(request)
         self._device.outstanding -= 1
         if error is not None:
-            self.end(request, error)
+            self.fail(request, error)
 
     def put_back(self, request: Request) -> None:
         """Count a request as the oldest in flight again."""
@@ -138,7 +138,7 @@ class InFlight:
                 self._admission.service_time.learn(met=False)
             self._measure(request)
         finally:
-            self.end(request, error)
+            self.fail(request, error)
 
     def give_up(self, requests: list[Request], error: EngineError) -> None:
         """End requests whose run will not be filled up. The device forgets them."""
@@ -149,7 +149,7 @@ class InFlight:
                 if self._writer.owns(request):
                     self._writer.channel.set_cancelled(request.slot, leaves=True)
                 if not request.done:
-                    self.end(request, error)
+                    self.fail(request, error)
             self._device.notify_cancelled()
 
     def _measure(self, request: Request) -> None:

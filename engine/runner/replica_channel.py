@@ -300,7 +300,7 @@ class ReplicaChannel(RequestChannel):
         if not request.done:
             failure = leaving.deliver()
             if failure is not None:
-                self.flight.end(request, failure)
+                self.flight.fail(request, failure)
         while reader.waiting and not reader.is_copying():
             self.finish(*reader.waiting.popleft())
 

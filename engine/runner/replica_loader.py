@@ -196,7 +196,7 @@ class ReplicaLoader:
             # Fail the model before the device comes back, so that it is not loaded
             # again.
             fail(ExecutionFailed(str(error)))
-            device.process.end(f"{self._plan.name!r}: {why}")
+            device.process.kill_and_wait(f"{self._plan.name!r}: {why}")
             raise error from None
 
     def save(self, device: Device, replica: int) -> dict[str, Tensor]:

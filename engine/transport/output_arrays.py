@@ -83,7 +83,7 @@ class OutputArrays:
         except (TypeError, ValueError) as error:
             self.failure = InvalidInput(f"output {name!r}: {error}")
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Record that all outputs have been taken."""
         for name in self.targets or ():
             if name not in self.arrays:

@@ -65,8 +65,8 @@ class BatchEntry:
         self.submitted = submitted
         self.slots = slots
 
-    def end(self) -> None:
-        """Note that the client was told the outcome."""
+    def mark_answered(self) -> None:
+        """Note that the client has received the outcome."""
 
 
 class RunningBatch:
@@ -179,7 +179,7 @@ class Batch:
         self._run += 1
         self._transferred.clear()
 
-    def end(self) -> None:
+    def clear(self) -> None:
         """Drop the batch, and with it every view of the rings."""
         self.entries = ()
         self.rows = 0

@@ -111,8 +111,8 @@ class LargeRuns:
             self._server.start()
         self._runs.put(replica)
 
-    def end(self) -> EndedRun:
-        """Take back the replica that runs aside, after its run."""
+    def collect(self) -> EndedRun:
+        """Return the replica that ran aside, after its run."""
         replica = self.replica
         if replica is None:
             raise EngineBug("no replica runs aside")

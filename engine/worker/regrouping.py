@@ -66,7 +66,7 @@ class OpenEntry(BatchEntry):
         self.parts: dict[int, list[Array]] = {}
         self.outcome: DeviceOutcome | None = None
 
-    def end(self) -> None:
+    def mark_answered(self) -> None:
         self.ended = True
         self.parts = {}
 
@@ -279,7 +279,7 @@ class RegroupingReplica(Replica):
         if not batch.skip and batch.used == batch.rows:
             super()._publish(batch, started, compute)
             for entry in entries:
-                entry.end()
+                entry.mark_answered()
             return
         values = batch.results()
         self._results.check(batch, values)
@@ -337,4 +337,4 @@ def _leaves(entry: OpenEntry) -> bool:
 
 def _drop(entry: OpenEntry, outcome: DeviceOutcome) -> None:
     entry.outcome = outcome
-    entry.end()
+    entry.mark_answered()

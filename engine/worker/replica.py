@@ -252,7 +252,7 @@ class Replica:
         except Exception as error:
             self.running = None
             rows = batch.rows
-            batch.end()
+            batch.clear()
             if not isinstance(error, Cancelled):
                 return error
             if running.failure:  # the whole run failed, so no half of it runs again
@@ -261,7 +261,7 @@ class Replica:
             else:
                 self._cancel(entries, started, rows)
             return None
-        batch.end()
+        batch.clear()
         self._took.append(compute)
         self._members = len(entries)
         self.batches += 1

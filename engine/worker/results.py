@@ -210,4 +210,4 @@ def answer(
         longest,
         text,
     )
-    entry.end()
+    entry.mark_answered()

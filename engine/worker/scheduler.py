@@ -276,7 +276,7 @@ class Scheduler:
         """Take back the replica whose run aside has ended, and do what waited for the
         end.
         """
-        ended = self._large.end()
+        ended = self._large.collect()
         self.shares.settle()
         replica = ended.replica
         if not any(channel.has_large for channel in replica.channels):

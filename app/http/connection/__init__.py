@@ -8,7 +8,8 @@
     flow, turns        when the connection is read from
     clocks, stalls     clients that send or read nothing
     watch, ending      what becomes of their connections, and of refused requests
-    ends, visit        who is connected, as scopes and the limit of connections see it
+    ends               who is connected, as scopes see it
+    counted_connection the same, as the limit of connections sees it
     listener           what the connections of one socket share
     protocol           the connection itself
 

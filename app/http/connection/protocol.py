@@ -25,6 +25,7 @@ from app.errors import TransferMemoryFull
 from app.http.asgi import CONNECTION
 from app.http.connection.backlog import Backlog
 from app.http.connection.clocks import Clocks, Patience
+from app.http.connection.counted_connection import CountedConnection
 from app.http.connection.cycle import AsgiCycle
 from app.http.connection.dispatch import Dispatch, check_extra
 from app.http.connection.ending import Ending
@@ -35,9 +36,8 @@ from app.http.connection.framing import CALL, HEAD, IDLE, PAST, Framer, Head
 from app.http.connection.intake import Intake
 from app.http.connection.known_head import KnownHead
 from app.http.connection.turns import Turns
-from app.http.connection.visit import Visit
 from app.http.connection.watch import Watch
-from app.http.connection_limit import ConnectionLimit, Entry
+from app.http.connection_limit import ConnectionLimit, LimitDecision
 from app.http.floods import DROPPED, Floods
 from app.serving.transfer_memory import Share
 
@@ -74,7 +74,7 @@ class GatewayProtocol(asyncio.Protocol):
     _intake: Intake
     _backlog: Backlog
     _watch: Watch
-    _visit: Visit
+    _counted: CountedConnection
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class GatewayProtocol(asyncio.Protocol):
                 self.cycle = self._receiving = exchange
                 return
         else:
-            check_extra(head, self._visit.entry)
+            check_extra(head, self._counted.decision)
         scope = dispatch.scope(head, self, self.ending, self._app_state)
         cycle = AsgiCycle(scope, head, self)
         if self._is_extra:
@@ -273,18 +273,18 @@ class GatewayProtocol(asyncio.Protocol):
         self._intake, self._backlog = intake, intake.backlog
         self.ending = Ending(self, front, transport, self._framer, intake, loop)
         self._watch = Watch(self._clocks, self._framer, transport, flow)
-        self._visit = Visit(
+        self._counted = CountedConnection(
             self, self.ends.address, connections, listener.limit, floods
         )
-        if self._visit.entry is not Entry.FREE:
+        if self._counted.decision is not LimitDecision.FREE:
             self._is_extra = True
             self._short = _NO_PATHS
             self._clocks.keep_alive = _EXTRA_PATIENCE
-            if self._visit.entry is Entry.REFUSED:
+            if self._counted.decision is LimitDecision.REFUSED:
                 transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._visit.end(self)
+        self._counted.leave(self)
         cycle = self.cycle
         if isinstance(cycle, Exchange):
             cycle.disconnect()
@@ -299,7 +299,7 @@ class GatewayProtocol(asyncio.Protocol):
         if not self.ending.is_ending:  # otherwise its refusal has been counted
             # The client has sent no request, or half of one.
             was_idle = cycle is None or self._framer.state >= HEAD
-            self._visit.judge(was_idle, is_tls=not self.transport.can_write_eof())
+            self._counted.judge(was_idle, is_tls=not self.transport.can_write_eof())
         self.cycle = None
         self.stop_receiving()
         self._framer.close()

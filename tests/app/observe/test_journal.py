@@ -118,7 +118,7 @@ def test_lines_of_answered_requests_are_written_together(
         assert before - 0.001 < first.created < after + 0.001 <= failed.created
         assert abs(first.created % 1 * 1000 - first.msecs) < 1
         answer(4)
-        journal.end(ASKED._replace(request_id=b"id-5"), 200, 0.1)
+        journal.log_without_model(ASKED._replace(request_id=b"id-5"), 200, 0.1)
         assert logged() == [1, 2, 3, 4, 5]
         answer(*range(6, 6 + MOST_GATHERED))
         assert logged() == list(range(1, 6 + MOST_GATHERED))  # they have not waited
@@ -154,6 +154,6 @@ def test_off(lines: pytest.LogCaptureFixture) -> None:
     failed = Failed(ASKED, None, 500, "internal_error", "why", 5, 0.1)
     journal.fail(failed)
     journal.log_answered(ASKED, Answered._make(stamps(20)))
-    journal.end(ASKED, 200, 0.1)
+    journal.log_without_model(ASKED, 200, 0.1)
     assert not lines.records
     assert list(journal.failed) == [failed]  # pages show it all the same

@@ -69,10 +69,10 @@ def test_a_process_releases_runners_or_ends() -> None:
             await asyncio.sleep(0)
         assert await waits[1]
         assert not waits[0].done()
-        process.end()
+        process.process_ended()
         assert await waits[0]
         end.held[1] = first
-        end.end()
+        end.process_ended()
         assert await end.released([first], WAIT)
 
     asyncio.run(check())

@@ -85,7 +85,7 @@ class Decoder:
             at += got
         return bytes(data)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process. Safe to call again."""
         self._socket.close()
         with suppress(OSError):
@@ -149,7 +149,7 @@ class Decoders:
             if is_well:
                 self._free.append(decoder)
             else:
-                decoder.end()
+                decoder.kill()
         return found
 
     def __repr__(self) -> str:

@@ -141,7 +141,9 @@ def read_python_model(
             message = Describe(code.to_message(device))
             answer = device.call(message, Described, [stream.fileno()], timeout)
     except TimeoutError:
-        device.process.end(f"the import of {path.name} exceeded {timeout:g} s")
+        device.process.kill_and_wait(
+            f"the import of {path.name} exceeded {timeout:g} s"
+        )
         text = f"the import of {path.name} exceeded {timeout:g} s"
         raise InvalidModel(text) from None
     except OSError as error:

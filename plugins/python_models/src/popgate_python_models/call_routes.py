@@ -172,13 +172,13 @@ class CallRoutes(FeedingProcess):
                 batch_rows=record.batch_rows,
             )
 
-    def end(self) -> None:
+    def process_ended(self) -> None:
         """End all requests that the process had in flight, because it has ended."""
         if self._offering is not None:
             self._offering.cancel()
         self.count()
         self._routes.clear()
-        super().end()
+        super().process_ended()
         if self._log is not None:
             self._log.close()
             self._log = None

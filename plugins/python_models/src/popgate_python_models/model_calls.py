@@ -279,7 +279,7 @@ class CallingProcess:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
-        self.routes.end()
+        self.routes.process_ended()
         self._on_close(self)
         self._unsent.clear()
         for called in list(self._under_way.values()):

@@ -135,7 +135,7 @@ class Responses:
         request, number, deadline = map(int, step)
         self._close_late(time.monotonic_ns())
         if number < 0:
-            self.end(request)
+            self.close_request(request)
             return NOTHING
         if not number:
             # Copy the arrays, because they are valid only during this run and more runs
@@ -148,12 +148,12 @@ class Responses:
         try:
             response = self._next(found[0], options)
         except BaseException:
-            self.end(request)
+            self.close_request(request)
             raise
         if response is NOTHING:
             del self._open[request]
         elif not request:  # a trial run needs only one response
-            self.end(request)
+            self.close_request(request)
         return response
 
     def _next(self, iterator: Any, options: RunOptions) -> Any:
@@ -164,9 +164,9 @@ class Responses:
     def _close_late(self, now: int) -> None:
         for request, (_, deadline) in list(self._open.items()):
             if 0 < deadline < now:
-                self.end(request)
+                self.close_request(request)
 
-    def end(self, request: int) -> None:
+    def close_request(self, request: int) -> None:
         """End the responses to a request. Exceptions while closing are logged."""
         iterator, _ = self._open.pop(request, (None, 0))
         close = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
@@ -180,7 +180,7 @@ class Responses:
     def close(self) -> None:
         """End the responses to all requests."""
         for request in list(self._open):
-            self.end(request)
+            self.close_request(request)
 
     def __repr__(self) -> str:
         return f"<Responses to {len(self._open)} requests>"

@@ -157,14 +157,14 @@ class TextRun(Pending):
         self._admission.acquire(texts)
         self._held = texts
 
-    def end(self, *, answered: bool) -> None:
+    def release(self, *, answered: bool) -> None:
         """Release the texts that `admit` counted."""
         held, self._held = self._held, 0
         if held:
             self._admission.release(held, answered=answered)
 
     def resolve(self, error: Exception | None = None) -> None:
-        self.end(answered=error is None)
+        self.release(answered=error is None)
         super().resolve(error)
 
     def give_up(self, error: EngineError) -> None:
@@ -243,7 +243,7 @@ class TextScheduler:
         try:
             self._tokenize(run, given, request.inputs.get(PAIR))
         except Exception:
-            run.end(answered=False)
+            run.release(answered=False)
             raise
         return run
 

@@ -80,11 +80,11 @@ class Announcements(FeedingProcess):
         self._unacknowledged.discard(sequence)
         self._news.set()
 
-    def end(self) -> None:
+    def process_ended(self) -> None:
         self._due.clear()
         self._unacknowledged.clear()
         self._sending = False
-        super().end()
+        super().process_ended()
 
     async def send_all(self) -> None:
         """Send the changes as they come, until this task is cancelled."""

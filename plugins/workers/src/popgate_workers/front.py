@@ -89,7 +89,7 @@ class WorkerFront(InferFront):
         try:
             await self._relay(scope, receive, count_and_send)
         finally:
-            watch.end()
+            watch.finish()
 
     def _mine(self, scope: Scope) -> str:
         """Return the infer path of a model that this worker runs; empty if it runs

@@ -53,7 +53,7 @@ class Questions:
             case _:
                 asked.set_result(True)
 
-    def end(self) -> None:
+    def process_ended(self) -> None:
         """Answer all open questions with None, because the process has ended."""
         self._is_over = True
         for asked in self._open.values():

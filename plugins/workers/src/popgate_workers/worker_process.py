@@ -180,8 +180,8 @@ class StartedWorker:
         """End the process if it has not ended, and release all but its counters."""
         self.is_up = False
         self._end_process()
-        self.questions.end()
-        self.announcements.end()
+        self.questions.process_ended()
+        self.announcements.process_ended()
 
     def _end_process(self) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -109,7 +109,7 @@ class RoutedCall:
         self.request.cancel()
         request = self.request
         error = request.error or self._into.failure
-        self._routes.end(
+        self._routes.record_call(
             self.route,
             CallRecord(
                 self.route.number,
@@ -235,11 +235,11 @@ class Routes:
             log.give_back()
             return None
         except EngineError as error:
-            self.end(route, CallRecord(route.number, 0, error=_name_of(error)))
+            self.record_call(route, CallRecord(route.number, 0, error=_name_of(error)))
             raise error.named(f"model {target[0]!r}") from None
         return RoutedCall(self, route, request, into, wanted)
 
-    def end(self, route: CallRoute, record: CallRecord) -> None:
+    def record_call(self, route: CallRoute, record: CallRecord) -> None:
         """Record that a call is over."""
         assert self._log is not None
         is_time = self._log.write(record)

@@ -1,20 +1,20 @@
-"""`Visit`: a connection as the limit of connections and the floods count it."""
+"""`CountedConnection`: a connection as its limit and the floods count it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from app.http.connection_limit import ConnectionLimit, Entry, LimitedConnection
+from app.http.connection_limit import ConnectionLimit, LimitDecision, LimitedConnection
 from app.http.floods import ENTRY, HANDSHAKE, Floods
 
 
-class Visit:
+class CountedConnection:
     """Counts a new connection from an address (empty: unknown).
 
-    `connections` are those of this process. `entry` is the decision of the limit.
+    `connections` are those of this process. `decision` is the decision of the limit.
     """
 
-    __slots__ = ("_address", "_connections", "_floods", "_limit", "entry")
+    __slots__ = ("_address", "_connections", "_floods", "_limit", "decision")
 
     def __init__(
         self,
@@ -30,9 +30,11 @@ class Visit:
         self._floods = floods
         connections.add(connection)
         floods.charge(ENTRY)
-        self.entry: Entry = limit.enter(connection, address, len(connections))
+        self.decision: LimitDecision = limit.enter(
+            connection, address, len(connections)
+        )
 
-    def end(self, connection: LimitedConnection) -> None:
+    def leave(self, connection: LimitedConnection) -> None:
         """Count the connection as closed."""
         self._connections.discard(connection)
         self._limit.leave(connection, self._address, len(self._connections))
@@ -47,4 +49,5 @@ class Visit:
             self._floods.charge(HANDSHAKE if is_tls else 1.0)
 
     def __repr__(self) -> str:
-        return f"<Visit of {self._address or 'an unknown address'}, {self.entry.name}>"
+        address = self._address or "an unknown address"
+        return f"<CountedConnection of {address}, {self.decision.name}>"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.http.connection.visit import Visit
-from app.http.connection_limit import ConnectionLimit, Entry
+from app.http.connection.counted_connection import CountedConnection
+from app.http.connection_limit import ConnectionLimit, LimitDecision
 from app.http.floods import BURST, ENTRY, HANDSHAKE, Floods
 
 
@@ -15,26 +15,26 @@ class Connection:
         raise AssertionError("there is room")
 
 
-def test_a_visit_is_counted_until_it_ends() -> None:
+def test_a_connection_is_counted_until_it_ends() -> None:
     connections: set[Connection] = set()
     connection, limit = Connection(), ConnectionLimit(most=1, most_extra=1)
-    visit = Visit(connection, "192.0.2.1", connections, limit, Floods())
-    assert (visit.entry, connections) == (Entry.FREE, {connection})
-    assert repr(visit) == "<Visit of 192.0.2.1, FREE>"
-    visit.end(connection)
+    counted = CountedConnection(connection, "192.0.2.1", connections, limit, Floods())
+    assert (counted.decision, connections) == (LimitDecision.FREE, {connection})
+    assert repr(counted) == "<CountedConnection of 192.0.2.1, FREE>"
+    counted.leave(connection)
     assert not connections
-    again = Visit(connection, "", connections, limit, Floods())
-    assert (again.entry, repr(again)) == (
-        Entry.FREE,
-        "<Visit of an unknown address, FREE>",
+    again = CountedConnection(connection, "", connections, limit, Floods())
+    assert (again.decision, repr(again)) == (
+        LimitDecision.FREE,
+        "<CountedConnection of an unknown address, FREE>",
     )
 
 
 def cost(was_idle: bool, is_tls: bool) -> float:
     """Return the refusals that a connection costs."""
     floods, now = Floods(lambda: 0.0), 0.0
-    visit = Visit(Connection(), "", set(), ConnectionLimit(), floods)
-    visit.judge(was_idle, is_tls)
+    counted = CountedConnection(Connection(), "", set(), ConnectionLimit(), floods)
+    counted.judge(was_idle, is_tls)
     while not floods.charge(1.0):
         now += 1.0
     return BURST - now
