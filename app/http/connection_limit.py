@@ -13,7 +13,7 @@ from app.limits import Total
 MOST_EXTRA: Final = 64
 
 
-class LimitDecision(enum.Enum):
+class Entry(enum.Enum):
     """Decision about a new connection."""
 
     FREE = enum.auto()
@@ -65,9 +65,7 @@ class ConnectionLimit:
         self._of_address: dict[str, dict[LimitedConnection, None]] = {}
         self._evicted: set[LimitedConnection] = set()
 
-    def enter(
-        self, connection: LimitedConnection, address: str, count: int
-    ) -> LimitDecision:
+    def enter(self, connection: LimitedConnection, address: str, count: int) -> Entry:
         """Count a connection from an address (empty: unknown); this process now has
         `count`.
         """
@@ -77,7 +75,7 @@ class ConnectionLimit:
             if self._evict_silent(0 if is_crowded else self._most_extra):
                 excess -= 1
         self._silent[connection] = None
-        decision = self._decide(excess, LimitDecision.EXTRA)
+        entry = self._decide(excess, Entry.EXTRA)
         if self._per_address and address and not self._is_proxy(address):
             same = self._of_address.setdefault(address, {})
             of_address = len(same) + 1 - self._per_address
@@ -89,9 +87,9 @@ class ConnectionLimit:
                     self._evict(silent)
                     of_address -= 1
             same[connection] = None
-            if decision is LimitDecision.FREE:
-                decision = self._decide(of_address, LimitDecision.EXTRA_OF_ADDRESS)
-        return decision
+            if entry is Entry.FREE:
+                entry = self._decide(of_address, Entry.EXTRA_OF_ADDRESS)
+        return entry
 
     def leave(self, connection: LimitedConnection, address: str, count: int) -> None:
         """Count a closed connection; this process now has `count`."""
@@ -110,10 +108,10 @@ class ConnectionLimit:
         known = count if total is None else total.publish(count)
         return known - len(self._evicted) - self._most
 
-    def _decide(self, excess: int, extra: LimitDecision) -> LimitDecision:
+    def _decide(self, excess: int, extra: Entry) -> Entry:
         if excess <= 0:
-            return LimitDecision.FREE
-        return extra if excess <= self._most_extra else LimitDecision.REFUSED
+            return Entry.FREE
+        return extra if excess <= self._most_extra else Entry.REFUSED
 
     def _evict_silent(self, but: int) -> bool:
         """Close the connection that has been silent longest, except the last few, and

@@ -8,9 +8,8 @@
     flow, turns        when the connection is read from
     clocks, stalls     clients that send or read nothing
     watch, ending      what becomes of their connections, and of refused requests
-    ends               who is connected, as scopes see it
-    counted_connection the same, as the limit of connections sees it
-    listener           what the connections of one socket share
+    ends, listener     who is connected; what the connections of one socket share
+    counted_connection a connection as the limit of connections sees it
     protocol           the connection itself
 
 Another framing has a protocol of its own, which hands `Head`s to the same `Dispatch`.

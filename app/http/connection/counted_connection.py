@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.http.connection_limit import ConnectionLimit, LimitDecision, LimitedConnection
+from app.http.connection_limit import ConnectionLimit, Entry, LimitedConnection
 from app.http.floods import ENTRY, HANDSHAKE, Floods
 
 
 class CountedConnection:
     """Counts a new connection from an address (empty: unknown).
 
-    `connections` are those of this process. `decision` is the decision of the limit.
+    `connections` are those of this process. `entry` is the decision of the limit.
     """
 
-    __slots__ = ("_address", "_connections", "_floods", "_limit", "decision")
+    __slots__ = ("_address", "_connections", "_floods", "_limit", "entry")
 
     def __init__(
         self,
@@ -30,9 +30,7 @@ class CountedConnection:
         self._floods = floods
         connections.add(connection)
         floods.charge(ENTRY)
-        self.decision: LimitDecision = limit.enter(
-            connection, address, len(connections)
-        )
+        self.entry: Entry = limit.enter(connection, address, len(connections))
 
     def leave(self, connection: LimitedConnection) -> None:
         """Count the connection as closed."""
@@ -49,5 +47,4 @@ class CountedConnection:
             self._floods.charge(HANDSHAKE if is_tls else 1.0)
 
     def __repr__(self) -> str:
-        address = self._address or "an unknown address"
-        return f"<CountedConnection of {address}, {self.decision.name}>"
+        return f"<CountedConnection of {self._address or '?'}, {self.entry.name}>"

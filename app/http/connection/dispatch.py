@@ -27,7 +27,7 @@ from app.http.connection.ends import Peer
 from app.http.connection.exchange import Exchange, ExchangeConnection
 from app.http.connection.framing import Head, bad_http
 from app.http.connection.known_head import LARGEST_BODY, KnownHead
-from app.http.connection_limit import LimitDecision
+from app.http.connection_limit import Entry
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
@@ -163,14 +163,14 @@ class Dispatch:
         return scope
 
 
-def check_extra(head: Head, decision: LimitDecision) -> None:
+def check_extra(head: Head, entry: Entry) -> None:
     """Raise for requests that a connection beyond the limit may not make."""
     path = unquote(head.target.partition(b"?")[0].decode("latin-1"))
     group = key_group(path, head.method.decode())
     if group is None or group == "manage":
         return
     msg = "the server has reached its maximum number of connections (--max-connections)"
-    if decision is LimitDecision.EXTRA_OF_ADDRESS:
+    if entry is Entry.EXTRA_OF_ADDRESS:
         msg = (
             "this address has reached its maximum number of connections "
             "(--max-connections-per-address)"

@@ -37,7 +37,7 @@ from app.http.connection.intake import Intake
 from app.http.connection.known_head import KnownHead
 from app.http.connection.turns import Turns
 from app.http.connection.watch import Watch
-from app.http.connection_limit import ConnectionLimit, LimitDecision
+from app.http.connection_limit import ConnectionLimit, Entry
 from app.http.floods import DROPPED, Floods
 from app.serving.transfer_memory import Share
 
@@ -205,7 +205,7 @@ class GatewayProtocol(asyncio.Protocol):
                 self.cycle = self._receiving = exchange
                 return
         else:
-            check_extra(head, self._counted.decision)
+            check_extra(head, self._counted.entry)
         scope = dispatch.scope(head, self, self.ending, self._app_state)
         cycle = AsgiCycle(scope, head, self)
         if self._is_extra:
@@ -276,11 +276,11 @@ class GatewayProtocol(asyncio.Protocol):
         self._counted = CountedConnection(
             self, self.ends.address, connections, listener.limit, floods
         )
-        if self._counted.decision is not LimitDecision.FREE:
+        if self._counted.entry is not Entry.FREE:
             self._is_extra = True
             self._short = _NO_PATHS
             self._clocks.keep_alive = _EXTRA_PATIENCE
-            if self._counted.decision is LimitDecision.REFUSED:
+            if self._counted.entry is Entry.REFUSED:
                 transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

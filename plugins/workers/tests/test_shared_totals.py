@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from app.http.connection_limit import ConnectionLimit, LimitDecision
+from app.http.connection_limit import ConnectionLimit, Entry
 from popgate_workers.shared_totals import SharedTotals
 
 
@@ -38,10 +38,10 @@ class Connection:
 def test_connections_of_all_count() -> None:
     totals = SharedTotals.create(2)
     one, other = (ConnectionLimit(10, totals.connections(n)) for n in range(2))
-    assert one.enter(Connection(), "", 7) is LimitDecision.FREE
-    assert other.enter(Connection(), "", 3) is LimitDecision.FREE
-    assert other.enter(Connection(), "", 4) is LimitDecision.EXTRA
+    assert one.enter(Connection(), "", 7) is Entry.FREE
+    assert other.enter(Connection(), "", 3) is Entry.FREE
+    assert other.enter(Connection(), "", 4) is Entry.EXTRA
     one.leave(Connection(), "", 6)
-    assert other.enter(Connection(), "", 4) is LimitDecision.FREE
+    assert other.enter(Connection(), "", 4) is Entry.FREE
     assert repr(one).startswith("<ConnectionLimit 10, <SharedTotal [6, 4]")
     totals.memory.close()

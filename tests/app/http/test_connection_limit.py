@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.http.connection_limit import ConnectionLimit, LimitDecision
+from app.http.connection_limit import ConnectionLimit, Entry
 from tests.app.http.connection.test_protocol import Wire
 from tests.app.served import ServedGateway
 from tests.engine import models
@@ -42,7 +42,7 @@ class Room:
         self.limit = limit
         self.there: list[tuple[Connection, str]] = []
 
-    def come(self, connection: Connection, address: str = "") -> LimitDecision:
+    def come(self, connection: Connection, address: str = "") -> Entry:
         self.there.append((connection, address))
         entry = self.limit.enter(connection, address, len(self.there))
         for one, where in list(self.there):
@@ -59,7 +59,7 @@ def test_who_has_asked_nothing_for_longest_goes_first() -> None:
     room = Room(ConnectionLimit(4, most_extra=2))
     asked = Connection(asks=True)
     silent = [Connection() for _ in range(6)]
-    assert [room.come(g) for g in (asked, *silent)] == [LimitDecision.FREE] * 7
+    assert [room.come(g) for g in (asked, *silent)] == [Entry.FREE] * 7
     assert [g.is_evicted for g in silent] == [True] * 3 + [False] * 3
     assert not asked.is_evicted
 
@@ -68,35 +68,33 @@ def test_those_that_have_asked_stay() -> None:
     room = Room(ConnectionLimit(3, most_extra=2))
     asked = [Connection(asks=True) for _ in range(3)]
     for connection in asked:
-        assert room.come(connection) is LimitDecision.FREE
+        assert room.come(connection) is Entry.FREE
     extra = [Connection(), Connection()]
-    assert [room.come(connection) for connection in extra] == [LimitDecision.EXTRA] * 2
+    assert [room.come(connection) for connection in extra] == [Entry.EXTRA] * 2
     # Silence makes room beyond the limit, too.
     extra[1].asks = True
     late = Connection()
-    assert room.come(late) is LimitDecision.EXTRA
+    assert room.come(late) is Entry.EXTRA
     assert extra[0].is_evicted
     late.asks = True
-    assert room.come(Connection(asks=True)) is LimitDecision.REFUSED
+    assert room.come(Connection(asks=True)) is Entry.REFUSED
     assert not any(connection.is_evicted for connection in asked)
     for connection in (*asked, extra[1], late):
         room.leave(connection)
-    assert room.come(Connection()) is LimitDecision.FREE
+    assert room.come(Connection()) is Entry.FREE
 
 
 def test_an_address_has_its_own_limit() -> None:
     limit = ConnectionLimit(100, per_address=2, is_proxy="proxy".__eq__, most_extra=1)
     room = Room(limit)
     silent = Connection()
-    assert room.come(silent, "a") is LimitDecision.FREE
-    assert [room.come(Connection(asks=True), "a") for _ in range(2)] == [
-        LimitDecision.FREE
-    ] * 2
+    assert room.come(silent, "a") is Entry.FREE
+    assert [room.come(Connection(asks=True), "a") for _ in range(2)] == [Entry.FREE] * 2
     assert silent.is_evicted
-    assert room.come(Connection(asks=True), "a") is LimitDecision.EXTRA_OF_ADDRESS
-    assert room.come(Connection(asks=True), "a") is LimitDecision.REFUSED
+    assert room.come(Connection(asks=True), "a") is Entry.EXTRA_OF_ADDRESS
+    assert room.come(Connection(asks=True), "a") is Entry.REFUSED
     for address in ("b", "proxy", "proxy", "proxy", "", "", ""):
-        assert room.come(Connection(asks=True), address) is LimitDecision.FREE
+        assert room.come(Connection(asks=True), address) is Entry.FREE
     for connection, address in list(room.there):
         room.leave(connection, address)
     assert limit._of_address == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.http.connection.counted_connection import CountedConnection
-from app.http.connection_limit import ConnectionLimit, LimitDecision
+from app.http.connection_limit import ConnectionLimit, Entry
 from app.http.floods import BURST, ENTRY, HANDSHAKE, Floods
 
 
@@ -19,14 +19,14 @@ def test_a_connection_is_counted_until_it_ends() -> None:
     connections: set[Connection] = set()
     connection, limit = Connection(), ConnectionLimit(most=1, most_extra=1)
     counted = CountedConnection(connection, "192.0.2.1", connections, limit, Floods())
-    assert (counted.decision, connections) == (LimitDecision.FREE, {connection})
+    assert (counted.entry, connections) == (Entry.FREE, {connection})
     assert repr(counted) == "<CountedConnection of 192.0.2.1, FREE>"
     counted.leave(connection)
     assert not connections
     again = CountedConnection(connection, "", connections, limit, Floods())
-    assert (again.decision, repr(again)) == (
-        LimitDecision.FREE,
-        "<CountedConnection of an unknown address, FREE>",
+    assert (again.entry, repr(again)) == (
+        Entry.FREE,
+        "<CountedConnection of ?, FREE>",
     )
 
 

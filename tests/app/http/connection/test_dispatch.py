@@ -12,7 +12,7 @@ from app.http.asgi import BARE, BASE, CONNECTION, NAMES
 from app.http.connection.dispatch import Dispatch, check_extra
 from app.http.connection.ends import Ends
 from app.http.connection.framing import Framer, Head
-from app.http.connection_limit import LimitDecision
+from app.http.connection_limit import Entry
 from app.http.front import InferFront
 from app.serving.service import Service
 from app.serving.table import ModelTable
@@ -119,10 +119,10 @@ def test_the_base_path_is_taken_off(url: bytes, found: tuple[bytes, str, bool]) 
 
 def test_beyond_the_limit_there_is_health_and_management() -> None:
     for asked in ("GET /v1/health/live", "POST /v1/models/m/load"):
-        check_extra(head(f"{asked} HTTP/1.1\nHost: x\n\n"), LimitDecision.EXTRA)
+        check_extra(head(f"{asked} HTTP/1.1\nHost: x\n\n"), Entry.EXTRA)
     for entry, why in (
-        (LimitDecision.EXTRA, r"--max-connections\)"),
-        (LimitDecision.EXTRA_OF_ADDRESS, "--max-connections-per-address"),
+        (Entry.EXTRA, r"--max-connections\)"),
+        (Entry.EXTRA_OF_ADDRESS, "--max-connections-per-address"),
     ):
         with pytest.raises(HttpError, match=why) as refused:
             check_extra(post("Content-Length: 5"), entry)
