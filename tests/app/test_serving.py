@@ -284,7 +284,11 @@ def test_the_second_gateway_waits(repository: Path) -> None:
             assert reasons == ["the gateway is waiting for a device"]
             assert second.client.get("/v1/health/live").status_code == 200
             assert second.client.get("/v1/devices").json() == {"devices": []}
-            early = second.client.post("/v1/models/affine/infer", json={"inputs": {}})
+            early = second.client.post(
+                "/v1/models/affine/infer",
+                json={"inputs": {}},
+                headers={"X-Request-Timeout": "0.5"},  # it would wait for 30 s
+            )
             assert early.status_code == 503
             assert "the gateway is waiting for a device" in early.json()["error"]
             first.send(signal.SIGKILL)
