@@ -38,17 +38,22 @@ def explained(label: str) -> Iterator[None]:
         yield
     except LoadError:
         raise
-    except DeviceLost as e:
-        raise LoadCutOff(str(e), "device_lost") from e
-    except (MemoryError, OutOfMemory) as e:
-        why = str(e) or "the machine has too little memory to load it"
-        raise LoadCutOff(why, "out_of_memory", at_once=False) from e
-    except (EngineError, PopefError, ValueError) as e:
-        raise LoadError(str(e)) from e
-    except OSError as e:
-        if e.errno == errno.ENOMEM:
-            raise LoadCutOff(str(e), "out_of_memory", at_once=False) from e
-        raise LoadError(f"cannot be read: {e}") from e
     except Exception as e:
-        logger.exception("model %s: unexpected", label)
-        raise LoadError(f"{type(e).__name__}: {e}; this is a bug") from e
+        # From Python 3.12 on, this frame and the traceback would keep each other, and
+        # the model, until the garbage collector runs.
+        raise _explanation(label, e) from e.with_traceback(None)
+
+
+def _explanation(label: str, error: Exception) -> LoadError:
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, DeviceLost):
+        return LoadCutOff(str(error), "device_lost")
+    if is_full or isinstance(error, MemoryError | OutOfMemory):
+        why = str(error) or "the machine has too little memory to load it"
+        return LoadCutOff(why, "out_of_memory", at_once=False)
+    if isinstance(error, EngineError | PopefError | ValueError):
+        return LoadError(str(error))
+    if isinstance(error, OSError):
+        return LoadError(f"cannot be read: {error}")
+    logger.exception("model %s: unexpected", label)
+    return LoadError(f"{type(error).__name__}: {error}; this is a bug")
