@@ -22,5 +22,4 @@ def __getattr__(name: str) -> Any:
         from app.main import create_app
 
         return create_app
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -256,8 +256,7 @@ def _tracing(settings: Settings) -> Tracing:
         tracing: Tracing = make(settings, offset)
         return tracing
     if settings.trace_file is not None:
-        msg = "--trace-file: no plugin that writes traces is installed"
-        raise InvalidConfig(msg)
+        raise InvalidConfig("--trace-file: no plugin that writes traces is installed")
     return NoTracing()
 
 
@@ -282,11 +281,9 @@ def _keys(settings: Settings) -> Keys:
         key = None if secret is None else secret.get_secret_value()
         keys = Keys(path, key, shared=settings.workers > 1)
     except OSError as e:
-        msg = f"--keys: cannot read {path}: {e.strerror or e}"
-        raise InvalidConfig(msg) from None
+        raise InvalidConfig(f"--keys: cannot read {path}: {e.strerror or e}") from None
     except KeyProblem as e:
-        msg = f"--keys: {path}: {e}"
-        raise InvalidConfig(msg) from None
+        raise InvalidConfig(f"--keys: {path}: {e}") from None
     named = [k.config.name for k in keys.table.keys if k.config.certificate]
     if named and settings.tls_client_ca is None:
         msg = (

@@ -205,8 +205,7 @@ def _certificate(settings: Settings) -> Certificate | None:
     try:
         return certificate_of(settings)
     except TlsError as e:
-        msg = f"cannot serve TLS with {e}"
-        raise ListenError(msg) from None
+        raise ListenError(f"cannot serve TLS with {e}") from None
 
 
 def _warn_of_strangers(

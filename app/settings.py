@@ -64,8 +64,7 @@ def parse_device_wait(value: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds >= 0):
-        msg = f"{value!r} must be no-wait, forever or a number of seconds"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} must be no-wait, forever or a number of seconds")
     return seconds
 
 
@@ -449,8 +448,7 @@ class Settings(BaseSettings):
     def _check_base_path(cls, value: str) -> str:
         path = value.rstrip("/")
         if path and not _BASE_PATH.fullmatch(path):
-            msg = f"{value!r} must be a path, as in /some/base"
-            raise ValueError(msg)
+            raise ValueError(f"{value!r} must be a path, as in /some/base")
         return path
 
     @field_validator("trusted_proxy")
@@ -503,8 +501,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_api_key(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().strip():
-            msg = "an empty key protects nothing; leave it out instead"
-            raise ValueError(msg)
+            raise ValueError("an empty key protects nothing; leave it out instead")
         return value
 
     @field_validator("log_config")
@@ -514,11 +511,9 @@ class Settings(BaseSettings):
             try:
                 read_log_config(value)
             except OSError as e:
-                msg = f"cannot read {value}: {e.strerror or e}"
-                raise ValueError(msg) from None
+                raise ValueError(f"cannot read {value}: {e.strerror or e}") from None
             except KeyProblem as e:
-                msg = f"{value}: {e}"
-                raise ValueError(msg) from None
+                raise ValueError(f"{value}: {e}") from None
         return value
 
     @field_validator("load_model")
@@ -527,8 +522,7 @@ class Settings(BaseSettings):
         cls, value: tuple[str, ...], info: ValidationInfo
     ) -> tuple[str, ...]:
         if value and info.data.get("model_control_mode", "explicit") != "explicit":
-            msg = "--load-model requires --model-control-mode explicit"
-            raise ValueError(msg)
+            raise ValueError("--load-model requires --model-control-mode explicit")
         return value
 
     @field_validator("restricted_api")

@@ -76,8 +76,7 @@ def inflate(encoding: bytes, chunks: Body, limit: int) -> Body:
     except zlib.error as error:
         if str(error).startswith(_NO_MEMORY):
             raise MemoryError from None
-        msg = f"the body is not valid {name.decode()}: {error}"
-        raise MalformedBody(msg) from None
+        raise MalformedBody(f"the body is not valid {name.decode()}: {error}") from None
 
 
 def _stated_size(chunks: Body) -> int:
@@ -109,8 +108,7 @@ def _inflate(chunks: Body, limit: int) -> Body:
                 reserve(len(piece))
                 out.append(piece)
     if not inflater.eof:
-        msg = "the compressed body is cut off"
-        raise MalformedBody(msg)
+        raise MalformedBody("the compressed body is cut off")
     return out
 
 

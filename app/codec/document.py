@@ -186,8 +186,7 @@ class DocumentReader:
             model_input = self.input_named(given) if found is None else found
             name = model_input.name
             if name in tensors:
-                msg = f"input '{name}' already exists in request"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"input '{name}' already exists in request")
             datatype = get("datatype")
             if datatype != model_input.datatype:
                 model_input = self._encoded_input(model_input, datatype)
@@ -235,22 +234,19 @@ class DocumentReader:
         if parameters is None:
             parameters = {}
         elif type(parameters) is not dict:
-            msg = f"'parameters' of input '{name}' must be an object"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"'parameters' of input '{name}' must be an object")
         size = parameters.get("binary_data_size")
         region = parameters.get("shared_memory_region")
         sources = (data is not None) + (size is not None) + (region is not None)
         if sources > 1:
-            msg = f"{_SOURCES}; input '{name}' sets {sources} of them"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"{_SOURCES}; input '{name}' sets {sources} of them")
         if region is not None:
             return self._read_region(request, model_input, parameters, accepted)
         if size is not None:
             return self._read_binary(model_input, size, accepted, tail)
         if data is None:
             if accepted[1]:
-                msg = f"{_SOURCES}; input '{name}' sets none of them"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"{_SOURCES}; input '{name}' sets none of them")
             return model_input.from_bytes((), 0, accepted)
         is_base64 = parameters.get("content_type") == "base64"
         null_is_nan = request.null_is_nan

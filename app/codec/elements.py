@@ -265,8 +265,7 @@ def from_base64(value: str, where: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        msg = f"{where} is not valid base64: {error}"
-        raise InvalidTensor(msg) from None
+        raise InvalidTensor(f"{where} is not valid base64: {error}") from None
 
 
 def _described(value: object) -> str:

@@ -102,8 +102,7 @@ def pack_bf16(values: Sequence[Any]) -> bytes:
     doubles = np.frombuffer(struct.pack(f"<{len(values)}d", *values), "<f8")
     halves = round_to_bf16(doubles)
     if (np.isinf(unpack_bf16(halves)) & np.isfinite(doubles)).any():
-        msg = "float too large to pack as BF16"
-        raise OverflowError(msg)
+        raise OverflowError("float too large to pack as BF16")
     return halves.tobytes()
 
 

@@ -168,8 +168,7 @@ def _finite(text: str) -> float:
     """Return a float. Refuse 1e999, as orjson does, instead of returning infinity."""
     value = float(text)
     if math.isinf(value):
-        msg = f"number {text[:40]} is infinity when parsed as double"
-        raise ValueError(msg)
+        raise ValueError(f"number {text[:40]} is infinity when parsed as double")
     return value
 
 

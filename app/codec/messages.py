@@ -53,8 +53,7 @@ def nan_policy(value: object) -> NanPolicy:
         return NanPolicy(value)
     except ValueError:
         names = ", ".join(f"'{policy.value}'" for policy in NanPolicy)
-        msg = f"'nan' must be one of {names}, got {value!r}"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"'nan' must be one of {names}, got {value!r}") from None
 
 
 _LITERAL: Final = NanPolicy.LITERAL

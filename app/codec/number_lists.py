@@ -127,8 +127,7 @@ class LongList:
         for block in self.blocks():
             flat += block
         if self.dims is None:
-            msg = "a list of the document is nested unevenly"
-            raise InvalidRequest(msg)
+            raise InvalidRequest("a list of the document is nested unevenly")
         for size in reversed(self.dims[1:]):
             flat = [flat[i : i + size] for i in range(0, len(flat), size)]
         return flat

@@ -86,8 +86,7 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key, _ in pairs:
             if key in seen:
-                msg = f"key {key!r:.80} occurs twice in one map"
-                raise InvalidRequest(msg)
+                raise InvalidRequest(f"key {key!r:.80} occurs twice in one map")
             seen.add(key)
     return found
 

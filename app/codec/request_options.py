@@ -76,8 +76,7 @@ def read_outputs(
 ) -> None:
     """Read `outputs` of a document into `request`. Raises InvalidRequest."""
     if type(items) is not list:
-        msg = f"'outputs' must be a list, got {type(items).__name__}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"'outputs' must be a list, got {type(items).__name__}")
     if not items:
         return
     if len(items) > limits.max_inputs:
@@ -98,8 +97,7 @@ def read_outputs(
             )
             raise InvalidRequest(msg)
         if name in names:
-            msg = f"output '{name}' already exists in request"
-            raise InvalidRequest(msg)
+            raise InvalidRequest(f"output '{name}' already exists in request")
         names.append(name)
         if is_object and item.get("parameters") is not None:
             _read_output_parameters(request, output, item["parameters"])
@@ -111,8 +109,7 @@ def _read_output_parameters(
 ) -> None:
     name = output.name
     if type(parameters) is not dict:
-        msg = f"'parameters' of output '{name}' must be an object"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"'parameters' of output '{name}' must be an object")
     binary = parameters.get("binary_data")
     if binary is not None:
         by_name = request.binary_by_name
@@ -197,6 +194,5 @@ def quoted(names: Iterable[str]) -> str:
 def boolean(name: str, value: object) -> bool:
     """Return `value`, which must be a boolean; raises InvalidRequest."""
     if type(value) is not bool:
-        msg = f"'{name}' must be true or false, got {value!r:.80}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"'{name}' must be true or false, got {value!r:.80}")
     return value

@@ -62,8 +62,7 @@ def frozen_arrays(model: Model, values: Mapping[str, Any]) -> dict[str, Array]:
         try:
             arrays[name] = _array(anchor, value)
         except (ValueError, OverflowError, TypeError) as e:
-            msg = f"frozen_inputs.{name}: {e}"
-            raise ValueError(msg) from e
+            raise ValueError(f"frozen_inputs.{name}: {e}") from e
     return arrays
 
 
@@ -83,8 +82,7 @@ def _file(folder: Path, name: str) -> FrozenFile:
 def _array(anchor: Anchor, value: Any) -> Array:
     info = anchor.tensor_info
     if isinstance(value, str):
-        msg = f"{value!r} names a file, but the model has no folder"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} names a file, but the model has no folder")
     if isinstance(value, FrozenFile):
         try:
             return read_array(value.path)
@@ -92,16 +90,14 @@ def _array(anchor: Anchor, value: Any) -> Array:
             raise ValueError(f"file {shown(value.path.name)} {e}") from None
     kind = info.data_type.name
     if info.data_type in _BITS or info.data_type is DataType.STRING:
-        msg = f"{kind} cannot be written in TOML; use a {SUFFIX} file"
-        raise ValueError(msg)
+        raise ValueError(f"{kind} cannot be written in TOML; use a {SUFFIX} file")
     given = np.asarray(value)
     if given.dtype.kind not in "biuf":
         msg = f"expected numbers, got {value!r}"
         raise ValueError(msg[:200])
     array = given.astype(info.data_type.numpy_dtype)
     if array.dtype.kind != "f" and not np.array_equal(array, given):
-        msg = f"some values are not {kind}"
-        raise ValueError(msg)
+        raise ValueError(f"some values are not {kind}")
     if not array.ndim and info.shape and min(info.shape) >= 0:
         return np.full(info.shape, array)
     return array

@@ -107,11 +107,9 @@ class KeyConfig:
 
     def __post_init__(self) -> None:
         if not self.name:
-            msg = "the key name is missing"
-            raise ValueError(msg)
+            raise ValueError("the key name is missing")
         if not (self.sha256 or self.certificate):
-            msg = "sha256 or certificate is missing; set one of them"
-            raise ValueError(msg)
+            raise ValueError("sha256 or certificate is missing; set one of them")
 
 
 @section

@@ -40,8 +40,7 @@ def check_levels(levels: Iterable[PriorityLevel], count: int) -> None:
             msg = f"priority names level {item.level}, but priority_levels is {count}"
             raise ValueError(msg)
         if item.level in seen:
-            msg = f"priority names level {item.level} twice"
-            raise ValueError(msg)
+            raise ValueError(f"priority names level {item.level} twice")
         seen.add(item.level)
 
 

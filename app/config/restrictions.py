@@ -54,8 +54,7 @@ class Restrictions:
         for rule in rules:
             match = _RULE.fullmatch(rule)
             if match is None:
-                msg = "a restriction is written GROUP[,GROUP]:HEADER=VALUE"
-                raise ValueError(msg)
+                raise ValueError("a restriction is written GROUP[,GROUP]:HEADER=VALUE")
             for group in match["groups"].split(","):
                 if group not in GROUPS or group in self._needed:
                     why = "twice" if group in self._needed else "which is unknown"

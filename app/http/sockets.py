@@ -34,8 +34,7 @@ def listen_tcp(host: str, port: int, *, shared: bool = False) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as e:
-        msg = f"cannot listen on host {host!r}: {e.strerror}"
-        raise ListenError(msg) from e
+        raise ListenError(f"cannot listen on host {host!r}: {e.strerror}") from e
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

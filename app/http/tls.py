@@ -209,8 +209,7 @@ def _escaped(value: str) -> str:
 
 
 def _no_password() -> str:
-    msg = "the private key has a password; expected a key without one"
-    raise ValueError(msg)
+    raise ValueError("the private key has a password; expected a key without one")
 
 
 def _times_of(context: ssl.SSLContext, chain: bytes) -> tuple[float, float] | None:

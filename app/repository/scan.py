@@ -175,8 +175,7 @@ def _listed(folder: Path) -> list[Path]:
     """Return the files in a folder; hidden files are ignored."""
     found = [p for p in folder.iterdir() if not _is_passed_over(p.name)]
     if len(found) > MAX_FILES:
-        msg = f"the folder {folder.name} holds more than {MAX_FILES} files"
-        raise ScanError(msg)
+        raise ScanError(f"the folder {folder.name} holds more than {MAX_FILES} files")
     return sorted(found)
 
 
@@ -237,8 +236,7 @@ def _read_model(
         versions += _read_versions(root, folder, options)
     if len(files) > 1 or (files and versions):
         found = ", ".join(e.name + "/" * e.is_dir() for e in entries)
-        msg = f"several models have this name: {found}; keep one"
-        raise ScanError(msg)
+        raise ScanError(f"several models have this name: {found}; keep one")
     if files:
         stamp = stamp_of(files)
         versions = [VersionSource(SINGLE_FILE_VERSION, tuple(files), stamp=stamp)]
@@ -394,8 +392,7 @@ def _read_version(
             found = tuple(p for p in found if p.name == USUAL_MODEL) or found
         if suffix == ".onnx" and len(found) > 1:
             names = ", ".join(p.name for p in found)
-            msg = f"{label} contains several .onnx files: {names}; keep one"
-            raise ScanError(msg)
+            raise ScanError(f"{label} contains several .onnx files: {names}; keep one")
         if found:
             return found
     msg = f"{label} contains neither a .popef nor an .onnx file, nor a {PYTHON_MODEL}"

@@ -253,8 +253,7 @@ def _runs(
 def _sample_run(spec: ModelSpec, sample: WarmupSample, folder: Path | None) -> _Run:
     unknown = sorted(set(sample.inputs) - set(spec.inputs_by_name))
     if unknown:
-        msg = f"the model has no input {', '.join(unknown)}"
-        raise ValueError(msg)
+        raise ValueError(f"the model has no input {', '.join(unknown)}")
     rows = (sample.batch_size or 1) if spec.is_batched else 0
     inputs = {}
     for tensor in spec.inputs:

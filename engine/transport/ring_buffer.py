@@ -122,8 +122,7 @@ class RingCounters:
 
     def __init__(self, control: memoryview, capacity: int) -> None:
         if capacity < 1:
-            msg = f"a ring must have at least one slot, got {capacity}"
-            raise InvalidConfig(msg)
+            raise InvalidConfig(f"a ring must have at least one slot, got {capacity}")
         self._control = control.cast("B")[:CONTROL_SIZE].cast("Q")
         self.capacity = capacity
         #: The number of published slots (producer side).

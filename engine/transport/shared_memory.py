@@ -70,8 +70,7 @@ class SharedMemory:
         size = os.fstat(fd).st_size
         if size < expected_size:
             os.close(fd)
-            msg = f"segment has {size} bytes, expected {expected_size}"
-            raise ValueError(msg)
+            raise ValueError(f"segment has {size} bytes, expected {expected_size}")
         try:
             return cls(fd, expected_size)
         except BaseException:

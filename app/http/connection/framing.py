@@ -293,8 +293,7 @@ class Framer:
         if self.state == CHUNKED:
             return
         if self.has_ended:
-            msg = "two messages in one piece"
-            raise RuntimeError(msg)
+            raise RuntimeError("two messages in one piece")
         self._go(_BEGIN)
         self.begun += 1
         self._last = None

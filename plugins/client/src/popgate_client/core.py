@@ -246,8 +246,7 @@ class Core:
             if said:
                 return
             if _clock() + FIRST_PAUSE >= end:
-                msg = f"{what} is not ready after {timeout:g} s"
-                raise DeadlineExceeded(msg)
+                raise DeadlineExceeded(f"{what} is not ready after {timeout:g} s")
             yield Pause(FIRST_PAUSE)
 
     def models(self) -> Steps[list[dict[str, Any]]]:

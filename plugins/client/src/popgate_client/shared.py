@@ -39,8 +39,7 @@ def client_options(
         found = None if encoding is None else Encoding(encoding)
     except ValueError:
         known = ", ".join(e.value for e in Encoding)
-        msg = f"encoding {encoding}: expected one of {known}"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"encoding {encoding}: expected one of {known}") from None
     if max_connections < 1 or retries < 0:
         raise InvalidRequest(
             "max_connections must be at least 1, and retries at least 0"

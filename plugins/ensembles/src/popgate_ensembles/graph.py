@@ -115,8 +115,7 @@ def described(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
     """Return the spec with the ensemble's own options. Raises ValueError."""
     unknown = set(config.labels).difference(spec.outputs_by_name)
     if unknown:
-        msg = f"labels name {sorted(unknown)}, which are not outputs"
-        raise ValueError(msg)
+        raise ValueError(f"labels name {sorted(unknown)}, which are not outputs")
     if config.max_request_rows and not spec.is_batched:
         msg = "max_request_rows requires that every model of the ensemble is batched"
         raise ValueError(msg)

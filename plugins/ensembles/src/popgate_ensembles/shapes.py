@@ -64,6 +64,5 @@ def reshaped(
     if -1 in dims and known and count % known == 0:
         dims = tuple(count // known if dim < 0 else dim for dim in dims)
     if -1 in dims or math.prod(dims) != count:
-        msg = f"{list(shape)} cannot be reshaped to {list(wanted or ())}"
-        raise InvalidTensor(msg)
+        raise InvalidTensor(f"{list(shape)} cannot be reshaped to {list(wanted or ())}")
     return Tensor(tensor.data_type, (*rows, *dims), tensor.parts, tensor.nbytes)

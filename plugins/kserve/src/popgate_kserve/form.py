@@ -82,8 +82,7 @@ def decode_predict(codec: ModelCodec, body: Body) -> tuple[InferRequest, int | N
         msg = f"unexpected key '{unknown[0]:.80}'; expected one of {', '.join(_KEYS)}"
         raise InvalidRequest(msg)
     if document.get("signature_name") not in (None, "", _SIGNATURE):
-        msg = f"'signature_name' must be '{_SIGNATURE}'"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"'signature_name' must be '{_SIGNATURE}'")
     rows: int | None = None
     if "instances" in document:
         values = by_input(spec, document["instances"])
@@ -185,8 +184,7 @@ def _ignores_extra(parameters: object, default: str) -> bool:
 def by_input(spec: ModelSpec, instances: object) -> dict[str, list[Any]]:
     """Return the values of all instances, by input."""
     if not isinstance(instances, list) or not instances:
-        msg = "'instances' must be a list with at least one instance"
-        raise InvalidRequest(msg)
+        raise InvalidRequest("'instances' must be a list with at least one instance")
     if not _is_named(instances[0]):
         return {only_input(spec): instances}
     values: dict[str, list[Any]] = {name: [] for name in instances[0]}

@@ -75,8 +75,7 @@ def _set_shape(info: Any, reshape: Reshape) -> None:
     shape = info.type.tensor_type.shape
     batch = list(shape.dim[:1]) if reshape.batched else []
     if reshape.batched and not batch:
-        msg = f"'{reshape.name}' has no batch dimension in the model"
-        raise ValueError(msg)
+        raise ValueError(f"'{reshape.name}' has no batch dimension in the model")
     kept = [type(dim)() for dim in batch]
     for new, old in zip(kept, batch, strict=True):
         new.CopyFrom(old)

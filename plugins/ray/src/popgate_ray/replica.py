@@ -205,8 +205,7 @@ class GatewayReplica:
         gateway = self.gateway
         await gateway.wait_started()
         if self._problem is not None:
-            msg = f"the gateway did not start: {self._problem}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"the gateway did not start: {self._problem}")
         if not self._is_checked:
             readiness = gateway.readiness()
             if not readiness.ready:

@@ -411,8 +411,7 @@ def _flag(parameters: Mapping[str, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        msg = f"'{name}' must be true or false, got {value!r:.80}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"'{name}' must be true or false, got {value!r:.80}")
     return value
 
 

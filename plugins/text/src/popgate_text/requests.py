@@ -24,8 +24,7 @@ def read_document(body: Body, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]
     check_json_size(len(text), limits)
     document = parse_json(text, limits)
     if type(document) is not dict:
-        msg = f"expected a JSON object, got {type(document).__name__}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"expected a JSON object, got {type(document).__name__}")
     return document
 
 

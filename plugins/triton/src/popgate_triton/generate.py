@@ -58,11 +58,9 @@ def decode_generate(codec: ModelCodec, body: Body) -> InferRequest:
     except RepeatedKey as error:
         if error.key not in spec.inputs_by_name:
             raise
-        msg = f"input '{error.key}' already exists in request"
-        raise InvalidRequest(msg) from None
+        raise InvalidRequest(f"input '{error.key}' already exists in request") from None
     if type(document) is not dict:
-        msg = f"expected a JSON object, got {type(document).__name__}"
-        raise InvalidRequest(msg)
+        raise InvalidRequest(f"expected a JSON object, got {type(document).__name__}")
     inputs: list[dict[str, Any]] = []
     parameters: dict[str, Any] = {}
     for name, value in document.items():

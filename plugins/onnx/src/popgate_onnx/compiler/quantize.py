@@ -78,8 +78,7 @@ def quantize(source: Path, target: Path) -> None:
     except OSError:
         raise
     except Exception as error:  # the library documents no errors
-        msg = f"ONNX Runtime cannot quantise the model: {error}"
-        raise InvalidModel(msg) from None
+        raise InvalidModel(f"ONNX Runtime cannot quantise the model: {error}") from None
     finally:
         logging.root.setLevel(level)
 
