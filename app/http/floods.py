@@ -137,7 +137,7 @@ class Acceptor:
         if self._keeper is not None:
             self._keeper.cancel()
         self._let_none_in()
-        self._take()
+        self._take(self._backlog + 1)  # the kernel keeps one more
         while self._waiting:
             self._let_one_in()
 
@@ -169,7 +169,7 @@ class Acceptor:
             self._let_none_in()
             due = 0.0
             while floods.is_on or self._waiting:
-                self._take()
+                self._take(min(_TAKEN, self._most_waiting - len(self._waiting)))
                 now = time.monotonic()
                 if now >= due:
                     self._let_one_in()
@@ -177,8 +177,8 @@ class Acceptor:
                 await asyncio.sleep(_APART)
             await self._let_all_in()
 
-    def _take(self) -> None:
-        for _ in range(min(_TAKEN, self._most_waiting - len(self._waiting))):
+    def _take(self, most: int) -> None:
+        for _ in range(most):
             try:
                 self._waiting.append(self._listener.accept()[0])
             except OSError:  # no client waits, or no descriptor is left

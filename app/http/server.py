@@ -314,6 +314,7 @@ class GatewayServer(uvicorn.Server):
             acceptor.close()
         for listener in sockets:
             listener.close()
+        await asyncio.sleep(TICK)  # the loop sets up the connections of the queue
 
     async def _finish(self, deadline: float) -> bool:
         """Wait until no request is in flight; return False if that takes too long."""

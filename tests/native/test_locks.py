@@ -83,7 +83,14 @@ def test_an_environment_has_pip_with_and_without_an_index(
     )
     python.chmod(0o755)
     done = subprocess.run(
-        ["make", "-f", ROOT / "Makefile", f"PYTHON={python}", ".venv/.python"],
+        [
+            "make",
+            "-f",
+            ROOT / "Makefile",
+            f"PYTHON={python}",
+            "VENV=.venv",
+            ".venv/.python",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

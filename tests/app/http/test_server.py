@@ -230,6 +230,24 @@ def test_connections_in_the_queue_are_answered() -> None:
             server.connect().connect()
 
 
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_long_queue_is_answered(is_busy: bool) -> None:
+    """The loop accepts one connection in each pass, and has no time for so many."""
+    with running() as server:
+        held = server.hold() if is_busy else None
+        assert server.app.loop is not None
+        go_on = threading.Event()
+        server.app.loop.call_soon_threadsafe(go_on.wait, WAIT)
+        queued = [server.connect() for _ in range(500)]
+        for connection in queued:
+            connection.request("GET", "/")
+        server.signal()
+        go_on.set()
+        assert [c.getresponse().read() for c in queued] == [b"ok"] * 500
+        server.app.release()
+        assert held is None or held.getresponse().read() == b"ok"
+
+
 def test_what_takes_too_long_is_aborted_with_an_answer() -> None:
     with running(shutdown_timeout=0.0) as server:
         held = server.hold()

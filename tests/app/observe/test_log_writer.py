@@ -27,9 +27,10 @@ class Stuck(io.StringIO):
 
     def __init__(self) -> None:
         super().__init__()
-        self.go_on = threading.Event()
+        self.begun, self.go_on = threading.Event(), threading.Event()
 
     def write(self, text: str) -> int:
+        self.begun.set()
         assert self.go_on.wait(WAIT)
         return super().write(text)
 
@@ -68,7 +69,7 @@ def test_nobody_waits_for_a_log_that_is_not_read(
     changing = ["first"]
     writer.handle(record("%s", changing))
     changing[0] = "other"
-    until(lambda: writer._records.empty())  # its thread waits with it
+    assert stuck.begun.wait(WAIT)
     for number in range(5):
         writer.handle(record(f"line {number}"))
     assert not writer.is_written()

@@ -171,12 +171,13 @@ def test_a_timeout_in_the_queue_is_a_rejection(
 
 
 def test_what_cannot_finish_in_time_is_refused(gateway: ServedGateway) -> None:
+    # So short that fifty end within the 60 s of a request on a busy machine, too.
     took = []
     for _ in range(3):
         began = time.monotonic()
-        assert ask(gateway, "slow", 5_000).status_code == 200
+        assert ask(gateway, "slow", 1_000).status_code == 200
         took.append(time.monotonic() - began)
-    body = {"inputs": {"count": 5_000}}
+    body = {"inputs": {"count": 1_000}}
     failed = partial(metric, gateway, "nv_inference_request_failure_total")
     before = failed(model="slow", reason="REJECTED")
     for_ever = {"inputs": {"count": FOR_EVER}}
