@@ -7,6 +7,7 @@ bench/servers/interposed.py, bench/servers/interposed.c.
 
 from __future__ import annotations
 
+import sys
 import tomllib
 
 import pytest
@@ -23,6 +24,10 @@ from bench.servers.interposed import can_build
 STATED = tomllib.loads(TABLE.read_text())
 needs_compiler = pytest.mark.skipif(not can_build(), reason="needs cc and glibc")
 needs_strace = pytest.mark.skipif(not can_trace(), reason="needs strace")
+# Another Python allocates otherwise, and its library makes other calls in a swap.
+needs_this_python = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="the table was counted with Python 3.11"
+)
 
 
 def changes(name: str, kind: str, found: object) -> list[str]:
@@ -51,6 +56,7 @@ def test_requests_make_as_many_calls_as_stated() -> None:
     assert wrong == []
 
 
+@needs_this_python
 @needs_compiler
 def test_requests_allocate_copy_and_wake_as_stated() -> None:
     found = memory_and_wakeups([*CASES.values()], compiled=False)
@@ -70,6 +76,7 @@ def test_requests_make_as_many_system_calls_as_stated() -> None:
     assert wrong == []
 
 
+@needs_this_python
 def test_a_swap_makes_as_many_calls_as_stated() -> None:
     wrong = [
         line
@@ -79,6 +86,7 @@ def test_a_swap_makes_as_many_calls_as_stated() -> None:
     assert wrong == []
 
 
+@needs_this_python
 @needs_compiler
 def test_a_swap_allocates_copies_and_wakes_as_stated() -> None:
     wrong = [
