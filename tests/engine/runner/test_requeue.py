@@ -134,6 +134,7 @@ def test_what_is_for_one_replica_stays_there(tmp_path: Path) -> None:
         lose(runner, 0)
         assert isinstance(waiting[0].error, DeviceLost)
         assert not waiting[1].done
+        (tmp_path / "go").touch()
 
 
 def test_whether_a_model_keeps_something(tmp_path: Path) -> None:
