@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from app.repository.model_sources import FetchOptions
 from plugins.remote.tests.web import Web, serving
 from popgate_remote.cached_models import CachedModels
 from popgate_remote.urls import ModelUrl
+from tests.app.api.test_server_metrics import value
 from tests.app.served import ServedGateway
 from tests.engine import models
 from tests.support import WAIT, until
@@ -251,3 +253,17 @@ def test_ctrl_c_ends_a_download_at_once(web: Web, tmp_path: Path) -> None:
         assert gateway.process.wait(WAIT) == 0
     assert "ERROR" not in gateway.output
     answer.gate.set()
+
+
+def test_looks_for_a_model_from_elsewhere(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/m.onnx"
+        options = ["--model", f"far={url}", "--repository-poll-secs", "0.1"]
+        options += ["--cache-dir", str(tmp_path)]
+        with ServedGateway(None, *options) as served:
+            until(
+                lambda: value(served, "popgate_remote_failures_total", model="far") > 0
+            )
+            since = "popgate_remote_last_success_timestamp_seconds"
+            assert value(served, since, model="far") == 0

@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.app.served import ServedGateway
+from tests.engine import models
 
 SIMPLE = """
 name: "simple"
@@ -169,6 +170,28 @@ def test_the_stock_client_gets_what_it_got_before(served: ServedGateway) -> None
         with pytest.raises(Exception, match=r"batch-size must be <= 8 for 'simple'"):
             triton.infer("simple", inputs)
     finally:
+        triton.close()
+
+
+def test_a_model_without_config_pbtxt_has_a_configuration(tmp_path: Path) -> None:
+    models.affine(tmp_path / "affine.popef")
+    models.text(tmp_path / "text.popef")
+    with ServedGateway(tmp_path) as gateway:
+        _, triton = client(gateway.wait_ready())
+        config = triton.get_model_config("affine", "1")
+        assert config["max_batch_size"] > 1
+        (tensor,) = config["input"]
+        assert tensor == {
+            "name": "input",
+            "data_type": "TYPE_FP32",
+            "dims": [4],
+            "format": "FORMAT_NONE",
+            "is_shape_tensor": False,
+            "allow_ragged_batch": False,
+            "optional": False,
+        }
+        (text,) = triton.get_model_config("text")["input"]
+        assert text["data_type"] == "TYPE_STRING"
         triton.close()
 
 

@@ -196,19 +196,6 @@ def test_stock_client(gateway: ServedGateway, stock: Any) -> None:
     assert metadata["inputs"] == [
         {"name": "input", "datatype": "FP32", "shape": [-1, 4]}
     ]
-    config = stock.get_model_config("affine")
-    assert config["max_batch_size"] > 1
-    (tensor,) = config["input"]
-    assert tensor == {
-        "name": "input",
-        "data_type": "TYPE_FP32",
-        "dims": [4],
-        "format": "FORMAT_NONE",
-        "is_shape_tensor": False,
-        "allow_ragged_batch": False,
-        "optional": False,
-    }
-    assert stock.get_model_config("text")["input"][0]["data_type"] == "TYPE_STRING"
     index = {(e["name"], e["version"]): e for e in stock.get_model_repository_index()}
     assert index["many", "1"]["state"] == "READY"
     assert index["broken", "1"]["state"] == "UNAVAILABLE"

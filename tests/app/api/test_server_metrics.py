@@ -119,17 +119,3 @@ def test_polls_that_fail_are_counted(tmp_path: Path) -> None:
         (tmp_path / "gone").rename(root)
         before = value(served, at)
         until(lambda: value(served, at) > before)
-
-
-def test_looks_for_a_model_from_elsewhere(tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/m.onnx"
-        options = ["--model", f"far={url}", "--repository-poll-secs", "0.1"]
-        options += ["--cache-dir", str(tmp_path)]
-        with ServedGateway(None, *options) as served:
-            until(
-                lambda: value(served, "popgate_remote_failures_total", model="far") > 0
-            )
-            since = "popgate_remote_last_success_timestamp_seconds"
-            assert value(served, since, model="far") == 0

@@ -57,7 +57,8 @@ def test_every_operation_of_the_protocol_has_a_group() -> None:
     routers = [*ROUTERS, *(one.router for one in plugin_routes(Settings()))]
     paths = [p for p in methods_by_path(routers) if p.startswith(("/v1", "/v2"))]
     # The paths of these groups are those of plugins.
-    absent = set() if plugin_names(TRACERS) else {"trace", "logging", "shared-memory"}
+    of_plugins = {"trace", "logging", "shared-memory", "model-config"}
+    absent = set() if plugin_names(TRACERS) else of_plugins
     assert {group_of(path) for path in paths} | absent == set(GROUPS)
 
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
+from popef_io import DataType
 from tests.app.served import Serve, ServedGateway
 from tests.engine import models
-from tests.engine.programs.test_onnx_session import expanding
+from tests.engine.models import Port
 
 MIB = 1 << 20
 ROW = [[1.0, 2.0, 3.0, 4.0]]
@@ -25,8 +25,8 @@ AFFINE = [3.0, 5.0, 7.0, 9.0]
 def fill(root: Path) -> None:
     models.affine(root / "affine.popef")
     models.text(root / "text.popef")
-    onnx.save(onnx.load_from_string(expanding()), root / "expanding.onnx")
-    onnx.save(heavy(), root / "heavy.onnx")
+    expanding(root / "expanding.popef")
+    heavy(root / "heavy.popef")
 
 
 @pytest.fixture(scope="module")
@@ -97,24 +97,31 @@ def test_a_load_for_which_the_device_has_no_memory(gateway: ServedGateway) -> No
     assert gateway.infer("heavy", x=[[1.0]])["y"][:2] == [2.0, 2.0]
 
 
-def heavy() -> onnx.ModelProto:
-    """y = x * 2, with 64 MiB of twos."""
-    twos = numpy_helper.from_array(np.full((1, 16 * MIB), 2, np.float32), "twos")
-    nodes = [
-        helper.make_node("Mul", ["x", "twos"], ["all"]),
-        helper.make_node("Slice", ["all", "from", "to", "axis"], ["y"]),
-    ]
-    numbers = {"from": 0, "to": 4, "axis": 1}
-    constants = [
-        numpy_helper.from_array(np.array([value]), name)
-        for name, value in numbers.items()
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 1])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 4])],
-        [twos, *constants],
+def expanding(path: Path) -> None:
+    """The highest of as many copies of x as n says."""
+    models.write_model(
+        path,
+        [
+            helper.make_node("Expand", ["x", "n"], ["many"]),
+            helper.make_node("ReduceMax", ["many"], ["y"], keepdims=0),
+        ],
+        [Port("x", (1,)), Port("n", (1,), DataType.S64)],
+        [Port("y", ())],
     )
-    opset = helper.make_opsetid("", 20)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+def heavy(path: Path) -> None:
+    """y = x * 2, with 64 MiB of twos."""
+    models.write_model(
+        path,
+        [
+            helper.make_node("Mul", ["x", "twos"], ["all"]),
+            helper.make_node("Slice", ["all", "from", "to", "axis"], ["y"]),
+        ],
+        [Port("x", (1, 1))],
+        [Port("y", (1, 4))],
+        constants={
+            "twos": np.full((1, 16 * MIB), 2, np.float32),
+            **{k: np.array([v]) for k, v in (("from", 0), ("to", 4), ("axis", 1))},
+        },
+    )
