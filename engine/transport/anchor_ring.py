@@ -256,9 +256,3 @@ def unlock_all(rings: Sequence[AnchorRing], slots: Sequence[int]) -> None:
     for ring, slot in zip(rings, slots, strict=True):
         if slot >= 0:
             ring.unlock_last()
-
-
-def release_all(rings: Sequence[AnchorRing]) -> None:
-    """Release all slots that are read-locked."""
-    for ring in rings:
-        ring.complete_held()

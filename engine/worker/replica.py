@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from engine.config import NEVER_NS
 from engine.errors import Cancelled, ExecutionFailed
 from engine.model.batch_plan import BatchPlan
-from engine.transport.anchor_ring import lock_all, release_all, unlock_all
+from engine.transport.anchor_ring import lock_all, unlock_all
 from engine.transport.channel import CANCELLED, REQUEST, REQUEST_SLOT
 from engine.transport.outcome import DeviceOutcome, outcome_of
 from engine.worker.batch import AnchorTable, Batch, BatchEntry, RunningBatch
@@ -156,7 +156,8 @@ class Replica:
             one.client.completions.put(one.client.number, one.outcome, one.request)
         for client, count in taken.items():
             client.channel.requests.read_complete(count)
-            release_all(client.channel.inputs)
+            for ring in client.channel.inputs:
+                ring.complete_held()
         return list(taken)
 
     def _take(self, now: int, dropped: list[Dropped]) -> list[BatchEntry]:
