@@ -5,8 +5,9 @@ and the scheduler and the replicas of the device processes. The processes, the c
 the model's programs are simulated. A seed chooses what happens next: requests of every
 kind, cancellations, deadlines, failing rows, clients that take no results, devices that
 die and come back, models that are loaded again, jumps of the clock. These happen
-between two batches and while a program runs. At the end every request has an answer,
-and each answer is checked.
+between two batches and while a program runs. In some worlds the devices have a second
+model, so large requests run in a second thread; the world decides which of the two
+threads goes on. At the end every request has an answer, and each answer is checked.
 
 `python -m bench.fuzzers.simulator 100000` runs so many seeds and prints what failed;
 `python -m bench.fuzzers.simulator --seed 7` prints the events of one.
@@ -65,10 +66,11 @@ from engine.transport.device_messages import (
     Done,
     OpenChannel,
 )
-from engine.transport.link import Link
+from engine.transport.link import Completions, Link
 from engine.transport.messages import Message
 from engine.transport.shared_memory import PAGE
-from engine.worker.batch import AnchorTable, RunningBatch
+from engine.worker import large_runs
+from engine.worker.batch import AnchorTable
 from engine.worker.batching_policy import BatchingPolicy
 from engine.worker.cancellation import terminate_if_cancelled
 from engine.worker.connections import ClientProcess
@@ -127,6 +129,26 @@ class Copier:
                 self.copies.remove(copy)
 
 
+class Threads:
+    """Stands for the module `threading`: no thread starts."""
+
+    class Thread:
+        def __init__(self, **options: Any) -> None:
+            self.start = bool
+
+
+class SecondThread:
+    """Stands for the module `time` where a run aside waits for room."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.monotonic = world.clock.monotonic
+
+    def sleep(self, seconds: float) -> None:
+        self._world.clock.now += int(seconds * 1000 * MILLISECOND)
+        self._world.aside_waits()
+
+
 @contextlib.contextmanager
 def threads_of(world: World) -> Iterator[None]:
     """Let the world do the work of the threads that open channels or copy."""
@@ -136,6 +158,8 @@ def threads_of(world: World) -> Iterator[None]:
             self.start = lambda: world.threads.append(partial(target, *args))
 
     with patches() as patch:
+        patch(large_runs, "threading", Threads)
+        patch(large_runs, "time", SecondThread(world))
         patch(replica_lines, "Thread", Thread)
         patch(channel_rings, "COPIER", world.copier)
         patch(channel_rings, "COPIED_AT_ONCE", world.copied_at_once)
@@ -153,15 +177,15 @@ class Options:
 class Program:
     """Stands for an executor: `y = 3 x + 1`. It fails if a row is poisoned."""
 
-    def __init__(self, world: World, process: DeviceProcess) -> None:
-        self._world, self._process = world, process
+    def __init__(self, world: World, process: DeviceProcess, model: str) -> None:
+        self._world, self._process, self._model = world, process, model
 
     def new_options(self) -> Options:
         return Options()
 
     def run(self, main: Sequence[int], batch: Any, options: Options) -> None:
         given = np.array(batch.read("x"))
-        self._world.run_began(self._process, given)
+        self._world.run_began(self._process, self._model, given)
         self._world.meanwhile(self._process)
         if options.terminate:
             raise Cancelled("the run was ended")
@@ -186,13 +210,33 @@ class Waits:
         return True
 
 
-class DeviceProcess:
-    """A device process: its scheduler, with one replica of the model."""
+class WatchedCompletions(Completions):
+    """Completions of a link, which only the thread that schedules may put there."""
 
-    def __init__(self, world: World, device_id: str, number: int) -> None:
+    def __init__(self, link: Link, process: DeviceProcess) -> None:
+        super().__init__(link.view)
+        self._process = process
+
+    def put(self, *completion: Any, **more: Any) -> bool:
+        self._process.expect_scheduling()
+        return super().put(*completion, **more)
+
+
+class DeviceProcess:
+    """A device process: its scheduler, with one replica of each model.
+
+    Of its two threads, either one that runs a program lets the other go on meanwhile.
+    """
+
+    def __init__(self, world: World, device_id: str) -> None:
         self.id = device_id
-        self.number = number
         self.lives = True
+        self._world = world
+        #: Whether the thread that schedules, and the second thread, are in a step; and
+        #: whether the second one is the one that goes on now.
+        self.schedules = self.is_aside = self._second_acts = False
+        #: Whether nothing else happens until the run aside has ended.
+        self.is_settling = False
         self.scheduler = scheduler = Scheduler()
         scheduler._poller = Waits(world, scheduler.wake_fd)  # type: ignore[assignment]
         anchors = [
@@ -200,24 +244,28 @@ class DeviceProcess:
             for name, kind in (("x", TensorType.INPUT), ("y", TensorType.OUTPUT))
         ]
         kind = REPLICAS.get(world.kind, Replica)
-        executor: Any = Program(world, self)
         nothing: Any = None
-        self.replica = kind(
-            number,
-            "m",
-            executor,
-            _MAIN,
-            AnchorTable((anchors[0],), (anchors[1],), nothing),
-            world.plan,
-            world.policy,
-            scheduler.wait_room,
-        )
-        scheduler.connections.add_replica(number, self.replica)
+        self.replicas: dict[str, Replica] = {}
+        for model in world.models:
+            executor: Any = Program(world, self, model)
+            number = world.next_number()
+            self.replicas[model] = kind(
+                number,
+                model,
+                executor,
+                _MAIN,
+                AnchorTable((anchors[0],), (anchors[1],), nothing),
+                world.plan,
+                world.policy,
+                scheduler.wait_room,
+            )
+            scheduler.connections.add_replica(number, self.replicas[model])
         self._numbers = itertools.count(1)
 
     def connect(self, link: Link, result_fd: int) -> ClientProcess:
         number = next(self._numbers)
         theirs = Link.attach(os.dup(link.memory.fd))
+        theirs.completions = WatchedCompletions(theirs, self)
         link.memory.detach_fd()
         client = ClientProcess(number, theirs, os.dup(result_fd), number)
         self.scheduler.connections.add_client(client)
@@ -228,16 +276,19 @@ class DeviceProcess:
         batches.
         """
         number = next(self._numbers)
+        connections = self.scheduler.connections
         if isinstance(message, CloseChannel):
-            self.scheduler.connections.close_channel(client.number, message.channel)
+            close = connections.close_channel
+            self.command(partial(close, client.number, message.channel))
             return 0
         assert isinstance(message, OpenChannel)
         channel = Channel.attach(
             os.dup(fds[0]), ChannelLayout.from_message(message.layout)
         )
         line = message.priority, message.weight, message.lane
-        self.scheduler.connections.add_channel(
-            number, channel, client.number, message.replica, *line
+        add = connections.add_channel
+        self.command(
+            partial(add, number, channel, client.number, message.replica, *line)
         )
         return number
 
@@ -246,12 +297,55 @@ class DeviceProcess:
         next.
         """
         scheduler = self.scheduler
+        before, self._second_acts = self._second_acts, False
+        self.schedules = True
         scheduler._drain()
-        return scheduler._step() if scheduler._ready else -1
+        wait = scheduler._step() if scheduler._ready else -1
+        self.schedules = False
+        self._second_acts = before
+        return 0 if wait < 0 and self.has_aside else wait
 
-    def running(self) -> RunningBatch | None:
-        runs = runs_of(self.scheduler.at_work()) if self.lives else []
-        return runs[0] if runs else None
+    def take_commands(self) -> None:
+        """Let the thread that schedules take what came meanwhile."""
+        self._second_acts = False
+        self.scheduler._drain()
+        self._second_acts = self.is_aside
+
+    @property
+    def has_aside(self) -> bool:
+        """Return whether a replica is aside."""
+        return self.scheduler._large.replica is not None
+
+    def run_aside(self) -> None:
+        """Let the second thread run its next batch, if there is one."""
+        if self.scheduler._large.is_due:
+            self.is_aside = self._second_acts = True
+            assert self.scheduler._large.run_next()
+            self.is_aside = self._second_acts = False
+
+    def expect_scheduling(self) -> None:
+        """Add a fault if the second thread does what is not its own."""
+        self._world.expect(not self._second_acts, f"{self.id}: the wrong thread acts")
+
+    def command(self, call: Callable[[], object]) -> None:
+        """Pass a command to the thread that schedules, and wait until it has run."""
+        done: list[object] = []
+
+        def run() -> None:
+            self._world.expect(not self.has_aside, "a command runs beside a run")
+            done.append(call())
+
+        self.scheduler.commands.do(run)
+        self.is_settling = True
+        while not done:
+            self.scheduler._drain()
+            self.run_aside()
+        self.is_settling = False
+
+    def end_cancelled(self) -> None:
+        """End the runs of cancelled requests only."""
+        for running in runs_of(self.scheduler.at_work()) if self.lives else ():
+            terminate_if_cancelled(running)
 
     def close(self) -> None:
         self.lives = False
@@ -276,9 +370,7 @@ class Connected:
         pass
 
     def notify_cancelled(self) -> None:
-        running = self._process.running()
-        if running is not None:
-            terminate_if_cancelled(running)
+        self._process.end_cancelled()
 
     def fault_report(self) -> None:
         return None
@@ -342,10 +434,11 @@ class Asked:
 
 @dataclass
 class Client:
-    """A client process: its devices and its runners. The last runner takes requests."""
+    """A client process: its devices and its runners. `current` take requests."""
 
     devices: dict[str, SimulatedDevice] = field(default_factory=dict)
     runners: list[JoinedRunner] = field(default_factory=list)
+    current: dict[str, JoinedRunner] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     #: Number of the last successful request of each line.
     last: dict[int, int] = field(default_factory=dict)
@@ -356,9 +449,11 @@ class Client:
 
 
 class World(EventLog):
-    """Two clients of a model on one or two devices. A seed decides what happens."""
+    """Two clients of one or two models on one or two devices. A seed decides what
+    happens.
+    """
 
-    def __init__(self, seed: int, events: int = 60) -> None:
+    def __init__(self, seed: int, events: int = 60, models: int = 0) -> None:
         super().__init__()
         self.random = chance = random.Random(seed)
         self._events = events
@@ -387,34 +482,52 @@ class World(EventLog):
         )
         self.levels = chance.choice((0, 0, 2))
         self.is_weighted = chance.random() < 0.2
+        # A choice of its own, so that a seed of one model stays what it was.
+        self.models = ("m", "n")[
+            : models or random.Random(f"{seed} models").choice((1, 2))
+        ]
         self._numbers = itertools.count(1)
         self.copier = Copier()
         self.copied_at_once = chance.choice((COPIED_AT_ONCE, COPIED_AT_ONCE, BLOCK))
+        if len(self.models) > 1:
+            self.copied_at_once = BLOCK  # so some requests are large
         self._is_running = False
+        #: The rows of large requests.
+        self.large: set[int] = set()
         #: Calls of other threads, which run between two batches.
         self.threads: list[Callable[[], None]] = []
         count = chance.choice((1, 2, 2))
         self.processes = {f"d{n}": self._start(f"d{n}") for n in range(count)}
         self.clients = [Client() for _ in range(2)]
-        for client in self.clients:
-            self._join(client)
+        with threads_of(self):
+            for client in self.clients:
+                self._join(client)
 
     # -- what there is
 
+    def next_number(self) -> int:
+        return next(self._numbers)
+
     def _start(self, device_id: str) -> DeviceProcess:
-        return DeviceProcess(self, device_id, next(self._numbers))
+        return DeviceProcess(self, device_id)
 
     def _join(self, client: Client) -> None:
-        """Let a client use the loaded model, with a runner of its own."""
+        """Let a client use the loaded models, with runners of its own."""
         for key, process in self.processes.items():
             device = client.devices.get(key)
             if device is None or device.process is not process:
                 if device is not None:
                     device.close()
                 client.devices[key] = SimulatedDevice(process)
+        for model in self.models:
+            runner = JoinedRunner(self._describe(model), client.devices)
+            client.current[model] = runner
+            client.runners.append(runner)
+
+    def _describe(self, model: str) -> RunnerDescription:
         desc = DataDesc("x", (-1, -1), DataType.S64)
-        description = RunnerDescription(
-            "m",
+        return RunnerDescription(
+            model,
             (desc,),
             (DataDesc("y", (-1, -1), DataType.S64),),
             self.plan,
@@ -423,9 +536,10 @@ class World(EventLog):
             priority_levels=self.levels,
             default_level=self.levels,
             moves=True,
-            replicas=tuple((k, p.number) for k, p in self.processes.items()),
+            replicas=tuple(
+                (k, p.replicas[model].number) for k, p in self.processes.items()
+            ),
         )
-        client.runners.append(JoinedRunner(description, client.devices))
 
     # -- what happens
 
@@ -457,21 +571,47 @@ class World(EventLog):
         action()
 
     def meanwhile(self, process: DeviceProcess) -> None:
-        """Let clients act while a program runs; its process may die."""
+        """Let clients and the other thread act while a program runs; its process may
+        die.
+        """
+        if process.is_settling:
+            return
         self.clock.now += self.random.choice((5, 50, 500, 5_000)) * MICROSECOND
-        self._is_running = True
+        before, self._is_running = self._is_running, True
         for _ in range(self.random.choice((0, 0, 1, 3))):
             self.copier.go_on(self.random)
+            if process.has_aside and self.random.random() < 0.5:
+                self._other_thread(process)
             actions = (self._submit, self._poll, self._cancel, self._expire)
             more = (*actions, self._abscond)
             (action,) = self.random.choices(more, (6, 3, 3, 1, 0.1))
             action()
-        self._is_running = False
+        self._is_running = before
         if self.random.random() < 0.01:
             raise Died
 
-    def run_began(self, process: DeviceProcess, given: np.ndarray[Any, Any]) -> None:
-        self.say(f"run {process.id} {given[:, 0].tolist()}")
+    def _other_thread(self, process: DeviceProcess) -> None:
+        """Let that thread of a process go on which runs no program."""
+        if not process.is_aside:
+            process.run_aside()
+        elif not process.schedules:
+            process.turn()
+
+    def aside_waits(self) -> None:
+        """Let the others act while a run aside waits for room for its results."""
+        self.take_results()
+        for process in self.processes.values():
+            if process.is_aside and not process.schedules:
+                process.take_commands()
+
+    def run_began(
+        self, process: DeviceProcess, model: str, given: np.ndarray[Any, Any]
+    ) -> None:
+        large = process.scheduler._large.replica is process.replicas[model]
+        self.say(f"{'aside' if large else 'run'} {process.id} {given[:, 0].tolist()}")
+        beside = len(self.models) > 1 and not large
+        behind = self.large & set(given[:, 0].tolist()) if beside else ()
+        self.expect(not behind, f"rows {behind} of large requests hold up others")
         # The last request of a run may bring rows beyond the limit.
         most = MOST_ROWS + MOST_OF_ONE - 1
         self.expect(len(given) <= most, f"{len(given)} rows in a run")
@@ -479,6 +619,8 @@ class World(EventLog):
     def _turn(self) -> None:
         process = self.random.choice(list(self.processes.values()))
         try:
+            if process.has_aside and self.random.random() < 0.5:
+                process.run_aside()
             wait = process.turn()
         except Died:
             self._end(process)
@@ -488,8 +630,11 @@ class World(EventLog):
 
     def _submit(self) -> None:
         client = self.random.choice(self.clients)
-        if not client.runners:
+        if not client.current:
             return
+        model = self.models[0]
+        if len(self.models) > 1:
+            model = self.random.choice(self.models)
         rows = self.random.choice((1, 1, 1, 2, MOST_OF_ONE))
         x = np.empty((rows, self.random.choice(self.widths)), np.int64)
         x[:] = np.array([next(self._numbers) for _ in range(rows)])[:, None]
@@ -502,6 +647,8 @@ class World(EventLog):
         priority = line = self.random.randint(0, self.levels)
         if self.is_weighted and self.random.random() < 0.5:
             priority = weighted(line, self.random.choice((1, 3)), 1)
+        if x.nbytes > BLOCK:
+            self.large.update(set(x[:, 0].tolist()) - {POISON})
         asked: list[Asked] = []
 
         def done(request: Request) -> None:
@@ -512,7 +659,7 @@ class World(EventLog):
                 self.expect(False, f"{request} ends before it was queued")
 
         try:
-            request = client.runners[-1].submit(
+            request = client.current[model].submit(
                 {"x": Tensor.from_numpy(x)},
                 deadline=deadline / 1e9 if deadline else None,
                 on_done=done,
@@ -545,7 +692,8 @@ class World(EventLog):
         for device in client.devices.values():
             if device.state is DeviceState.READY:
                 device.poll()
-        for runner in client.runners[:-1]:
+        current = client.current.values()
+        for runner in [one for one in client.runners if one not in current]:
             # A channel is closed between two batches.
             if not runner.in_flight and not self._is_running:
                 self._leave(client, runner)
@@ -615,10 +763,8 @@ class World(EventLog):
         gone, self.clients[number] = self.clients[number], Client()
         self.say(f"client {number} dies")
         for device in gone.devices.values():
-            running = device.process.running()
             device.connected.client.link.gone = True
-            if running is not None:
-                terminate_if_cancelled(running)
+            device.process.end_cancelled()
         self.threads += [
             partial(self._bury, gone),
             partial(self._join, self.clients[number]),
@@ -627,9 +773,8 @@ class World(EventLog):
     def _bury(self, client: Client) -> None:
         for device in client.devices.values():
             if self.processes[device.id] is device.process:
-                device.process.scheduler.connections.drop_client(
-                    device.connected.client
-                )
+                drop = device.process.scheduler.connections.drop_client
+                device.process.command(partial(drop, device.connected.client))
             device.close()
 
     # -- the end
@@ -643,7 +788,9 @@ class World(EventLog):
             self.copier.go_on(self.random)
             idle = True
             for process in list(self.processes.values()):
+                idle = idle and not process.has_aside
                 try:
+                    process.run_aside()
                     wait = process.turn()
                 except Died:
                     self._end(process)
@@ -676,9 +823,12 @@ class World(EventLog):
             for device in client.devices.values():
                 self.expect(device.in_flight == 0, f"{device}")
         for process in self.processes.values():
-            for theirs in process.replica.channels:
-                for ring in theirs.channel.outputs:
-                    self.expect(ring.write_available == SLOTS, f"{ring} holds results")
+            for replica in process.replicas.values():
+                for theirs in replica.channels:
+                    self.expect(not theirs.is_aside, f"{theirs} is aside")
+                    for ring in theirs.channel.outputs:
+                        free = ring.write_available
+                        self.expect(free == SLOTS, f"{ring} holds results")
 
     def _judge(self, client: Client, one: Asked) -> None:
         request, error = one.request, one.request.error
@@ -714,9 +864,11 @@ class World(EventLog):
             process.close()
 
 
-def simulate(seed: int, events: int = 60) -> World:
-    """Run one seed; return its world, whose `faults` say what was wrong."""
-    world = World(seed, events)
+def simulate(seed: int, events: int = 60, models: int = 0) -> World:
+    """Run one seed; return its world, whose `faults` say what was wrong. The seed
+    chooses how many `models` there are if this is 0.
+    """
+    world = World(seed, events, models)
     world.run()
     return world
 

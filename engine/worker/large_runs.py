@@ -127,15 +127,26 @@ class LargeRuns:
 
     def _serve(self) -> None:
         lower_priority()
-        while True:
-            replica = self._runs.get()
-            try:
-                touched = replica.step()
-            except Exception as error:
-                self._queue.do(partial(_raise, error), beside=True)
-                return  # the thread that schedules ends the process
-            self._queue.do(partial(self._ended, touched), beside=True)
-            del replica, touched  # keep no reference while waiting for the next run
+        while self.run_next():
+            pass
+
+    def run_next(self) -> bool:
+        """Wait for the next batch and run it, in the second thread. Return false if
+        that raised an error, with which the thread that schedules ends the process.
+        """
+        replica = self._runs.get()
+        try:
+            touched = replica.step()
+        except Exception as error:
+            self._queue.do(partial(_raise, error), beside=True)
+            return False
+        self._queue.do(partial(self._ended, touched), beside=True)
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether a batch waits for the second thread."""
+        return not self._runs.empty()
 
     def wait_room(
         self, channel: ClientChannel, anchor: AnchorRing, size: int, seconds: float
