@@ -20,7 +20,6 @@ import contextlib
 import fcntl
 import gc
 import importlib
-import importlib.util
 import io
 import itertools
 import json
