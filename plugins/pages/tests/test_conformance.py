@@ -7,6 +7,7 @@ longer (`bench/fuzz.py`).
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +17,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from popgate_pages.openapi import openapi_document
-from tests.app.served import ServedGateway, share_memory, trace_to
+from tests.app.served import ROOT, ServedGateway, share_memory, trace_to
 from tests.engine import models
 
-# What fits a model, a segment or a repository is more than a schema can say: there a
-# request that the schema allows may be refused, as long as that is documented.
-BEYOND_SCHEMAS = re.compile(
-    r"(/(infer|generate|generate_stream|register|load|embeddings|rerank|embed)"
-    r"|/(embed_all|embed_sparse|predict|similarity|tokenize|decode|info)|:predict|/invocations)$"
-)
+CONFIG = tomllib.loads((ROOT / "bench" / "schemathesis.toml").read_text())
 OPERATIONS = [
     (path, method)
     for path, operations in openapi_document()["paths"].items()
@@ -68,20 +64,25 @@ def cases(operation: Any) -> Any:
     )
 
 
+def excluded_checks(path: str) -> list[Any]:
+    """Return the checks that the configuration of schemathesis disables for a path."""
+    from schemathesis import checks
+
+    return [
+        getattr(checks, name)
+        for operation in CONFIG["operations"]
+        if re.search(operation["include-path-regex"], path)
+        for name in operation.get("checks", ())
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "method"), [*OPERATIONS, ("/v1/models/affine/infer", "post")]
 )
 def test_operation(
     document: Any, session: requests.Session, path: str, method: str
 ) -> None:
-    from schemathesis.checks import negative_data_rejection, positive_data_acceptance
-
-    excluded: list[Any] = []
-    if BEYOND_SCHEMAS.search(path):
-        excluded.append(positive_data_acceptance)
-    if path.endswith(("/tokenize", "/decode")):
-        # The kind of the model is looked at before the body: 424, as of TEI.
-        excluded.append(negative_data_rejection)
+    excluded = excluded_checks(path)
 
     @given(case=cases(document[path][method]), is_there=st.booleans())
     @settings(
