@@ -187,7 +187,7 @@ def _unpack(buffer: Buffer) -> dict[str, Any]:
         # msgpack limits lengths to what the buffer can hold. So a small input never
         # makes it build anything large. Its nesting limit is far above ours.
         document = msgpack.unpackb(buffer, object_pairs_hook=_map_of)
-    except BadProgram:
+    except (BadProgram, MemoryError):
         raise
     except Exception as error:  # msgpack's errors have no common base class
         reason = str(error) or type(error).__name__
