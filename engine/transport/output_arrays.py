@@ -57,7 +57,7 @@ class OutputArrays:
             if not nbytes:
                 self.arrays[name] = np.empty(shape, dtype)
                 return
-            source = np.ndarray(shape, dtype, payload, start)
+            source: Array = np.ndarray(shape, dtype, payload, start)
             if nbytes < LEAST_BYTES:
                 self.arrays[name] = source.copy()
                 return
