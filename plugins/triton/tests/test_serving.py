@@ -7,6 +7,7 @@ plugins/triton/src/popgate_triton/schema.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,7 @@ def test_the_stock_client_gets_what_it_got_before(served: ServedGateway) -> None
 def test_a_model_without_config_pbtxt_has_a_configuration(tmp_path: Path) -> None:
     models.affine(tmp_path / "affine.popef")
     models.text(tmp_path / "text.popef")
+    aio = pytest.importorskip("tritonclient.http.aio")
     with ServedGateway(tmp_path) as gateway:
         _, triton = client(gateway.wait_ready())
         config = triton.get_model_config("affine", "1")
@@ -193,6 +195,13 @@ def test_a_model_without_config_pbtxt_has_a_configuration(tmp_path: Path) -> Non
         (text,) = triton.get_model_config("text")["input"]
         assert text["data_type"] == "TYPE_STRING"
         triton.close()
+
+        async def of_asyncio() -> Any:
+            address = gateway.url.removeprefix("http://")
+            async with aio.InferenceServerClient(address) as stock:
+                return await stock.get_model_config("affine", "1")
+
+        assert asyncio.run(of_asyncio()) == config
 
 
 def test_a_client_for_images_finds_its_way(served: ServedGateway) -> None:
