@@ -66,7 +66,7 @@ class BatchEntry:
         self.slots = slots
 
     def mark_answered(self) -> None:
-        """Note that the client has received the outcome."""
+        """Note that the outcome was reported to the client."""
 
 
 class RunningBatch:

@@ -116,7 +116,7 @@ class Replica:
         return False
 
     def due_ns(self, now: int) -> int:
-        """Return when the next batch should start; `now` means immediately."""
+        """Return when the next batch should start; immediately if not after `now`."""
         if not self.may_wait or self._delay.is_vain:
             return now
         return self._delay.due_ns(self._queue.upcoming(), now)
