@@ -7,19 +7,16 @@ before the event loop has woken up. So the thread sleeps for a moment.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
+
+from engine import give_way
+
+__all__ = ["AT_ONCE", "BLOCK", "empty", "give_way"]
 
 #: Larger bodies and outputs (bytes) are handled in a thread, in blocks.
 AT_ONCE: Final = 256 * 1024
 #: Elements of a block. A block takes a fraction of a millisecond.
 BLOCK: Final = 4096
-_PAUSE: Final = 50e-6
-
-
-def give_way() -> None:
-    """Let other threads run. Never called by the event loop."""
-    time.sleep(_PAUSE)
 
 
 def empty(items: list[Any]) -> None:

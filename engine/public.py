@@ -81,7 +81,7 @@ from engine.runner.runner_description import RunnerDescription
 from engine.runner.stats import RunnerStats
 from engine.runner.tracepoints import PhaseValues, Tracepoints
 from engine.tensor import Array, Buffer, DataDesc, Tensor
-from engine.thread_priority import lower_priority
+from engine.thread_priority import give_way, lower_priority
 from engine.transport.control import peer_uid
 from engine.transport.messages import (
     MalformedMessage,
@@ -179,6 +179,7 @@ __all__ = [
     "die_with",
     "encode_message",
     "environment",
+    "give_way",
     "is_requirement",
     "keep_large_blocks",
     "leave_ending_to_owner",

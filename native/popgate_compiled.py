@@ -15,7 +15,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 
-PACKAGES = ("engine.", "app.", "popgate_")
+PACKAGES = ("popef_io.", "engine.", "app.", "popgate_")
 #: The library that the modules share. mypyc calls modules that are compiled together a
 #: group.
 GROUP = "popgate__mypyc"

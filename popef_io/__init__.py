@@ -41,7 +41,13 @@ from popef_io.metadata import (
 )
 from popef_io.model import Model, ModelBuilder, load_model
 from popef_io.reader import Reader
-from popef_io.strings import decode_strings, encode_strings
+from popef_io.strings import (
+    decode_strings,
+    encode_strings,
+    end_of_strings,
+    pack_strings,
+    string_blocks,
+)
 from popef_io.writer import FileWriter, Writer
 
 __all__ = [
@@ -83,8 +89,11 @@ __all__ = [
     "configure_logging",
     "decode_strings",
     "encode_strings",
+    "end_of_strings",
     "load_model",
     "map_descriptor",
+    "pack_strings",
+    "string_blocks",
 ]
 
 configure_logging("POPEF", ("popef_io", "popef"))

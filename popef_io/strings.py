@@ -4,7 +4,8 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,27 @@ from popef_io.errors import InvalidValueError, LimitError
 from popef_io.layout import STRING_HEAD
 from popef_io.validation import STRING_HEAD_SIZE
 
+try:
+    from popef_io._strings import end_of_strings, pack_strings, split_strings
+except ImportError:  # plain Python
+
+    def _leave_to_python(*_: object) -> None:
+        pass
+
+    end_of_strings = pack_strings = split_strings = _leave_to_python  # type: ignore[assignment]
+
+__all__ = [
+    "decode_strings",
+    "encode_strings",
+    "end_of_strings",
+    "pack_strings",
+    "string_blocks",
+]
+
 _MAX_STRING_SIZE = (1 << 32) - 1  # bytes
 #: Strings handled at a time. A call in C over a million of them would keep the
 #: interpreter's lock for 80 ms.
-_BLOCK = 8192
+_BLOCK = 4096
 
 
 def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
@@ -26,13 +44,16 @@ def encode_strings(elements: Iterable[Any] | np.ndarray[Any, Any]) -> bytes:
     LimitError for one of 4 GiB.
     """
     if not isinstance(elements, np.ndarray):
-        return _encoded(elements)
+        return _encoded(list(elements))
     flat = elements.ravel()
     blocks = (flat[begin : begin + _BLOCK] for begin in range(0, flat.size, _BLOCK))
     return b"".join([_encoded(block.tolist()) for block in blocks])
 
 
-def _encoded(elements: Iterable[Any]) -> bytes:
+def _encoded(elements: list[Any]) -> bytes:
+    packed = pack_strings(elements, _MAX_STRING_SIZE)
+    if packed is not None:
+        return packed
     parts = []
     for element in elements:
         data = _bytes_of(element)
@@ -48,22 +69,32 @@ def decode_strings(
 
     Raises InvalidValueError if `view` does not hold exactly as many strings.
     """
-    count = 1
-    for size in shape:
-        count *= size
-    data = bytes(view)
-    if count * STRING_HEAD_SIZE > len(data):
-        raise InvalidValueError(f"{len(data)} bytes cannot hold {count} strings")
+    count = math.prod(shape)
+    if count * STRING_HEAD_SIZE > len(view):
+        raise InvalidValueError(f"{len(view)} bytes cannot hold {count} strings")
     array = np.empty(count, dtype=object)
+    begin = 0
+    for block in string_blocks(view, count):
+        array[begin : begin + len(block)] = block
+        begin += len(block)
+    return array.reshape(shape)
+
+
+def string_blocks(view: memoryview | bytes, count: int) -> Iterator[list[bytes]]:
+    """Yield the `count` strings in `view`, some thousand at a time.
+
+    Raises InvalidValueError if `view` does not hold exactly as many strings.
+    """
     position = 0
     for begin in range(0, count, _BLOCK):
-        block = range(begin, min(begin + _BLOCK, count))
-        array[begin : block.stop], position = _split(data, position, block, count)
-    if position != len(data):
+        size = min(_BLOCK, count - begin)
+        found = split_strings(view, position, size)
+        elements, position = found or _read(view, position, begin, size, count)
+        yield elements
+    if position != len(view):
         raise InvalidValueError(
-            f"{len(data) - position} unexpected bytes follow the last string"
+            f"{len(view) - position} unexpected bytes follow the last string"
         )
-    return array.reshape(shape)
 
 
 def _bytes_of(element: Any) -> bytes:
@@ -80,13 +111,16 @@ def _bytes_of(element: Any) -> bytes:
     return element
 
 
-def _split(
-    data: bytes, position: int, block: range, count: int
+def _read(
+    data: memoryview | bytes, position: int, first: int, size: int, count: int
 ) -> tuple[list[bytes], int]:
-    """Return the strings `block` of `count` from `position` on, and their end."""
+    """Return `size` of `count` strings from `position` on, and where they end.
+
+    `first` is the index of the first one.
+    """
     elements: list[bytes] = []
     end = len(data)
-    for index in block:
+    for index in range(first, first + size):
         begin = position + STRING_HEAD_SIZE
         # `unpack_from` takes half the time of a slice and `int.from_bytes`.
         position = (
@@ -96,5 +130,6 @@ def _split(
             raise InvalidValueError(
                 f"string {index} of {count} extends past the end of the data"
             )
-        elements.append(data[begin:position])
+        element = data[begin:position]
+        elements.append(element if type(element) is bytes else bytes(element))
     return elements, position

@@ -104,7 +104,15 @@ def join(chunks: list[Buffer]) -> bytes:
             return chunk
     size = sum(map(len, chunks))
     reserve(size)
-    return b"".join(chunks)
+    # Joining releases the interpreter's lock only if all are `bytes`.
+    parts: list[bytes] = []
+    for chunk in chunks:
+        if isinstance(chunk, bytes):
+            parts.append(chunk)
+        else:
+            starts = range(0, len(chunk), _COPIED)
+            parts += [bytes(chunk[at : at + _COPIED]) for at in starts]
+    return b"".join(parts)
 
 
 def gather(chunks: Sequence[Buffer]) -> Buffer:

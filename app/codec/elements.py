@@ -23,6 +23,7 @@ from app.errors import InvalidTensor
 from app.give_way import BLOCK, give_way
 from app.sizes import counted
 from app.spec import Datatype
+from popef_io import end_of_strings, pack_strings
 
 Pack: TypeAlias = Callable[..., bytes]
 
@@ -184,11 +185,17 @@ class Elements:
             )
             raise InvalidTensor(msg)
         parts: list[bytes | memoryview] = []
-        for index, value in enumerate(values, first):
-            raw = self._string(value, index, is_base64)
-            parts.append(_LENGTH.pack(len(raw)))
-            parts.append(raw)
-            if index % BLOCK == BLOCK - 1 and count > _MANY:
+        for start in range(0, count, BLOCK):
+            block = list(values[start : start + BLOCK])
+            usual = None if is_base64 else pack_strings(block, self.max_string_bytes)
+            if usual is not None:
+                parts.append(usual)
+            else:
+                for index, value in enumerate(block, first + start):
+                    raw = self._string(value, index, is_base64)
+                    parts.append(_LENGTH.pack(len(raw)))
+                    parts.append(raw)
+            if count > _MANY:
                 give_way()
         return b"".join(parts)
 
@@ -214,6 +221,8 @@ class Elements:
 
     def check_framing(self, data: bytes | bytearray | memoryview, count: int) -> None:
         """Refuse BYTES data whose lengths do not add up to `count` elements."""
+        if end_of_strings(data, count, self.max_string_bytes) == len(data):
+            return
         offset, found, end = 0, 0, len(data)
         unpack, limit = _LENGTH.unpack_from, self.max_string_bytes
         while offset < end and found < count:

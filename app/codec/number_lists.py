@@ -89,17 +89,22 @@ class LongList:
     def __init__(self, text: bytes, start: int, end: int, parse: Parse) -> None:
         self._text, self._start, self._end = text, start, end
         self._parse = parse
+        self.count, self.depth = 0, 1
         parts: list[bytes] = []
         for _, skeleton in self._pieces():
             values = skeleton.translate(_ONE_VALUE, _SPACE)
             if any(pair in values for pair in _MISPLACED):
                 raise _misplaced()
             parts.append(skeleton.translate(None, _NOT_STRUCTURE))
+            self.count += parts[-1].count(b",") + 1
             give_way()
-        reserve(_STRUCTURE * sum(map(len, parts)))
+        size = sum(map(len, parts))
+        self.dims: tuple[int, ...] | None = (self.count,)
+        if size == self.count - len(parts):  # only commas
+            return
+        reserve(_STRUCTURE * size)
         inner = b",".join(parts)
-        self.count = inner.count(b",") + 1
-        self.depth = 1 + len(inner) - len(inner.lstrip(b"["))
+        self.depth += len(inner) - len(inner.lstrip(b"["))
         self.dims = _dims(inner, self.count, self.depth)
         if self.dims is None:
             _check_balance(parts)

@@ -22,6 +22,7 @@ from app.give_way import AT_ONCE, BLOCK, empty, give_way
 from app.limits import DEFAULT_LIMITS, Limits
 from app.spec import TensorSpec
 from engine import Tensor
+from popef_io import string_blocks
 
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 # Upper bounds of the bytes that writing takes: for a number, and for each byte of a
@@ -274,16 +275,8 @@ def strings_of(tensor: Tensor) -> list[bytes]:
 def _long_strings(tensor: Tensor, count: int) -> list[bytes]:
     """Return the strings like `strings_of`, in a thread for large output."""
     reserve(tensor.nbytes + _STRING * count)
-    data = tensor.buffer
     elements: list[bytes] = []
-    at = 0
-    for index in range(count):
-        (size,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        elements.append(bytes(data[at : at + size]))
-        at += size
-        if index % BLOCK == BLOCK - 1:
-            give_way()
-    if at != len(data):
-        strings_of(tensor)  # raises the error
+    for block in string_blocks(tensor.buffer, count):
+        elements += block
+        give_way()
     return elements

@@ -31,6 +31,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -46,6 +47,7 @@ from bench.servers.processes import command_line, tree
 from bench.servers.server import HOST, Server, compile_models, gateway
 
 MIB = 1 << 20
+#: The times that a case is requested at least, and the seconds that it goes on.
 NEIGHBOURS, SECONDS, TIMES = 4, 3.0, 2
 PATIENCE = 300.0
 #: MiB that a gateway may take besides the memory for transfers.
@@ -113,6 +115,12 @@ def strings(count: int) -> Ask:
     return zipped(in_json("texts", "BYTES", count, data))
 
 
+def different_strings() -> Ask:
+    """Return strings that are objects of their own, so that freeing them takes time."""
+    data = ",".join(f'"{number:07}"' for number in range(MIB - 1))
+    return in_json("texts", "BYTES", MIB - 1, f"[{data}]")
+
+
 def packed_strings() -> Ask:
     count = 8_000_000
     item = {"name": "x", "shape": [count], "datatype": "BYTES", "data": ["a"] * count}
@@ -139,6 +147,7 @@ CASES: dict[str, tuple[Callable[[], Ask], set[int]]] = {
     "npy in Fortran order": (fortran, {200}),
     "4 M strings in JSON, gzip": (lambda: strings(4_000_000), {400, 413}),
     "1 M strings in JSON": (lambda: strings(MIB - 1), {200}),
+    "1 M different strings": (different_strings, {200}),
     "8 M strings in msgpack": (packed_strings, {400, 413}),
     "4 M strings to generate": (generated, {400, 413}),
     "48 MB of JSON with a NaN": (one_nan, {200}),
@@ -148,7 +157,7 @@ CASES: dict[str, tuple[Callable[[], Ask], set[int]]] = {
 def attack(
     port: int, names: Sequence[str], prepared: Any, started: Any, seen: Any
 ) -> None:
-    """Send each case several times. Runs in a process of its own.
+    """Send each case again and again. Runs in a process of its own.
 
     In use the clients are other machines. Therefore the requests are made before the
     measurement, and the process that sends them has the lowest priority.
@@ -157,8 +166,11 @@ def attack(
     os.nice(19)
     prepared.put(names)
     started.wait(PATIENCE)
+    until = time.monotonic() + SECONDS
     for name, (path, headers, body) in asks:
-        for _ in range(TIMES):
+        sent = 0
+        while sent < TIMES or time.monotonic() < until:
+            sent += 1
             connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE)
             try:
                 connection.request("POST", path, body, headers)
@@ -171,6 +183,7 @@ def attack(
                 seen.put((name, type(error).__name__))
             finally:
                 connection.close()
+    seen.put(None)
 
 
 class Others:
@@ -267,8 +280,9 @@ def beside(server: Server, groups: Sequence[Sequence[str]], most: int) -> bool:
     before = memory(server)
     with Others(server) as others:
         started.set()
-        count = TIMES * sum(map(len, groups))
-        got = Counter(seen.get(timeout=PATIENCE) for _ in range(count))
+        got = Counter[tuple[str, object]]()
+        for _ in groups:
+            got.update(iter(partial(seen.get, timeout=PATIENCE), None))
         for process in processes:
             process.join()
     name = groups[0][0] if len(groups) == 1 else "all at once"

@@ -5,13 +5,10 @@ The module is compiled here, so that it is tested where the rest runs as plain P
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
 import struct
-import subprocess
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from app.limits import DEFAULT_LIMITS
 from native.build import why_not
 from tests.app.codec import samples
 from tests.app.codec.test_hostile import mutate
+from tests.c_modules import compiled
 
 SOURCE = Path(app.__file__).with_name("codec") / "_numbers.c"
 Pack = Callable[[bytes, int, int, tuple[int, ...], str], bytes | None]
@@ -36,21 +34,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "compiles")
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    library = tmp_path_factory.mktemp("numbers") / f"_numbers{suffix}"
-    compiler = sysconfig.get_config_var("CC").split()
-    include = sysconfig.get_paths()["include"]
-    options = ["-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
-    subprocess.run(
-        [*compiler, *options, "-shared", "-fPIC", f"-I{include}", str(SOURCE),
-         "-o", str(library)],
-        check=True,
-    )  # fmt: skip
-    spec = importlib.util.spec_from_file_location("_numbers", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = compiled(SOURCE, tmp_path_factory.mktemp("numbers"))
     found: Pack = module.pack
     return found
 
