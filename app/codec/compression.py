@@ -15,9 +15,10 @@ from app.codec.chunks import in_parts
 from app.codec.memory_check import reserve
 from app.codec.messages import Body, Response, lines_of
 from app.errors import MalformedBody, UnsupportedMediaType, larger_than_allowed
+from app.give_way import AT_ONCE, give_way
 from engine import Buffer
 
-_STEP = 1 << 20  # bytes inflated at once
+_STEP = AT_ONCE  # bytes inflated at once
 _EITHER = 32 + zlib.MAX_WBITS  # zlib's value for "gzip or zlib, by the header"
 _PLAIN = (b"", b"identity")
 _INFLATED = (b"gzip", b"x-gzip", b"deflate")
@@ -107,6 +108,8 @@ def _inflate(chunks: Body, limit: int) -> Body:
             if piece:
                 reserve(len(piece))
                 out.append(piece)
+            if pending:
+                give_way()
     if not inflater.eof:
         raise MalformedBody("the compressed body is cut off")
     return out
